@@ -89,6 +89,7 @@ async def publish(request: Request, arguments: Arguments) -> Response:
                         headers[0],
                         assurance="stored",
                         timeout=timeout,
+                        ttl=arguments["ttl"],
                     )
                 return await client.publish_batch(
                     name,
