@@ -228,6 +228,9 @@ def _each(test: Predicate, entries: Numbers, values: EntryValues) -> Numbers:
     numbers = values.number[entries]
     places = np.flatnonzero(numbers == numbers)
     mask[places] = _accepted(test, numbers[places])
+    flags = values.flag[entries]
+    places = np.flatnonzero(flags >= 0)
+    mask[places] = _accepted(test, flags[places], bool)
     return mask
 
 
