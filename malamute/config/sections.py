@@ -20,9 +20,17 @@ from malamute.config import option_types
 from malamute.config.option_types import OptionType, quoted
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
-from malamute.store.policies import BaseKind, QueuePolicy, StreamPolicy, StreamRetention
+from malamute.store.policies import (
+    DURABLE,
+    MEMORY,
+    BaseKind,
+    QueuePolicy,
+    StreamPolicy,
+    StreamRetention,
+)
 
 _MINUTE, _HOUR, _DAY, _YEAR = 60.0, 3600.0, 86400.0, 365 * 86400.0
+_PERSISTENCE = option_types.choice(DURABLE, MEMORY)
 _ANY_SIZE, _ANY_COUNT, _ANY_AGE, _ANY_TTL = (
     option_types.size(0),
     option_types.count(0),
@@ -199,6 +207,7 @@ class QueueRule(Section):
 
     pattern: str = option("", option_types.PATTERN)
     kind: str | None = option(None, option_types.choice("mailbox", "service"))
+    persistence: str | None = option(None, _PERSISTENCE)
     ack_timeout: float | None = option(None, _ANY_AGE)
     max_deliver: int | None = option(None, _ANY_COUNT)
     backoff: tuple[float, ...] | None = option(None, option_types.durations(0, _YEAR))
@@ -327,6 +336,7 @@ class StreamsConfig(Section):
 _QUEUE = QueuePolicy()
 
 POLICY_FIELDS = {
+    "persistence": "persistence",
     "ack_timeout": "ack_timeout_seconds",
     "max_deliver": "attempts_max",
     "backoff": "backoff_seconds",
@@ -347,6 +357,10 @@ class QueuesConfig(Section):
 
     table = "queues"
 
+    persistence: str = option(_QUEUE.persistence, _PERSISTENCE)
+    """Whether messages are stored, or are in memory only and gone when the broker ends. What is in memory has
+    no dead letters, cannot be tracked, and may be as much as it leaves free of `queues_memory_bytes` of
+    [limits]. A queue keeps its persistence until it is removed, and over restarts if it is durable."""
     ack_timeout: float = option(_QUEUE.ack_timeout_seconds, _ANY_AGE)
     """How long a consumer may neither settle a message nor report on it, before it goes to another one;
     0 is for ever. An offer may set its own."""

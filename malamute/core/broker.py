@@ -35,6 +35,7 @@ from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.purge import withdraw
+from malamute.core.queue.queue import UNKNOWN
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.trackers import Trackers
 from malamute.core.quotas import QuotaTable, check_rates, take_rates
@@ -99,12 +100,13 @@ from malamute.protocol.messages import (
     error_message,
 )
 from malamute.protocol.time_units import to_seconds
-from malamute.store.operations import EMPTY, Defect, Recovered, Stranded
+from malamute.store.operations import EMPTY, Defect, DeleteValue, Recovered, Stranded
 from malamute.store.policies import StreamRetention
 from malamute.store.tables import (
     ACCOUNTS,
     CURSORS,
     FEEDS,
+    MEMORY_QUEUES,
     NUMBERS,
     OUTCOMES,
     REFUSALS,
@@ -131,6 +133,8 @@ SHOWN_MAX = 64
 """Characters that are shown of a name that nobody has proved."""
 
 RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
+
+LOST_WORDS = "messages that were in memory only are gone with the broker that had them"
 
 CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
 """Seconds that the clock may be behind or ahead of the newest message at the start without a report."""
@@ -223,6 +227,7 @@ class Core(Engines):
         """From where that came."""
         self.health.damaged(recovered.defects)
         self.effects.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
+        self._report_lost(recovered)
         if recovered.restored:
             self.effects.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
             self.effects.event("broker.restored", incarnation=recovered.incarnation)
@@ -286,6 +291,15 @@ class Core(Engines):
                 "stored accounts": (len(self.accounts.stored.by_name), limits.accounts),
             }
         )
+
+    def _report_lost(self, recovered: Recovered) -> None:
+        """Tell which queues were in memory only: what they had is gone."""
+        for (kind, name), count in recovered.table(MEMORY_QUEUES).items():
+            self.effects.store(DeleteValue(MEMORY_QUEUES, (kind, name)))
+            if count:
+                known = None if count == UNKNOWN else count
+                self.effects.notice(LOST_WORDS, kind=kind, name=name, count=known)
+                self.effects.event(f"{kind}.lost.{name}", count=known)
 
     def _remove_strays(self) -> None:
         """Remove the private mailboxes of sessions that the store has lost."""
@@ -789,7 +803,7 @@ class Core(Engines):
         guard("the end of the streams", self.streams.close)
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():
-                guard("the end of a queue", queue.watermark.retract)
+                guard("the end of a queue", queue.close)
 
     @property
     def idle(self) -> bool:

@@ -123,10 +123,14 @@ class Services(QueueTable):
             offer.complete(finals, bound=bound)
 
     def _check_room(self, posts: Sequence[Post]) -> None:
-        """Raise `TryLater` unless there is room for the replies that are not final."""
+        """Raise `TryLater` unless there is room for the replies that are not final.
+
+        What is in memory only has room for no others either: nothing else would bound it.
+        """
         all_partial: list[Entry] = []
         for mailbox, replies in posts:
-            partial = [reply for reply in replies if not _is_final(reply)]
+            in_memory = mailbox.usage.in_memory
+            partial = [reply for reply in replies if in_memory or not _is_final(reply)]
             if partial:
                 self.limits.check_queue(mailbox.usage, len(partial), size_of(partial))
                 all_partial += partial

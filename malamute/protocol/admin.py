@@ -570,6 +570,7 @@ class QueueRow(Row):
     """A mailbox or a service. Rates are of a second, and quantiles None while nothing was measured."""
 
     name: str
+    persistence: str
     messages: int
     waiting: int
     delayed: int

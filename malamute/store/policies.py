@@ -8,6 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 BaseKind = Literal["mailbox", "service"]
 
+Persistence = Literal["durable", "memory"]
+"""Whether the messages of a queue are stored, or end with the broker."""
+
+DURABLE: Persistence = "durable"
+MEMORY: Persistence = "memory"
+
 
 class StreamRetention(NamedTuple):
     """How much of a stream is kept; 0 is no limit. Its bytes are those that it takes in the store.
@@ -56,6 +62,7 @@ StreamPolicyOf = Callable[[str], StreamPolicy]
 class QueuePolicy(NamedTuple):
     """How one mailbox or service treats its messages; 0 is no limit of its own."""
 
+    persistence: Persistence = DURABLE
     ack_timeout_seconds: float = 1800.0
     """How long a delivery may be neither settled nor reported on; 0 is for ever."""
     attempts_max: int = 20

@@ -44,12 +44,17 @@ NUMBERS, REFUSALS, OUTCOMES = 0, 1, 2
 ACCOUNTS = "accounts"
 """Of (name,): who may log in beside those of the configuration: an `Account` as plain values."""
 
+MEMORY_QUEUES = "memory-queues"
+"""Of (kind, name): how many messages a queue that is in memory only had at the last graceful shutdown, or -1
+since its first one. After the start they are gone."""
+
 TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
     RETENTIONS: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     SESSIONS: Table(gives_room=True),
     ACCOUNTS: Table(),
+    MEMORY_QUEUES: Table(gives_room=True),
 }
 
 OF_STREAMS = frozenset(name for name, table in TABLES.items() if table.of_stream)

@@ -28,7 +28,7 @@ from malamute.protocol.messages import (
     Send,
     Withdraw,
 )
-from malamute.store.policies import QueuePolicy
+from malamute.store.policies import DURABLE, MEMORY, QueuePolicy
 
 EXAMPLES = int(os.environ.get("MALAMUTE_EXAMPLES", "150"))
 NAMES = ("ann", "bob")
@@ -111,9 +111,10 @@ STEPS = st.lists(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(STEPS, st.sampled_from([1, 500, 1 << 26]))
-def test_the_books_are_right_whatever_is_said(steps, memory_bytes):
-    bench = Bench(Limits(queues_memory_bytes=memory_bytes), queues=POLICY)
+@given(STEPS, st.sampled_from([1, 500, 1 << 26]), st.sampled_from([DURABLE, MEMORY]))
+def test_the_books_are_right_whatever_is_said(steps, memory_bytes, persistence):
+    policy = POLICY._replace(persistence=persistence)
+    bench = Bench(Limits(queues_memory_bytes=memory_bytes), queues=policy)
     bench.open(*NAMES)
     numbers = dict.fromkeys(NAMES, 1)
     for step in steps:
@@ -134,6 +135,38 @@ def test_the_books_are_right_whatever_is_said(steps, memory_bytes):
     check(bench)
     answers = [m for _, m in bench.log if isinstance(m, Error)]
     assert all(error.code in (404, 416, 420, 421, 422, 503, 504, 507) for error in answers)
+
+
+@settings(
+    max_examples=EXAMPLES // 3,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(STEPS)
+def test_until_the_broker_ends_nobody_can_tell_a_queue_in_memory_from_a_durable_one(steps):
+    """The durable one is the oracle, without what the other one has not: trackers, and dead letters."""
+    durable, memory = logs = [
+        _log(steps, POLICY._replace(dead_letters_max=0, persistence=persistence))
+        for persistence in (DURABLE, MEMORY)
+    ]
+    assert durable == memory, logs
+
+
+def _log(steps, policy):
+    """What is said to whom, where each step is durable before the next one."""
+    bench = Bench(queues=policy)
+    bench.open(*NAMES)
+    for step in steps:
+        if step in ("lost", "wait 1", "wait 3"):
+            _happen(bench, *step.split())
+            bench.open(*NAMES)
+        elif not isinstance(step, str):
+            name, command, _ = step
+            for asked in filter(None, getattr(command, "properties", ())):
+                asked.pop("tracker", None)
+            bench.tell(name, command)
+        bench.settle()
+    return bench.log
 
 
 def _happen(bench, what, seconds="0"):

@@ -46,7 +46,7 @@ from malamute.protocol.messages import (
     Withdraw,
 )
 from malamute.store.operations import OPENED_AGAIN, Defect
-from malamute.store.policies import QueuePolicy, StreamRetention
+from malamute.store.policies import MEMORY, QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS
 
 
@@ -591,6 +591,13 @@ def everything_happens_to_messages(kind):
     bench.lost("bob")
     for _ in range(3):
         bench.wait(50.0)
+        bench.settle()
+    bench.settings = bench.settings._replace(queues=lambda *_: policy._replace(persistence=MEMORY))
+    bench.restart()
+    for end in (bench.crash, bench.restart):
+        bench.open("alice")
+        put()
+        end()
         bench.settle()
     return stored(bench)
 

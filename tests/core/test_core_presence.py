@@ -278,6 +278,7 @@ def test_a_queue_shows_its_depth_its_age_its_rates_and_how_long_work_takes(bench
     about = {name: pytest.approx(value, rel=NEAR) for name, value in {"w": 4_000, "h": 2_000}.items()}
     assert row == {
         "name": "w",
+        "persistence": "durable",
         "messages": 1,
         "waiting": 1,
         "delayed": 0,

@@ -102,6 +102,7 @@ def _queue(core: Engines, queue: Queue) -> QueueRow:
     now, oldest = core.effects.now, queue.entries.oldest_ns
     return QueueRow(
         name=queue.name,
+        persistence=queue.usage.policy.persistence,
         messages=len(queue.entries),
         waiting=queue.states.counts[READY],
         delayed=queue.states.counts[DELAYED],

@@ -92,7 +92,7 @@ class DeadLetters:
             )
             self.next_sequence += 1
             added.append(dead)
-        effects.store(*puts(self.kind, usage.name, added), size_bytes=size_of(added))
+        usage.store(*puts(self.kind, usage.name, added), size_bytes=size_of(added))
         self._arriving.update(entry.sequence for entry in added)
         effects.when_stored(lambda error: self._added(added, error))
         self.drop_oldest(len(added))
@@ -152,7 +152,7 @@ class DeadLetters:
         found = [entry.sequence for entry in self.find(sequences)]
         if found:
             self.going.update(found)
-            self._effects.store_bound(self.removal(found))
+            self._usage.store_bound(self.removal(found))
             self._effects.when_stored(lambda error: self._purged(found, error))
         return len(found)
 
@@ -166,7 +166,7 @@ class DeadLetters:
     def _drop(self, sequences: Sequence[int]) -> None:
         """Remove some for good, whatever becomes of this iteration."""
         self.forget(sequences)
-        self._effects.store(self.removal(sequences))
+        self._usage.store(self.removal(sequences))
 
     def clear(self) -> None:
         """The queue is gone, with these."""

@@ -22,8 +22,8 @@ from malamute.store.operations import ForgetIdentities, PutIdentity
 if TYPE_CHECKING:
     from malamute.core.effects import Effects
     from malamute.core.queue.entry import Entry
+    from malamute.core.queue.usage import QueueUsage
     from malamute.core.timers import Timer, Timers
-    from malamute.store.operations import QueueKind
     from malamute.store.policies import QueuePolicy
 
 SWEEPS = 8
@@ -69,18 +69,15 @@ class DedupWindow:
     token of the append that had it, or 0.
     """
 
-    def __init__(
-        self, effects: Effects, timers: Timers, quota: DedupQuota, kind: QueueKind, name: str
-    ) -> None:
+    def __init__(self, effects: Effects, timers: Timers, quota: DedupQuota, usage: QueueUsage) -> None:
         # Its first entry is at hand, however many were taken out before it.
         self.known: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         self.bytes = 0
         self._effects = effects
         self._timers = timers
         self._quota = quota
-        self._kind = kind
-        self._name = name
-        self._name_bytes = DEDUP_BYTES + len(name.encode())
+        self._usage = usage
+        self._name_bytes = DEDUP_BYTES + len(usage.name.encode())
         self._window_seconds = 0.0
         """The window of what was enqueued last."""
         self._timer: Timer | None = None
@@ -124,7 +121,7 @@ class DedupWindow:
         self._ahead_ns = min(self._ahead_ns, ahead_ns) if self.known else ahead_ns
         self._put(identity, (sequence, until, effects.token))
         stored = until + ahead_ns
-        effects.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
+        self._usage.store(PutIdentity(self._usage.kind, self._usage.name, identity, sequence, stored))
         if len(self.known) > max(policy.dedup_ids_max, 1):
             self.evict(1)
         self._quota.evict()
@@ -135,7 +132,7 @@ class DedupWindow:
         for identity in identities:
             sequence, until, _ = self.known[identity]
             stored = until + self._ahead_ns
-            self._effects.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
+            self._usage.store(PutIdentity(self._usage.kind, self._usage.name, identity, sequence, stored))
 
     def _put(self, identity: str, known: tuple[int, int, int]) -> None:
         self._drop(identity)
@@ -156,7 +153,7 @@ class DedupWindow:
         sequence, until, _ = self.known[identity]
         if identity in self._longer:
             stored = until + self._ahead_ns
-            self._effects.store(PutIdentity(self._kind, self._name, identity, sequence, stored))
+            self._usage.store(PutIdentity(self._usage.kind, self._usage.name, identity, sequence, stored))
         return self._drop(identity)
 
     def _bytes_of(self, identity: str) -> int:
@@ -188,7 +185,7 @@ class DedupWindow:
 
     def _forget_up_to(self, until: int) -> None:
         """Have the store forget what was to be remembered until then, and nothing else."""
-        self._effects.store(ForgetIdentities(self._kind, self._name, until + self._ahead_ns))
+        self._usage.store(ForgetIdentities(self._usage.kind, self._usage.name, until + self._ahead_ns))
 
     def _watch(self) -> None:
         if self.known and self._timer is None:

@@ -116,7 +116,7 @@ class Deliveries:
             self._flush.note(usage, "redelivered", len(attempts) - attempts.count(1))
             for sequence, count in zip(sequences, attempts, strict=True):
                 if count > 1:
-                    self._effects.store(SetAttempts(usage.kind, usage.name, sequence, count))
+                    usage.store(SetAttempts(usage.kind, usage.name, sequence, count))
         return Columns(
             sequences,
             times,

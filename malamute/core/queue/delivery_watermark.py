@@ -89,7 +89,7 @@ class Watermark:
         for entry in entries:
             entry.marked = True
         self._upto = entries[-1].sequence
-        self._effects.store_bound(MarkDelivered(self._usage.kind, self._usage.name, self._upto))
+        self._usage.store_bound(MarkDelivered(self._usage.kind, self._usage.name, self._upto))
 
     def advance_ahead(self, held: int, last: int) -> None:
         """Advance past those that come next: as many as consumers hold, and up to the `last` of the queue."""
@@ -137,7 +137,7 @@ class Watermark:
         """
         sequence, attempts = entry.sequence, entry.attempts
         due_ns = to_ns(due + self._effects.ahead) if due else 0
-        self._effects.store(SetAttempts(self._usage.kind, self._usage.name, sequence, attempts, due_ns))
+        self._usage.store(SetAttempts(self._usage.kind, self._usage.name, sequence, attempts, due_ns))
         if not attempts:
             entry.marked = False
             self.never_delivered.add(sequence)
@@ -149,6 +149,10 @@ class Watermark:
 
     def _store(self, upto: int, then: WhenStored) -> None:
         self._upto = max(self._upto, upto)
+        if self._usage.in_memory:
+            # No start will ask whether it was delivered.
+            then(None)
+            return
         mark = (upto, [then])
         self._under_way.append(mark)
 
@@ -157,5 +161,5 @@ class Watermark:
             for waiting in mark[1]:
                 waiting(error)
 
-        self._effects.store(MarkDelivered(self._usage.kind, self._usage.name, upto))
+        self._usage.store(MarkDelivered(self._usage.kind, self._usage.name, upto))
         self._effects.when_stored(stored)

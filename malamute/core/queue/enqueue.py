@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.queue.entry import Entry
 from malamute.core.queue.options import Options
 from malamute.core.queue.sent_by import check_entries
-from malamute.errors import NoWorkers
+from malamute.errors import InvalidValue, NoWorkers
 from malamute.protocol.messages import Request, Send
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ def enqueue(
         if (asked := options[place]) is not None
     }
     tracked = [entry for entry in entries if entry.sequence in chosen and chosen[entry.sequence].tracker]
+    if tracked and queue.usage.in_memory:
+        raise InvalidValue(
+            f"invalid option 'tracker': the {queue.kind} {queue.name!r} is in memory only, and has no "
+            "outcome if the broker ends: expected a durable one"
+        )
     if tracked:
         queue.limits.trackers.check(address, queue.usage, tracked, entries)
     if entries:

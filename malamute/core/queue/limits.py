@@ -18,6 +18,7 @@ from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.settlement_log import SettlementLog
 from malamute.core.timers import Timers
 from malamute.errors import TryLater
+from malamute.store.policies import MEMORY
 
 if TYPE_CHECKING:
     from malamute.core.effects import Effects
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from malamute.core.queue.usage import QueueUsage, RecordOwner
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
-    from malamute.store.policies import BaseKind, PolicyOf, QueuePolicy
+    from malamute.store.policies import BaseKind, Persistence, PolicyOf, QueuePolicy
 
 TEXTS_MAX = 1_000
 """Subjects of which messages that are paged out share one copy."""
@@ -95,10 +96,17 @@ class QueueLimits:
         """Go by other policies and limits; `Queue.configure` does so for each queue."""
         self.policy, self.configured = policy, limits
 
-    def policy_of(self, kind: BaseKind, name: str) -> QueuePolicy:
-        """The policy of a queue, whose depth and bytes are within the limits of all queues."""
+    def policy_of(self, kind: BaseKind, name: str, persistence: Persistence | None = None) -> QueuePolicy:
+        """The policy of a queue, whose depth and bytes are within the limits of all queues.
+
+        `persistence` is the one that it has already, if it has one.
+        """
         policy, limits = self.policy(kind, name), self.configured
+        persistence = persistence or policy.persistence
         return policy._replace(
+            persistence=persistence,
+            # They would be there for long, and take memory that is for messages.
+            dead_letters_max=0 if persistence == MEMORY else policy.dead_letters_max,
             messages_max=min(policy.messages_max or limits.queue_messages, limits.queue_messages),
             bytes_max=min(policy.bytes_max or limits.queue_bytes, limits.queue_bytes),
         )
@@ -115,6 +123,11 @@ class QueueLimits:
             raise TryLater(f"{kind} {name!r} is full: it holds {usage.messages} messages; retry later")
         if usage.bytes + size_bytes > policy.bytes_max:
             raise TryLater(f"{kind} {name!r} is full: it holds {usage.bytes} bytes; retry later")
+        # As with records that can be paged out, none has more than is free then: what comes counts twice.
+        if usage.in_memory and self.memory.excess_bytes(usage) + 2 * size_bytes > 0:
+            raise TryLater(
+                f"{kind} {name!r} is full: what is in memory only holds {usage.bytes} bytes; retry later"
+            )
 
     def check_all(self, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless all queues together may have so many more messages and bytes."""

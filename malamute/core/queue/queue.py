@@ -34,6 +34,8 @@ from malamute.core.queue.usage import QueueUsage
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.protocol.messages import Recall
 from malamute.protocol.names import RESERVED_PREFIX
+from malamute.store.operations import DeleteQueue, DeleteValue, PutValue
+from malamute.store.tables import MEMORY_QUEUES
 
 if TYPE_CHECKING:
     from malamute.core.queue.consumer import Consumer
@@ -44,8 +46,11 @@ if TYPE_CHECKING:
     from malamute.errors import MalamuteError
     from malamute.matching import Selector
     from malamute.store.operations import QueueState
-    from malamute.store.policies import BaseKind
+    from malamute.store.policies import BaseKind, Persistence
 
+
+UNKNOWN = -1
+"""How many messages a queue in memory has, until a graceful shutdown counts them."""
 
 STEP_MESSAGES = 1_000
 """Messages that are given back or end in one iteration, of those that do so together."""
@@ -54,14 +59,17 @@ STEP_MESSAGES = 1_000
 class Queue:
     """The messages of one mailbox or service, and the consumers that take them."""
 
-    def __init__(self, kind: BaseKind, name: str, limits: QueueLimits) -> None:
+    def __init__(
+        self, kind: BaseKind, name: str, limits: QueueLimits, persistence: Persistence | None = None
+    ) -> None:
+        """`persistence` is what it has in place of that of its policy."""
         effects, timers = limits.effects, limits.timers
         self.kind: BaseKind = kind
         self.name = name
         self.limits = limits
         self._memory = limits.memory
         self.effects = effects
-        self.usage = usage = QueueUsage(kind, name, limits.policy_of(kind, name))
+        self.usage = usage = QueueUsage(kind, name, limits.policy_of(kind, name, persistence), effects)
         self.first_sequence = self.next_sequence = limits.incarnation + 1
         self.entries = entries = Entries()
         self.options: dict[int, Options] = {}
@@ -84,7 +92,7 @@ class Queue:
         """What the store kept, until `resume`."""
         self._damaged: list[int] = []
         """Those that the store could not read, until they are dead letters."""
-        self.dedup = DedupWindow(effects, timers, limits.dedup_quota, kind, name)
+        self.dedup = DedupWindow(effects, timers, limits.dedup_quota, usage)
         self.correlations = Correlations(entries)
         self.watermark = Watermark(effects, usage, entries)
         self.schedule = Schedule(
@@ -149,8 +157,10 @@ class Queue:
         if not reserved:
             self.limits.check(self.usage, count, size_bytes)
         self.limits.count(self.usage, count, size_bytes)
-        if self.next_sequence == self.first_sequence and not self.name.startswith(RESERVED_PREFIX):
+        if not self.is_known and not self.name.startswith(RESERVED_PREFIX):
             self.effects.event(f"{self.kind}.created.{self.name}")
+            if self.usage.in_memory:
+                self.effects.store(PutValue(MEMORY_QUEUES, (self.kind, self.name), UNKNOWN))
         if self.usage.metrics is None:
             self.usage.metrics = QueueMetrics()
         self.usage.metrics.arrivals.add(count, self.effects.now)
@@ -160,7 +170,7 @@ class Queue:
         # Order is kept: nobody overtakes what waits for its commit.
         waits = confirmed or self.states.uncommitted > 0
         self.states.enqueue(count, uncommitted=waits)
-        self.effects.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
+        self.usage.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
         is_delayed = options and any(asked.due > self.effects.now for asked in options.values())
         if entries and not is_delayed and self.dispatcher.awaiting and not self.watermark.is_exact:
             self.watermark.advance_new(entries)
@@ -170,10 +180,11 @@ class Queue:
             self.correlations.add(entries)
         if waits:
             self.effects.when_stored(lambda error: self._stored(sequences, error, confirmed))
-        else:
+            return
+        if not self.usage.in_memory:
             self.not_durable.update(sequences)
             self.effects.when_stored(lambda error: self._saved(sequences, error), awaited=False)
-            self.make_ready(sequences)
+        self.make_ready(sequences)
 
     def _heed(self, options: Mapping[int, Options]) -> None:
         """See to what messages that came now ask for."""
@@ -209,7 +220,7 @@ class Queue:
         self.make_ready(sequences)
         if error is None:
             self.evict_excess(sequences)
-        else:
+        elif not self.usage.in_memory:
             self.not_durable.update(sequences)
 
     def _saved(self, sequences: Sequence[int], error: MalamuteError | None) -> None:
@@ -495,7 +506,7 @@ class Queue:
         No more than there is too much, and the last first.
         """
         excess = self._memory.excess_bytes(self.usage)
-        if excess <= 0:
+        if excess <= 0 or self.usage.in_memory:
             return
         get = self.entries.get
         idle = [e for s in reversed(sequences) if (e := get(s)) is not None and e.state in AT_REST]
@@ -584,12 +595,18 @@ class Queue:
 
     def configure(self) -> None:
         """Go by another policy from now on, but for what its data structures were made for."""
-        policy, before = self.limits.policy_of(self.kind, self.name), self.usage.policy
+        before = self.usage.policy
+        policy = self.limits.policy_of(self.kind, self.name, before.persistence)
         self.usage.policy = policy._replace(
             priority_step_messages=before.priority_step_messages,
             dedup_window_seconds=before.dedup_window_seconds,
             dedup_ids_max=before.dedup_ids_max,
         )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was ever in it."""
+        return self.next_sequence > self.first_sequence
 
     @property
     def used(self) -> bool:
@@ -603,6 +620,22 @@ class Queue:
             or self.dedup.known
             or self.set_aside
         )
+
+    def close(self) -> None:
+        """The broker ends: leave in the store what the next start has to know."""
+        self.watermark.retract()
+        if self.usage.in_memory and self.is_known:
+            self.effects.store(PutValue(MEMORY_QUEUES, (self.kind, self.name), len(self.entries)))
+
+    def delete(self) -> None:
+        """Let the store forget the queue and its dead letters."""
+        if self.usage.in_memory:
+            self.effects.store(DeleteValue(MEMORY_QUEUES, (self.kind, self.name)))
+            return
+        self.effects.store(DeleteQueue(self.kind, self.name))
+        # Behind a restore nobody knows whether there ever were any.
+        if self.dead_letters.next_sequence > 1:
+            self.effects.store(DeleteQueue(self.dead_letters.kind, self.name))
 
     def clear(self) -> None:
         """Remove everything; there are no consumers. The memory of very much is free later."""

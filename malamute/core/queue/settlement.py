@@ -106,10 +106,10 @@ class Settlement:
         removal = DeleteMessages(usage.kind, usage.name, ranges)
         if bound:
             self._states.settle(map(self._entries.__getitem__, sequences))
-            effects.store_bound(removal)
+            usage.store_bound(removal)
             effects.when_stored(lambda error: self._removed(sequences, outcome, worker, error))
         else:
-            effects.store(removal)
+            usage.store(removal)
             self._log(sequences, outcome, worker)
 
     def _removed(

@@ -8,8 +8,8 @@ from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.queue import Queue
 from malamute.core.quotas import QuotaUsages, add_all, check_all
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.store.operations import DeleteQueue, QueueState
-from malamute.store.policies import BaseKind
+from malamute.store.operations import QueueState
+from malamute.store.policies import DURABLE, BaseKind, Persistence
 
 if TYPE_CHECKING:
     from malamute.core.recovery import Recovery
@@ -45,20 +45,20 @@ class QueueTable:
             self._watch(queue)
         return queue
 
-    def _add(self, name: str) -> Queue:
-        queue = self.by_name[name] = self.new(name)
+    def _add(self, name: str, persistence: Persistence | None = None) -> Queue:
+        queue = self.by_name[name] = Queue(self.kind, name, self.limits, persistence)
         self.limits.queues += 1
         return queue
 
     def drop_unused(self, queue: Queue) -> None:
         """Remove a queue if nothing was ever in it: a refused command changes nothing."""
-        if queue.next_sequence == queue.first_sequence and not queue.used:
+        if not queue.is_known and not queue.used:
             self._release(queue)
 
     def remove(self, queue: Queue) -> None:
         """Remove a queue, with all that is in it."""
         self._release(queue)
-        self._delete(queue)
+        queue.delete()
 
     def _watch(self, queue: Queue) -> None:
         if not queue.name.startswith(RESERVED_PREFIX):
@@ -85,17 +85,10 @@ class QueueTable:
         self.limits.timers.cancel(queue.collector)
         queue.clear()
 
-    def _delete(self, queue: Queue) -> None:
-        """Let the store forget a queue and its dead letters."""
-        effects = self.limits.effects
-        effects.store(DeleteQueue(queue.kind, queue.name))
-        # Behind a restore nobody knows whether there ever were any.
-        if queue.dead_letters.next_sequence > 1:
-            effects.store(DeleteQueue(queue.dead_letters.kind, queue.name))
-
     def restore(self, name: str, state: QueueState, dead: bool) -> None:
         """Restore a queue, or its dead letters, that the store kept."""
-        queue = self.by_name.get(name) or self._add(name)
+        # What the store has stays there, whatever the rules say now.
+        queue = self.by_name.get(name) or self._add(name, DURABLE)
         (queue.dead_letters if dead else queue).restore(state)
 
     def resume(self, recovery: Recovery) -> None:

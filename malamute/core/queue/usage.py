@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.metrics import QueueMetrics
-from malamute.store.policies import BaseKind, QueuePolicy
+from malamute.store.policies import MEMORY, BaseKind, QueuePolicy
+
+if TYPE_CHECKING:
+    from malamute.core.effects import Effects
+    from malamute.store.operations import Operation
 
 
 class RecordOwner(Protocol):
@@ -16,7 +20,7 @@ class RecordOwner(Protocol):
 
 
 class QueueUsage:
-    """One queue, as far as it is limited and measured; sizes in bytes.
+    """One queue, as far as it is limited, measured and stored; sizes in bytes.
 
     `malamute.core.queue.limits` alone changes what it takes. `counts` are of what happened to its messages.
     """
@@ -24,6 +28,7 @@ class QueueUsage:
     __slots__ = (
         "bytes",
         "counts",
+        "in_memory",
         "kind",
         "messages",
         "metrics",
@@ -31,12 +36,19 @@ class QueueUsage:
         "paged_out_bytes",
         "policy",
         "reserved",
+        "store",
+        "store_bound",
     )
 
-    def __init__(self, kind: BaseKind, name: str, policy: QueuePolicy) -> None:
+    def __init__(self, kind: BaseKind, name: str, policy: QueuePolicy, effects: Effects) -> None:
         self.kind = kind
         self.name = name
         self.policy = policy
+        self.in_memory = policy.persistence == MEMORY
+        """Whether its messages are in memory only. A queue keeps that for its life."""
+        self.store = _store_nothing if self.in_memory else effects.store
+        """`Effects.store` of what the store is to know of its messages; `store_bound` is the other one."""
+        self.store_bound = _store_nothing if self.in_memory else effects.store_bound
         self.messages = 0
         """All of its messages, with those that are reserved."""
         self.bytes = 0
@@ -47,3 +59,7 @@ class QueueUsage:
         self.counts: Counter[str] = Counter()
         self.metrics: QueueMetrics | None = None
         """None until a message has come."""
+
+
+def _store_nothing(*_: Operation, size_bytes: int = 0) -> None:
+    """What is in memory only is nothing to the store."""
