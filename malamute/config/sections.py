@@ -123,7 +123,8 @@ class ListenConfig(Section):
     """Bytes that all clients together may have been sent and not read. With more, none is sent much that it
     does not read at once."""
     hello_timeout: float = option(10.0, option_types.duration(0.1, _MINUTE))
-    """How long a connection may be without a session; then it is ended."""
+    """How long a connection may be without a session; then it is ended. While the broker has not read all
+    that came, nobody is late before six times as long."""
     hello_queue: int = option(10_000, option_types.count(1, 1_000_000))
     """Connections that may be without a session. With more, those go that are without one for a tenth of
     `hello_timeout`."""

@@ -48,6 +48,9 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 PENDING_BYTES_MAX = 16 * 1024
 """Bytes of these that may wait at a time on a connection of which the system tells no more."""
 
+BEHIND_FACTOR = 6
+"""How many times as long each of them may take, at the most, while the broker has not read everything."""
+
 CHECK_SECONDS = 0.01
 """How often the connections that have not said HELLO are looked at."""
 
@@ -112,6 +115,8 @@ class Guard:
         self.on_refusal: Callable[[RefusedConnection], object] = lambda refusal: None
         """Learns of each that was refused, and of each ban."""
         self._bans = Bans(rules.failures_max, rules.gateways)
+        self.read_until = 0.0
+        """What came until then was read. Who said nothing until then is late; who is not read yet is not."""
         self._now = 0.0
         self._open: set[int] = set()
         self._welcomed: dict[int, PendingConnection] = {}
@@ -224,7 +229,7 @@ class Guard:
         over = len(self._open) - rules.open_max
         while self.waiting:
             descriptor, oldest = next(iter(self.waiting.items()))
-            age = now - oldest.since
+            age = max(self.read_until - oldest.since, (now - oldest.since) / BEHIND_FACTOR)
             crowded = len(self.waiting) > rules.waiting_max
             # Many come at once when a broker starts again. Whoever is quick is not in the way.
             if age < rules.hello_seconds and not (crowded and age >= rules.hello_seconds / 10) and over <= 0:

@@ -254,6 +254,11 @@ class Transport:
 
     def watch(self, now: float, ready: Collection[Any]) -> None:
         """Look after the connections. `ready` has the monitor if that has something to tell."""
+        if self.socket not in ready:
+            self.guard.read_until = now
+        elif self.drained:
+            # What woke the loop now came since then.
+            self.guard.read_until = self._now
         self._now = now
         if self.guard.monitor in ready:
             self._update()

@@ -35,7 +35,7 @@ SIZING = Path(__file__).parents[2] / "docs" / "operations" / "sizing.md"
 DEPTH = 20_000
 """Requests in the queues that are attacked."""
 
-CROWD = 2_000
+CROWD = 5_000
 """Peers that connect at the same time."""
 
 LOOK_SECONDS = 0.01

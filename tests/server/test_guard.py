@@ -128,6 +128,39 @@ def test_a_connection_without_hello_ends_at_its_deadline(make, place):
     stranger.close()
 
 
+def test_a_hello_that_the_broker_has_not_read_yet_is_in_time(make):
+    transport = make(hello_seconds=10)
+    stranger = arrive(transport, 100.0)
+    stranger.say(*encode(Hello([2], "")))
+    assert transport.socket.poll(PATIENCE * 1000)
+    transport.drained = False
+    transport.watch(105.0, [transport.socket])
+    transport.watch(159.9, [transport.socket])
+    assert stranger.is_open
+    assert list(transport.receive()) == [(PEER, Hello([2], ""))]
+    transport.send(PEER, WELCOME)
+    transport.watch(200.0, ())
+    assert stranger.is_open
+    stranger.close()
+
+
+@pytest.mark.parametrize(("drained", "ends"), [(True, 110.1), (False, 160.0)])
+def test_who_says_nothing_is_late_when_all_that_came_was_read_or_after_six_times_as_long(make, drained, ends):
+    transport = make(hello_seconds=10)
+    stranger = arrive(transport, 100.0)
+    other = arrive(transport, 1000.0)
+    other.say(*encode(Hello([2], "")))
+    assert transport.socket.poll(PATIENCE * 1000)
+    for now in (110.0, ends):
+        transport.drained = drained
+        assert len(transport.guard.waiting) == 2
+        transport.watch(now, [transport.socket])
+    assert len(transport.guard.waiting) == 1
+    stranger.until_ended(transport, ends)
+    stranger.close()
+    other.close()
+
+
 def test_a_connection_with_a_session_stays(make):
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)
