@@ -36,7 +36,9 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Processes that tests fork have these imported already: that takes longer than most tests.
-multiprocessing.set_forkserver_preload(["malamute.server.daemon", "malamute.client.sync.client"])
+multiprocessing.set_forkserver_preload(
+    ["malamute.server.daemon", "malamute.client.sync.client", "malamute.cli.broker"]
+)
 
 # A process that a shell starts in the background ignores Control-C, and so do all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli_commands import PATIENCE, ROOT, Run, Start
 from click.testing import CliRunner, Result
+from forked_broker import ForkedBroker
 
 import malamute
+from malamute.bench import processes
 from malamute.cli.root import cli
+from malamute.server import process as server_process
 from malamute.testing import Broker
 
 
@@ -24,6 +29,19 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("malamute.cli.options.TIMEOUT_SECONDS", PATIENCE)
     for name in ("MALAMUTE_URL", "MALAMUTE_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks take their brokers and workloads from a server of forks.
+
+    That they run in new interpreters, which takes longer than what most do there, other tests see.
+    """
+    monkeypatch.setattr(processes, "_context", multiprocessing.get_context("forkserver"))
+    popen = SimpleNamespace(
+        Popen=ForkedBroker, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
+    )
+    monkeypatch.setattr(server_process, "subprocess", popen)
 
 
 @pytest.fixture

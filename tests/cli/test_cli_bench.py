@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from cli_commands import Run
 
-from malamute.bench import processes
 from malamute.bench.machine import Watch, describe
 from malamute.bench.processes import WorkloadProcess, run_together
 from malamute.bench.scenarios import row_of
@@ -20,8 +18,7 @@ from malamute.errors import MalamuteError
 from malamute.testing import Broker
 
 
-def test_all_of_them_as_json(run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_context", multiprocessing.get_context("forkserver"))
+def test_all_of_them_as_json(run: Run, broker: Broker, forked: None) -> None:
     shown = json.loads(
         run("bench", "--messages", "1000", "--subscribers", "3", "--json", "--url", broker.url).stdout
     )
@@ -36,7 +33,7 @@ def test_all_of_them_as_json(run: Run, broker: Broker, monkeypatch: pytest.Monke
         assert row["rss_anon_max_mib"] is None
 
 
-def test_parameters_come_first(run: Run, tmp_path: Path) -> None:
+def test_parameters_come_first(run: Run, tmp_path: Path, forked: None) -> None:
     lines = run(
         "bench", "stored", "--messages", "200", "--size", "8", "--data", str(tmp_path)
     ).stdout.splitlines()
@@ -103,7 +100,7 @@ def test_a_workload_that_fails_is_an_error() -> None:
         process.get()
 
 
-def test_the_time_in_the_system_is_shown_for_each_load(run: Run, tmp_path: Path) -> None:
+def test_the_time_in_the_system_is_shown_for_each_load(run: Run, tmp_path: Path, forked: None) -> None:
     given = ("--messages", "3000", "--batch", "50", "--rounds", "1", "--subscribers", "2")
     shown = json.loads(run("bench", "latency", *given, "--data", str(tmp_path), "--json").stdout)
     assert "fsync" in shown["parameters"]["durability"]

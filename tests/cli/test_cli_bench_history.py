@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from cli_commands import Run
 
-from malamute.bench import hostile, processes, replay, slow_consumer, workspace
+from malamute.bench import hostile, replay, slow_consumer, workspace
 from malamute.bench.figures import extent, middle
 from malamute.bench.start import fill
 from malamute.cli.bench import show_figures
@@ -20,10 +19,8 @@ from malamute.journal.disk import DiskStore
 
 
 @pytest.fixture
-def measured(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def measured(run: Run, tmp_path: Path, forked: None) -> Any:
     """Run a benchmark, whose parameters and rows are returned. It leaves nothing behind."""
-    # Other tests see that workloads run in new interpreters; these here take ever so many of them.
-    monkeypatch.setattr(processes, "_context", multiprocessing.get_context("forkserver"))
 
     def measured(name: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         shown = json.loads(run("bench", name, "--json", "--data", str(tmp_path), *arguments).stdout)
@@ -151,7 +148,7 @@ def test_a_filled_store_has_good_chunks(tmp_path: Path) -> None:
     assert not any(step.damages for step in steps)
 
 
-def test_parameters_come_first(run: Run) -> None:
+def test_parameters_come_first(run: Run, forked: None) -> None:
     lines = run("bench", "journal", "--messages", "10", "--rounds", "1").stdout.splitlines()
     table = next(number for number, line in enumerate(lines) if "on per second" in line)
     assert any("durability" in line for line in lines[:table])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import multiprocessing
 import os
 import select
 import signal
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 from cli_commands import ROOT, TIMEOUT, Run
 
-from malamute.bench import processes
 from malamute.bench.machine import group_cpu_seconds, has_ended
 from malamute.bench.peers import server, table
 from malamute.bench.peers.measure import PeersOptions, PeersRow, choose, measure
@@ -40,9 +38,7 @@ with serve(ServerCommand([sys.executable, "-c", sys.argv[2], str(ports[0])]), pl
 """
 
 
-@pytest.fixture(autouse=True)
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_context", multiprocessing.get_context("forkserver"))
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def _measure(peer: str, work: str, place: Path) -> PeersRow:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 
 import pytest
 from cli_commands import Run
 
-from malamute.bench import processes, scale
+from malamute.bench import scale
 from malamute.bench.scale import AXES, Cost, ScaleOptions, rows_of, slope_of
 
 DECADES = (10, 100, 1000, 10_000)
 
 
-@pytest.fixture(autouse=True)
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_context", multiprocessing.get_context("forkserver"))
-
-
 @pytest.mark.parametrize("axis", AXES)
-def test_an_axis(axis: str, run: Run, tmp_path: Path) -> None:
+def test_an_axis(axis: str, run: Run, forked: None, tmp_path: Path) -> None:
     words = ("--axis", axis, "--max", "10", "--messages", "500", "--rounds", "1")
     shown = json.loads(run("bench", "scale", "--json", "--data", str(tmp_path), *words).stdout)
     assert list(tmp_path.iterdir()) == []
@@ -38,7 +32,7 @@ def test_an_axis(axis: str, run: Run, tmp_path: Path) -> None:
         assert row["expected"] == AXES[axis].expected
 
 
-def test_a_point_beyond_the_highest_is_not_measured_but_for_the_first(tmp_path: Path) -> None:
+def test_a_point_beyond_the_highest_is_not_measured_but_for_the_first(tmp_path: Path, forked: None) -> None:
     options = ScaleOptions(100, 100, 1, 1, ["depth"], tmp_path)
     (row,) = scale.measure(options)
     assert (row.point, row.slope, row.flat) == (AXES["depth"].points[0], None, "-")

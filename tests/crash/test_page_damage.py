@@ -7,7 +7,7 @@ from pathlib import Path
 
 from page_damage import BRANCH, FREE, FREE_TREE, LEAF, ROOT, VALUE, WAYS, run
 
-COUNT = 5 * 6 * len(WAYS)
+COUNT = 2 * 6 * len(WAYS)
 
 
 def test_damage_of_any_page_is_reported_and_ends_no_process(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -383,5 +384,7 @@ class Stores(RuleBasedStateMachine):
             self.steps.undo()
 
 
-Stores.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+Stores.TestCase.settings = settings(
+    max_examples=int(os.environ.get("MALAMUTE_EXAMPLES", "25")), stateful_step_count=40, deadline=None
+)
 TestStores = Stores.TestCase

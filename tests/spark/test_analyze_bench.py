@@ -16,7 +16,7 @@ from malamute.spark.scan import ExportedHistory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNT = 25_000
+COUNT = 5_000
 
 
 def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

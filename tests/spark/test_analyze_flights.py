@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from malamute.cli.demo.rows import FLIGHTS, WEATHER
+from malamute.cli.root import cli
 from malamute.testing import Broker
 
 if TYPE_CHECKING:
@@ -50,21 +49,19 @@ Malamute = Callable[[str], None]
 
 
 @pytest.fixture
-def malamute(tmp_path: Path, broker: Broker) -> Malamute:
-    """Run a command of the page in a directory of its own."""
+def malamute(
+    spark: SparkSession, tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> Malamute:
+    """Run a command of the page, in this process, with the session that is there."""
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)
 
     def run(line: str) -> None:
-        words = shlex.split(line.replace("$url", broker.url))
+        # Java has a directory of its own, wherever this process is.
+        places = {name: str(tmp_path / name) for name in ("history", "report")}
+        words = [places.get(word, word) for word in shlex.split(line.replace("$url", broker.url))]
         assert words[0] == "malamute"
-        done = subprocess.run(
-            [sys.executable, "-m", "malamute", *words[1:]],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+        done = CliRunner().invoke(cli, words[1:], prog_name="malamute")
+        assert done.exit_code == 0, done.output[-2000:]
 
     return run
 

@@ -1,0 +1,52 @@
+"""Brokers of benchmarks, forked from a process that has imported all: that is most of a start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import IO, Any
+
+FORKS = get_context("forkserver")
+
+
+def _play(arguments: Sequence[str], environment: Mapping[str, str], out: Connection, errors: str) -> None:
+    """Run the command, as the process that this is."""
+    from malamute.cli.root import cli
+
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(out.fileno(), 1)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
+    # What the server of forks has made of these is not theirs.
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    cli(list(arguments), prog_name="malamute")
+
+
+class ForkedBroker:
+    """What `malamute.server.process` uses of `subprocess.Popen`."""
+
+    def __init__(
+        self, command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **options: Any
+    ) -> None:
+        assert command[1:3] == ["-m", "malamute"]
+        said, out = FORKS.Pipe(duplex=False)
+        with said, out:
+            self._process = FORKS.Process(
+                target=_play, args=(command[3:], env, out, stderr.name), daemon=True
+            )
+            self._process.start()
+            self.stdout = os.fdopen(os.dup(said.fileno()), encoding="utf-8")
+        self.pid = self._process.pid
+        self.terminate, self.kill = self._process.terminate, self._process.kill
+
+    def wait(self, seconds: float | None = None) -> int:
+        self._process.join(seconds)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("malamute", seconds or 0.0)
+        return code
