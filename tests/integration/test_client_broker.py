@@ -297,7 +297,7 @@ def test_columns_come_as_they_were_published_and_end_when_there_is_enough(client
     for number in range(2500):
         client.publish("s", f"a.{number % 3}", b"%d" % number)
     # A subscription to what is on its way to the disk is live from there on, and has had nothing yet.
-    client.publish("s", "end", assurance="stored")
+    client.publish("s", "end", b"", assurance="stored")
     live: list[Event] = []
     client.on_event = live.append
     with client.subscribe("s", "a.1", "a.2", start=11, credit=100) as subscription:
