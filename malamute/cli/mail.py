@@ -81,7 +81,13 @@ def send(
         raise click.exceptions.Exit(FAILED)
 
 
-@click.command(epilog=examples("malamute recv bob", "malamute recv bob --count 0 --json"))
+@click.command(
+    epilog=examples(
+        "malamute recv bob",
+        "malamute recv bob --count 0 --json",
+        "malamute recv orders --shared --from 'shop.*' --count 0",
+    )
+)
 @click.argument("mailbox", default="", shell_complete=completion.names("mailboxes"))
 @click.option(
     "--count",
@@ -93,6 +99,16 @@ def send(
 )
 @waits("End when no message comes for so long; with fewer messages than --count that is exit code 3.")
 @click.option("--ack/--no-ack", default=True, show_default=True, help="Take the messages out of the mailbox.")
+@click.option(
+    "--shared", is_flag=True, help="Beside its owner and other consumers: each message goes to one of them."
+)
+@click.option(
+    "--from",
+    "senders",
+    metavar="PATTERN",
+    multiple=True,
+    help="Only of senders whose address matches; implies --shared, and may be repeated.",
+)
 @connects
 @prints_messages(as_line)
 def recv(
@@ -101,22 +117,31 @@ def recv(
     count: int,
     wait_seconds: float | None,
     ack: bool,
+    shared: bool,
+    senders: tuple[str, ...],
     connection: ConnectionOptions,
     render: Render,
 ) -> None:
     """Receive the messages of MAILBOX, which --address may name as well.
 
-    A message is acknowledged once it is printed, and leaves the mailbox by that. Two programs cannot have one
-    mailbox: the newest one gets it. A line has the sequence, the subject, the body and the headers.
+    A message is acknowledged once it is printed, and leaves the mailbox by that. Two programs cannot own one
+    mailbox: the newest one gets it. With --shared any number consume from it, whatever their addresses.
+    A line has the sequence, the subject, the body and the headers.
     """
     from malamute.client.options import MAIL_CREDIT_MESSAGES as CREDIT_MESSAGES
 
     if not mailbox and not connection.address:
         raise click.UsageError("no mailbox: give MAILBOX or --address")
     connection, mailbox = connection.to(mailbox or connection.address, "mailbox")
-    with until_stopped(), replace(connection, address=mailbox).open() as client:
+    shared = shared or bool(senders)
+    with until_stopped(), (connection if shared else replace(connection, address=mailbox)).open() as client:
         # No more than what is asked for: what is delivered and not acknowledged counts as an attempt.
-        mails = client.mailbox(auto_ack=False, credit=min(count or CREDIT_MESSAGES, CREDIT_MESSAGES))
+        credit = min(count or CREDIT_MESSAGES, CREDIT_MESSAGES)
+        if shared:
+            # What is fetched ahead is nobody else's.
+            mails = client.consume(mailbox, *senders, auto_ack=False, credit=1 if ack else credit)
+        else:
+            mails = client.mailbox(auto_ack=False, credit=credit)
         for _ in range(count or sys.maxsize):
             try:
                 mail = mails.receive(timeout=wait_seconds)

@@ -116,8 +116,9 @@ class Access(NamedTuple):
     """What a command does to a thing, whose name is in this field, and its subjects in that one.
 
     The kind is one of `access.KINDS`, or `cursor` or `topic`. If it is empty, the command says in its own
-    field `kind` what it is. An action that is none of `access.ACTIONS` needs no rule. The subjects are
-    `WHOLE` if it needs the whole of the thing: every subject, and every row.
+    field `kind` what it is, and an empty action is what `CONSUMES` says of that. An action that is none of
+    `access.ACTIONS` needs no rule. The subjects are `WHOLE` if it needs the whole of the thing: every
+    subject, and every row.
     """
 
     action: str
@@ -140,7 +141,7 @@ ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Request: (Access("request", "service", "service", "subjects"),),
     Reply: _OWN,
     Subscribe: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
-    Offer: (Access("offer", "service", "service"),),
+    Offer: (Access("", "", "service"),),
     Cancel: _OWN,
     Credit: _OWN,
     Ack: _OWN,
@@ -158,6 +159,9 @@ ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Change: (Access("change", "topic", "topic"),),
 }
 """What each command of an open session needs."""
+
+CONSUMES = {"service": "offer", "mailbox": "receive"}
+"""What it is to consume from a queue of each kind."""
 
 _CURSOR = (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor"))
 _STREAM = (Access("admin", "stream", "stream"),)
@@ -512,7 +516,8 @@ def _needs(message: Any) -> Iterator[tuple[str, str, str, Sequence[str]]]:
         name = getattr(message, access.field)
         if name:
             subjects = getattr(message, access.subjects) if access.subjects else ()
-            yield access.action, access.kind or message.kind, name, subjects
+            kind = access.kind or message.kind
+            yield access.action or CONSUMES[kind], kind, name, subjects
 
 
 def _needs_of_topic(

@@ -53,6 +53,7 @@ from malamute.errors import (
     AccessRefused,
     Failed,
     InternalError,
+    InvalidSelector,
     InvalidValue,
     MalamuteError,
     NotFound,
@@ -101,7 +102,7 @@ from malamute.protocol.messages import (
 )
 from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import EMPTY, Defect, DeleteValue, Recovered, Stranded
-from malamute.store.policies import StreamRetention
+from malamute.store.policies import BaseKind, StreamRetention
 from malamute.store.tables import (
     ACCOUNTS,
     CURSORS,
@@ -628,7 +629,7 @@ class Core(Engines):
                 if isinstance(source, Subscription):
                     _review_subscription(session.may, source)
                 elif number != MAILBOX and isinstance(source, QueueSource):
-                    _check_offer(session.may, source.queue.name, source.selector)
+                    _check_offer(session.may, source.queue.kind, source.queue.name, source.selector)
             except AccessRefused as error:
                 del session.sources[number]
                 self._end_source(session, source)
@@ -938,11 +939,17 @@ class Core(Engines):
 
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
         self._check_source(session, message.source)
-        selector = Selector.parse(message.criteria)
-        _check_offer(session.may, message.service, selector)
-        session.may.require_there("service", message.service, self.services.by_name)
+        selector, table = Selector.parse(message.criteria), self.queues_of(message.kind)
+        _check_offer(session.may, table.kind, message.service, selector)
+        session.may.require_there(table.kind, message.service, table.by_name)
         cost = self.selectors.check(selector, session, OFFER_BYTES)
-        offer = session.sources[message.source] = self.services.offer(session, message, selector)
+        if selector.needs_headers:
+            raise InvalidSelector(
+                "invalid criteria of an offer: expected families of subjects, not of headers"
+            )
+        queue = table.get(message.service, quotas=session.quotas)
+        offer = QueueSource(session, message.source, queue, selector, message.ack_timeout / 1000)
+        session.sources[message.source] = offer
         self._take_selector(session, message.source, cost)
         ack_timeout_ms = round(offer.consumer.ack_timeout * 1000)
         self.effects.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
@@ -1129,10 +1136,15 @@ def _was_answered(session: Session, message: Request | Reply) -> bool:
     return 0 < message.number < session.numbers.next
 
 
-def _check_offer(may: Permissions, service: str, selector: Selector) -> None:
-    """Raise `AccessRefused` for an offer of more than is allowed: requests are for whoever offers."""
-    if may.narrow("offer", "service", service, selector) != selector:
-        raise AccessRefused(f"offer to {service!r} is wider than the rules allow: expected fewer subjects")
+def _check_offer(may: Permissions, kind: BaseKind, name: str, selector: Selector) -> None:
+    """Raise `AccessRefused` for an offer of more than is allowed: requests are for whoever offers.
+
+    Rules say nothing of the senders of mail: who may receive from a mailbox may have all of it.
+    """
+    if kind == "mailbox":
+        may.require("receive", kind, name)
+    elif may.narrow("offer", kind, name, selector) != selector:
+        raise AccessRefused(f"offer to {name!r} is wider than the rules allow: expected fewer subjects")
 
 
 def _review_subscription(may: Permissions, subscription: Subscription) -> None:

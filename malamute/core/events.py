@@ -133,11 +133,11 @@ class Events:
 
 
 def tell_worker(what: str, offer: QueueSource) -> None:
-    """Tell that a worker has joined a service, or left it. The owner of a mailbox is no worker."""
+    """Tell that a worker has joined a service, or a consumer a mailbox, or left it. Its owner is none."""
     consumer = offer.consumer
     if consumer.source != MAILBOX:
         offer.queue.effects.event(
-            f"service.worker-{what}.{offer.queue.name}",
+            f"{offer.queue.kind}.worker-{what}.{offer.queue.name}",
             client=consumer.session.ident,
             address=consumer.session.address,
             patterns=", ".join(str(pattern) for _, pattern in consumer.group.matched.selector.criteria),

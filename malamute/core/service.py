@@ -25,11 +25,9 @@ from malamute.core.queue.options import is_address
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.table import QueueTable
-from malamute.core.quotas import QuotaUsages
 from malamute.core.session import Session
-from malamute.errors import InvalidSelector, MalamuteError, NotFound, NotOutstanding, TryLater
-from malamute.matching import Selector
-from malamute.protocol.messages import Offer, Reply, Request
+from malamute.errors import MalamuteError, NotFound, NotOutstanding, TryLater
+from malamute.protocol.messages import Reply, Request
 from malamute.protocol.names import RESERVED_PREFIX
 
 Post = tuple[Queue, list[Entry]]
@@ -44,13 +42,6 @@ class Services(QueueTable):
     def __init__(self, limits: QueueLimits, mailboxes: Mailboxes) -> None:
         super().__init__(limits)
         self.mailboxes = mailboxes
-
-    def get(self, name: str, quotas: QuotaUsages = ()) -> Queue:
-        """The service of this name, made if needed; then it counts for these quotas.
-
-        Raises `TryLater` or `QuotaExceeded`.
-        """
-        return self.by_name.get(name) or self.create(name, quotas)
 
     def await_replies(self, requesters: Container[str]) -> None:
         """Have the mailboxes of these requesters there for the replies to what is queued."""
@@ -67,7 +58,7 @@ class Services(QueueTable):
                 session.may.require("send", "mailbox", name, message.subjects)
                 session.may.require_there("mailbox", name, self.mailboxes.by_name)
         session.may.require_there("service", message.service, self.by_name)
-        queue = self.get(message.service, session.quotas)
+        queue = self.get(message.service, quotas=session.quotas)
         mailboxes = self.mailboxes.by_name
         absent = [name for name in requesters if name not in mailboxes]
         try:
@@ -89,23 +80,14 @@ class Services(QueueTable):
         except TryLater as error:
             raise TryLater(f"no space for the reply: {error.text}") from None
 
-    def offer(self, session: Session, message: Offer, selector: Selector) -> QueueSource:
-        """Begin to work for a service. Raises `InvalidSelector`, `TryLater` or `QuotaExceeded`."""
-        if selector.needs_headers:
-            raise InvalidSelector(
-                "invalid criteria of an offer: expected families of subjects, not of headers"
-            )
-        queue = self.get(message.service, session.quotas)
-        return QueueSource(session, message.source, queue, selector, message.ack_timeout / 1000)
-
     def reply(self, session: Session, message: Reply) -> None:
         """Pass replies on, and complete the requests whose final reply is among them.
 
         Raises `NotFound`, `NotOutstanding` or, if some are not final, `TryLater`; then none was passed on.
         """
         offer = session.source(message.source)
-        if not isinstance(offer, QueueSource):
-            raise NotFound(f"source {message.source} is not an offer")
+        if not isinstance(offer, QueueSource) or offer.queue.kind != "service":
+            raise NotFound(f"source {message.source} is not an offer to work for a service")
         requests = [_outstanding(offer.consumer, sequence) for sequence in message.sequences]
         finals = [s for s, final in zip(message.sequences, message.finals, strict=True) if final]
         if len(set(finals)) < len(finals):

@@ -700,9 +700,10 @@ class SubscriptionRow(Row):
 
 
 class OfferRow(Row):
-    """A service that a client works for."""
+    """A service that a client works for, or a mailbox of the name `service` that it receives from."""
 
     source: int
+    kind: str
     service: str
     patterns: list[str]
     since: float

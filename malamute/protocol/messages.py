@@ -127,8 +127,9 @@ class Subscribe(NamedTuple):
 class Offer(NamedTuple):
     """Offer to work for a service, on requests whose subject meets any of the criteria.
 
-    What is not settled or reported on within `ack_timeout` milliseconds is taken back; 0 is what the
-    broker is configured for.
+    Of the kind `mailbox` it is an offer to receive from the mailbox of this name, beside its owner and
+    others, and the criteria are of the address of the sender. What is not settled or reported on within
+    `ack_timeout` milliseconds is taken back; 0 is what the broker is configured for.
     """
 
     source: int
@@ -137,6 +138,7 @@ class Offer(NamedTuple):
     credit: int = 0
     credit_bytes: int = UNLIMITED
     ack_timeout: int = 0
+    kind: str = "service"
 
 
 class Cancel(NamedTuple):
@@ -624,7 +626,7 @@ SPECS: tuple[Spec, ...] = (
         3,
         0,
     ),
-    Spec(7, Offer, (NEW_SOURCE, NAME, CRITERIA, CREDIT, CREDIT, DURATION), 3, 0),
+    Spec(7, Offer, (NEW_SOURCE, NAME, CRITERIA, CREDIT, CREDIT, DURATION, KIND), 3, 0),
     Spec(8, Cancel, (NEW_SOURCE,), 1, 0),
     Spec(9, Credit, (SOURCE, CREDIT, CREDIT), 2, 0),
     Spec(10, Ack, (SOURCE, RANGES, CREDIT, CREDIT), 2, 0),

@@ -230,6 +230,19 @@ def test_all_mail_that_is_there(run: Run, broker: Broker) -> None:
     assert run("recv", "bob", "--count", "0", "--wait", "3", "--body").stdout == "0\n1\n2\n"
 
 
+def test_recv_consumes_beside_others_and_from_one_sender(run: Run, broker: Broker) -> None:
+    """Its owner stays connected: nobody takes his address."""
+    with malamute.connect(broker.url, address="team") as owner:
+        for name in ("alice", "ann"):
+            run("send", "team", "a", name, "--address", name)
+        assert run("recv", "team", "--from", "ann", "--body").stdout == "ann\n"
+        assert run("recv", "team", "--shared", "--body", "--address", "bob").stdout == "alice\n"
+        assert (
+            run("recv", "team", "--from", "ann", "--from", "alice", "--wait", "0.1", exit_code=3).stdout == ""
+        )
+        assert owner.query("clients", limit=10)[0]["address"] == "team"
+
+
 def test_recv_needs_a_mailbox(run: Run) -> None:
     assert "no mailbox: give MAILBOX" in run("recv", exit_code=2).stderr
 

@@ -542,7 +542,18 @@ def test_the_items_of_sys_come_like_those_of_any_stream(bench):
 # The page
 
 
-QUEUES = ["redelivered", "timeout", "expired", "dead", "dead-dropped", "withdrawn", "purged", "collected"]
+QUEUES = [
+    "worker-joined",
+    "worker-left",
+    "redelivered",
+    "timeout",
+    "expired",
+    "dead",
+    "dead-dropped",
+    "withdrawn",
+    "purged",
+    "collected",
+]
 """What the page tells of services, and means for mailboxes too."""
 
 
@@ -572,6 +583,7 @@ def everything_happens_to_messages(kind):
         bench.tell("alice", message)
         bench.settle()
 
+    bench.tell("bob", offer(2, service="team", kind="mailbox"), Cancel(2))
     bench.tell("bob", mail_credit() if kind == "mailbox" else offer())
     put()
     bench.settle()

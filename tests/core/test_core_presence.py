@@ -106,6 +106,7 @@ def test_a_client_is_shown_by_address_or_id_with_all_it_has(bench):
     assert told["offers"] == [
         {
             "source": 2,
+            "kind": "service",
             "service": "w",
             "patterns": ["#"],
             "since": START + 1,

@@ -443,6 +443,47 @@ def test_a_handler_that_fails_rejects_mail_if_so_configured_and_stays_before_the
     play(scenario)
 
 
+def test_several_consume_from_a_mailbox_each_from_the_senders_that_it_names(play: Play) -> None:
+    """WP19: and what one of them does not acknowledge goes to another."""
+
+    async def scenario(world: World) -> None:
+        alice, shop = await world.connect("alice"), await world.connect("shop.oslo")
+        bob, carol = await world.connect("bob"), await world.connect()
+        orders = await bob.consume("orders", "shop.*")
+        anything = await carol.consume("orders", auto_ack=False)
+        for n in range(2):
+            await alice.send("orders", "a", b"%d" % n)
+        first = await anything.receive(PATIENCE)
+        await shop.send("orders", "b", b"from a shop")
+        mail = await orders.receive(PATIENCE)
+        assert (first.body, mail.body, mail.sender) == (b"0", b"from a shop", "shop.oslo")
+        for client, message in ((bob, mail), (carol, first)):
+            message.ack()
+            await client.flush()
+        await world.middle()
+        second = await anything.receive(PATIENCE)
+        assert second.body == b"1"
+        # At the end of its client the last message is acknowledged, as with a mailbox of one's own.
+        await shop.send("orders", "b", b"last")
+        assert (await orders.receive(PATIENCE)).body == b"last"
+        await bob.close()
+        anything.cancel()
+        assert anything.closed
+        with pytest.raises(errors.Closed):
+            await anything.receive(PATIENCE)
+        async with carol.consume("orders", credit=10) as rest:
+            again = await rest.receive(PATIENCE)
+        assert (again.body, again.attempts >= 2) == (b"1", True)
+        await carol.flush()
+        assert await alice.query("messages", kind="mailbox", name="orders") == []
+        with pytest.raises(errors.InvalidName):
+            await carol.consume("")
+        with pytest.raises(errors.AccessRefused):
+            await carol.consume("$mine")
+
+    play(scenario)
+
+
 def test_a_block_of_the_mailbox_gives_back_at_its_end_what_was_not_taken(play: Play) -> None:
     async def scenario(world: World) -> None:
         alice, bob = await world.connect("alice"), await world.connect("bob")

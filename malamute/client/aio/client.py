@@ -208,6 +208,20 @@ class Client(ClientBase):
         self._mailbox.auto_ack = auto_ack
         return self._mailbox
 
+    def consume(
+        self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[WorkOptions]
+    ) -> Opening[Mailbox, Mail]:
+        """Consume from a mailbox of any name, beside its owner and others: each message goes to one of them.
+
+        Raises as `malamute.Client.consume`.
+        """
+        return Opening(self._consume(self._offer(name, senders, kind="mailbox", **options), auto_ack))
+
+    async def _consume(self, call: Coroutine[Any, Any, Any], auto_ack: bool) -> Mailbox:
+        mailbox = Mailbox(self._driver, await call, auto_ack=auto_ack)
+        self._shared.append(mailbox)
+        return mailbox
+
     async def receive(self, timeout: float | None = None) -> Mail:
         """Return the next mail. It is acknowledged when the one after it is asked for.
 

@@ -49,6 +49,7 @@ from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOu
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import UNLIMITED
+from malamute.protocol.names import Kind
 from malamute.version import __version__
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ class ClientBase:
         self._driver = driver
         self._session = driver.session
         self._mailbox: MailboxBase | None = None
+        self._shared: list[MailboxBase] = []
+        """The mailboxes that it consumes from beside others."""
         self._handlers: list[Registration] = []
         self._stream = ""
 
@@ -349,9 +352,10 @@ class ClientBase:
 
     async def _offer(
         self,
-        service: str,
+        name: str,
         patterns: Sequence[str],
         *,
+        kind: Kind = "service",
         family: str = "topic",
         criteria: Criteria | None = None,
         credit: float = 1,
@@ -361,14 +365,20 @@ class ClientBase:
     ) -> ConsumerSource:
         self._driver.check()
         source = self._session.inbox.offer(
-            service,
+            name,
             _criteria_of(patterns, family, criteria),
             credit=_window(credit),
             credit_bytes=_window(credit_bytes),
             ack_timeout=0 if ack_timeout is None else milliseconds(ack_timeout),
+            kind=kind,
         )
         await self._opened(source, timeout)
         return source
+
+    def _mailboxes(self) -> list[MailboxBase]:
+        """Those that are open, its own among them."""
+        self._shared = [mailbox for mailbox in self._shared if not mailbox.closed]
+        return self._shared if self._mailbox is None else [*self._shared, self._mailbox]
 
     async def _opened(self, source: Source, timeout: float | None) -> None:
         try:
@@ -485,8 +495,8 @@ class ClientBase:
             return
         try:
             if session.error is None:
-                if self._mailbox is not None:
-                    self._mailbox.acknowledge()
+                for mailbox in self._mailboxes():
+                    mailbox.acknowledge()
                 await self._flush(timeout)
                 session.close()
                 await driver.wait_for_broker(lambda: session.error is not None, timeout, "closing")
@@ -509,8 +519,8 @@ class ClientBase:
         if not failed:
             await self._close(None)
             return
-        if self._mailbox is not None:
-            self._mailbox.leave()
+        for mailbox in self._mailboxes():
+            mailbox.leave()
         try:
             await self._close(None)
         except MalamuteError as late:

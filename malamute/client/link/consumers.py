@@ -258,7 +258,7 @@ class QueueConsumer:
 
 
 class MailboxBase(QueueConsumer):
-    """The mail of the client's address, in order.
+    """The mail of the client's address, or of a mailbox that it consumes from, in order.
 
     With `auto_ack` a message is acknowledged when the next one is asked for. It is closed at the end of the
     last of its blocks: mail that was not returned to the program is released, as if it had never been
@@ -274,7 +274,7 @@ class MailboxBase(QueueConsumer):
     @property
     def closed(self) -> bool:
         """Whether it gives no more mail, until `Client.mailbox` opens it again."""
-        return self._source.closed
+        return self._source.closed or self._source.ended
 
     def enter(self) -> None:
         """Begin a block: it stays open until this one has ended, too."""
@@ -308,7 +308,10 @@ class MailboxBase(QueueConsumer):
         if driver.session.error is None:
             self.acknowledge()
             if not self._blocks:
-                driver.session.inbox.close_mailbox()
+                if self._source.name:
+                    driver.session.inbox.cancel(self._source)
+                else:
+                    driver.session.inbox.close_mailbox()
                 driver.send()
                 driver.changed()
 

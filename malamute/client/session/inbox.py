@@ -26,7 +26,7 @@ from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
 from malamute.protocol.messages import MAILBOX, Ranges
-from malamute.protocol.names import NAME_FORM, is_name
+from malamute.protocol.names import NAME_FORM, Kind, is_name
 
 
 class Inbox:
@@ -83,14 +83,24 @@ class Inbox:
         return source
 
     def offer(
-        self, service: str, criteria: Criteria, *, credit: int, credit_bytes: int, ack_timeout: int = 0
+        self,
+        name: str,
+        criteria: Criteria,
+        *,
+        credit: int,
+        credit_bytes: int,
+        ack_timeout: int = 0,
+        kind: Kind = "service",
     ) -> ConsumerSource:
-        """Offer to work. It stands when `open` is set, and was refused when `ended` is.
+        """Offer to work for a service, or to consume from a mailbox.
 
-        `ack_timeout` is in milliseconds, 0 for what the broker is configured for.
+        It stands when `open` is set, and was refused when `ended` is. `ack_timeout` is in milliseconds, 0 for
+        what the broker is configured for.
         """
-        _check_criteria(service, criteria)
-        offer = wire.Offer(self._next_source, service, [[*c] for c in criteria], ack_timeout=ack_timeout)
+        _check_criteria(name, criteria)
+        offer = wire.Offer(
+            self._next_source, name, [[*c] for c in criteria], ack_timeout=ack_timeout, kind=kind
+        )
         source = ConsumerSource(self._next_source, Window(credit, credit_bytes), offer)
         self._begin(source)
         return source

@@ -243,6 +243,30 @@ class Client(ClientBase):
         self._mailbox.auto_ack = auto_ack
         return self._mailbox
 
+    def consume(
+        self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[WorkOptions]
+    ) -> Mailbox:
+        """Consume from a mailbox of any name, beside its owner and others: each message goes to one of them.
+
+        Without patterns of `senders` it is all messages, otherwise those whose sender's address matches any
+        of them. Each call is another consumer. The credit is how many messages may be here unacknowledged, by
+        default one; `WorkOptions` describes the options. At the end of its block what was not acknowledged
+        goes to another consumer.
+
+        Raises:
+            InvalidName: the mailbox is no valid name.
+            AccessRefused: the client may not receive from it.
+            InvalidSelector: a pattern is wrong.
+            InvalidValue: another option is wrong.
+            TooMany, QuotaExceeded: a limit on offers or patterns is reached.
+            TimedOut: the broker did not answer in time.
+
+        """
+        source = self._driver.run(self._offer(name, senders, kind="mailbox", **options))
+        mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
+        self._shared.append(mailbox)
+        return mailbox
+
     def receive(self, timeout: float | None = None) -> Mail:
         """Return the next mail.
 

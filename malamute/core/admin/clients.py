@@ -100,6 +100,7 @@ def _offer(offer: QueueSource) -> OfferRow:
     consumer = offer.consumer
     return OfferRow(
         source=consumer.source,
+        kind=offer.queue.kind,
         service=offer.queue.name,
         patterns=patterns_of(consumer),
         **holding(consumer),

@@ -54,6 +54,8 @@ class Dispatcher:
         self._states = states
         self._assign = assign
         self._step = usage.policy.priority_step_messages
+        self._by_sender = usage.kind == "mailbox"
+        """Whether consumers select by the sender, and not by the subject."""
         self._groups: ConsumerGroups[Consumer] = ConsumerGroups(self._family_failed, caches)
         self._affinity: KeyAffinity[Consumer] = KeyAffinity()
         self._clock = 0
@@ -68,15 +70,19 @@ class Dispatcher:
         """Whether any consumer waits for a message."""
         return self._waiters > 0
 
-    def has_consumer(self, subject: str) -> bool:
-        """Whether anybody takes messages with this subject, with or without credit."""
-        return self._groups.takes_all or bool(self._groups.match(subject))
+    def has_consumer(self, subject: str, sender: str) -> bool:
+        """Whether anybody takes messages with this subject and sender, with or without credit."""
+        return self._groups.takes_all or bool(self._groups.match(sender if self._by_sender else subject))
+
+    def _match(self, entry: Entry) -> Groups:
+        """The groups that take a message."""
+        return self._groups.match(entry.sender if self._by_sender else entry.subject)
 
     def with_consumers(self, entries: list[Entry]) -> list[Entry]:
         """Those of some messages that anybody takes, with or without credit."""
         if self._groups.takes_all:
             return entries
-        return [entry for entry in entries if self._groups.match(entry.subject)]
+        return [entry for entry in entries if self._match(entry)]
 
     # Consumers
 
@@ -90,7 +96,7 @@ class Dispatcher:
 
     def _search(self, group: ConsumerGroup[Consumer], search: Search) -> bool:
         """Look on until it is known what goes first in a group. False when no work is left for that."""
-        effects, ready, match = self._effects, group.ready, self._groups.match
+        effects, ready, match = self._effects, group.ready, self._match
         # Without options a rank is the sequence itself, and the first one that is found goes first.
         step = self._step if self._options else 0
         while not search.knows(ready.first, step):
@@ -101,7 +107,7 @@ class Dispatcher:
             for entry in run:
                 if entry.sequence >= search.end:
                     break
-                if entry.state == READY and (group.takes_all or group.matched in match(entry.subject)):
+                if entry.state == READY and (group.takes_all or group.matched in match(entry)):
                     ready.add(self._rank(entry.sequence) if self._options else entry.sequence)
             search.place = run[-1].sequence + 1 if run else search.end
         if search.done:
@@ -228,13 +234,13 @@ class Dispatcher:
 
     def _dispatch_in_order(self, sequences: Iterable[int]) -> None:
         """The same where no message has options: all that goes to one consumer goes at once."""
-        entries, match = self._entries, self._groups.match
+        entries, match, by_sender = self._entries, self._groups.match, self._by_sender
         found: dict[Groups, list[ConsumerGroup[Consumer]]] = {}
         given: dict[Consumer, list[Entry]] = {}
         waiting: list[Entry] = []
         for sequence in sequences:
             entry = entries[sequence]
-            matched = match(entry.subject)
+            matched = match(entry.sender if by_sender else entry.subject)
             groups = found.get(matched)
             if groups is None:
                 groups = found[matched] = self._groups_of(matched)
@@ -255,11 +261,11 @@ class Dispatcher:
 
     def _dispatch_by_options(self, sequences: Iterable[int]) -> None:
         """The same where some have a priority or a key: each message by itself, the smallest rank first."""
-        entries, match = self._entries, self._groups.match
+        entries, match, by_sender = self._entries, self._groups.match, self._by_sender
         found: dict[Groups, list[ConsumerGroup[Consumer]]] = {}
         for sequence in sorted(sequences, key=self._rank):
             entry = entries[sequence]
-            matched = match(entry.subject)
+            matched = match(entry.sender if by_sender else entry.subject)
             groups = found.get(matched)
             if groups is None:
                 groups = found[matched] = self._groups_of(matched)
@@ -364,7 +370,7 @@ class Dispatcher:
 
     def _belongs_to_another(self, sequence: int, rank: Rank, consumer: Consumer) -> bool:
         """Whether the key of a message now belongs to another consumer, for which it waits from now on."""
-        groups = self._groups_of(self._groups.match(self._entries[sequence].subject))
+        groups = self._groups_of(self._match(self._entries[sequence]))
         holder = self._key_owner(sequence, groups)
         if holder is None or holder is consumer:
             return False

@@ -44,7 +44,7 @@ def enqueue(
         rows = zip(numbers, repeat(time), repeat(sender), command.subjects, records, columns)
         _put(queue, [*map(Entry, rows)], command, quotas)
         return
-    places = _wanted(queue, command, options)
+    places = _wanted(queue, command, options, sender)
     entries = [
         Entry((number, time, sender, command.subjects[place], records[place], columns[place]))
         for number, place in enumerate(places, queue.next_sequence)
@@ -81,13 +81,15 @@ def _put(
         queue.sent_by.add([entry for entry in entries if entry.sequence in queue.entries], quotas)
 
 
-def _wanted(queue: Queue, command: Send | Request, options: Sequence[Options | None]) -> list[int]:
+def _wanted(
+    queue: Queue, command: Send | Request, options: Sequence[Options | None], sender: str
+) -> list[int]:
     """The places of the messages that are new to the queue. Raises `NoWorkers` or `TryLater`."""
-    subjects = command.subjects
+    subjects, has_consumer = command.subjects, queue.dispatcher.has_consumer
     places = []
     seen: set[str] = set()
     for place, asked in enumerate(options):
-        if asked is not None and asked.immediate and not queue.dispatcher.has_consumer(subjects[place]):
+        if asked is not None and asked.immediate and not has_consumer(subjects[place], sender):
             raise NoWorkers(f"no consumer takes {subjects[place]!r} from the {queue.kind} {queue.name!r} now")
         identity = asked.identity if asked is not None else ""
         if identity and queue.usage.policy.dedup_window_seconds:

@@ -28,6 +28,13 @@ class QueueTable:
         """A queue with its policy that is in no table yet."""
         return Queue(self.kind, name, self.limits)
 
+    def get(self, name: str, *, quotas: QuotaUsages = ()) -> Queue:
+        """The queue of this name, made if needed; then it counts for these quotas.
+
+        Raises `TryLater` or `QuotaExceeded`.
+        """
+        return self.by_name.get(name) or self.create(name, quotas)
+
     def create(self, name: str, quotas: QuotaUsages = ()) -> Queue:
         """Make a queue, which counts for these quotas. Raises `TryLater` or `QuotaExceeded`."""
         self.limits.check_queues()
