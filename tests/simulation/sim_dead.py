@@ -97,7 +97,9 @@ class DeadBook:
             "time": mail.message.time_ns,
             "died": min(max(time, int(when[0] * 1e9)), int(when[1] * 1e9)),
         }
-        unreadable = mail.damaged and (not mail.stranded or bytes(letter.record) == UNREADABLE)
+        # By the mark: an outcome has nothing in its record, either.
+        is_marked = "damaged" in (letter.properties or {})["dead"]
+        unreadable = mail.damaged and (not mail.stranded or is_marked)
         if unreadable:
             died["damaged"] = True
         record = UNREADABLE if unreadable else mail.message.record

@@ -5,6 +5,7 @@ A simulation that finds nothing proves nothing: some promises are broken on purp
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import product
 from operator import attrgetter
 from random import Random
@@ -13,8 +14,11 @@ from unittest.mock import patch
 import pytest
 from sim_admin import CHANGES, LEFT_OUT, changing
 from sim_client import FEED_STARTS, SUBJECTS
+from sim_dead import DeadBook
 from sim_disk import Disk, Workers
-from sim_origin import Known, Order, Origin
+from sim_mail import Mail
+from sim_options import Wishes
+from sim_origin import Known, Order, Origin, Violation
 from sim_plan import THEMES, Step, plan_of
 from sim_shrink import KNOWN, failure_of, shrink
 from sim_wants import CRITERIA, HEADERS
@@ -23,7 +27,7 @@ from sim_world import run
 from malamute.core.audit import Audit
 from malamute.core.feed import CURSOR_PREFIX, Feed, Feeds
 from malamute.core.queue import purge, redrive
-from malamute.core.queue.dead_letters import DeadLetters
+from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
@@ -33,8 +37,8 @@ from malamute.core.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
 from malamute.store.commit import Append
-from malamute.store.operations import DeleteMessages, MarkDelivered, PutValue, ReadChunks
-from malamute.store.policies import StreamRetention
+from malamute.store.operations import DeleteMessages, MarkDelivered, PutValue, ReadChunks, StoredMessage
+from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS
 
 SEEDS = 300
@@ -594,6 +598,24 @@ def test_an_answer_overtakes_no_more_than_what_the_writer_reports_last():
     stored, behind = workers.take_results()
     assert (stored.tokens, stored.error, behind.question.start) == ([2], None, 2)
     assert not workers.has_results
+
+
+@pytest.mark.parametrize(("marked", "record"), [(False, UNREADABLE), (True, UNREADABLE), (False, b"?")])
+def test_an_outcome_dies_whole_from_memory_or_marked_as_damaged(marked, record):
+    # The record of an outcome is empty, as is that of a letter whose record was lost.
+    key = ("mailbox", "ann", 1)
+    properties = {"outcome": "purged", "kind": "mailbox", "name": "bob", "tracker": "t"}
+    outcome = StoredMessage(1, 5, "", "a", UNREADABLE, properties)
+    mail = Mail(key, b"outcome-1", outcome, Wishes(outcome, 0.0, 0.0), tied=True)
+    mail.damaged = mail.stranded = True
+    died = {"reason": "max-deliver", "attempts": 0, "sequence": 1, "time": 5, "died": 7}
+    letter = outcome._replace(
+        sequence=9,
+        record=record,
+        properties={**properties, "dead": died | ({"damaged": True} if marked else {})},
+    )
+    with nullcontext() if record == UNREADABLE else pytest.raises(Violation):
+        DeadBook(QueuePolicy()).check(key, mail, letter, "max-deliver", (0.0, 1.0))
 
 
 def test_every_change_is_given_with_every_argument_that_it_takes():
