@@ -17,6 +17,7 @@ from sim_client import FEED_STARTS, SUBJECTS
 from sim_dead import DeadBook
 from sim_disk import Disk, Workers
 from sim_mail import Mail
+from sim_network import Connection, Link
 from sim_options import Wishes
 from sim_origin import Known, Order, Origin, Violation
 from sim_plan import THEMES, Step, plan_of
@@ -616,6 +617,19 @@ def test_an_outcome_dies_whole_from_memory_or_marked_as_damaged(marked, record):
     )
     with nullcontext() if record == UNREADABLE else pytest.raises(Violation):
         DeadBook(QueuePolicy()).check(key, mail, letter, "max-deliver", (0.0, 1.0))
+
+
+def test_nothing_is_read_of_a_connection_before_the_monitor_has_told_of_it():
+    link, old, new = Link(b"ann"), Connection(b"ann", 9), Connection(b"ann", 9)
+    link.connect(old)
+    link.changes.clear()
+    link.disconnect()
+    link.connect(new)
+    old.down.append([b"left over"])
+    new.down.append([b"new"])
+    assert [link.receive(choice) for choice in (1, 1)] == [[b"left over"], None]
+    link.changes.clear()
+    assert link.receive(0) == [b"new"]
 
 
 def test_every_change_is_given_with_every_argument_that_it_takes():
