@@ -39,6 +39,9 @@ from malamute.journal.pages import check_pages
 PAGE = mmap.PAGESIZE
 """The unit of allocation, in bytes."""
 
+BLOCK_BYTES = 512
+"""The unit of `st_blocks`, whatever the blocks of the disk are."""
+
 META_TWIN = key(META, 0, 1)
 """Where the meta record is once more."""
 
@@ -267,6 +270,11 @@ def allocate(data: Path, size: int) -> None:
         raise StoreError(f"cannot allocate {data}: {error.strerror}") from error
     finally:
         os.close(descriptor)
+
+
+def is_allocated(data: Path, size: int) -> bool:
+    """Whether a file has so much space on the disk, however full that is."""
+    return data.stat().st_blocks * BLOCK_BYTES >= size
 
 
 def sync_directory(path: Path) -> None:

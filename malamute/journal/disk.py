@@ -47,6 +47,7 @@ from malamute.journal.defects import Defects
 from malamute.journal.directory import (
     META_TWIN,
     allocate,
+    is_allocated,
     lengthen,
     open_again,
     open_environment,
@@ -411,12 +412,25 @@ class DiskStore:
                 )
             self._relieve(plan.added)
         for _ in range(RELIEFS_MAX if plan.appending else 0):
-            with suppress(StorageFull):
+            try:
                 self._transact(plan)
                 return
+            except StorageFull as fault:
+                if not self._is_relievable(fault):
+                    raise
             if not self._clear_dead_readers(now=True):
                 self._relieve(plan.added)
         self._transact(plan)
+
+    def _is_relievable(self, fault: StorageFull) -> bool:
+        """Whether old chunks that leave make room for what found none.
+
+        They do where the file is full, or has to stay as large as it is. They do not where the disk refuses to
+        write into a file that has all its room: no history is dropped for that.
+        """
+        if isinstance(fault.__cause__, lmdb.MapFullError):
+            return True
+        return not is_allocated(Path(self._environment.path()) / "data.mdb", self._size)
 
     def _refuse_if_full(self, plan: Plan, left: int) -> None:
         """Refuse what would take the room of the ring, or leave less than `left` bytes beside the reserve.

@@ -390,6 +390,39 @@ def test_an_error_of_lmdb_is_reported_by_its_kind_and_leaves_the_store_usable(
     assert len(disk.recovered.queues["mailbox", "q"].messages) == 2
 
 
+@pytest.mark.parametrize(
+    ("preallocate", "fault", "is_shortened"),
+    [
+        (True, lmdb_error(lmdb.Error, errno.ENOSPC), False),
+        (True, lmdb_error(lmdb.DiskError), False),
+        (True, lmdb_error(lmdb.MapFullError), True),
+        (False, lmdb_error(lmdb.Error, errno.ENOSPC), True),
+    ],
+)
+def test_history_is_dropped_where_that_makes_room_and_readers_learn_how_much(
+    disk, monkeypatch, preallocate, fault, is_shortened
+):
+    store = disk(preallocate=preallocate)
+    for n in range(1, 51):
+        store.write([append(n, payload=bytes(20_000))])
+    encode, lsn_before = disk_module.codec.encode_stream, store.status().lsn
+
+    def failing(stream, lsn):
+        if lsn > lsn_before:
+            raise fault
+        return encode(stream, lsn)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_module.codec, "encode_stream", failing)
+        with pytest.raises(StorageFull):
+            store.write([append(51, payload=bytes(20_000))])
+    found = store.read("s", 1, bytes_max=1 << 30)
+    assert [chunk.first for chunk in found.found] == list(range(found.first, 51))
+    assert (found.first > 1) == is_shortened
+    store.write([append(51, payload=bytes(20_000))])
+    assert firsts(store)[-1] == 51
+
+
 def test_a_disk_that_is_full_shortens_the_history_and_refuses_messages(disk):
     """The operating system lets the file grow to 300,000 bytes only."""
     with child("limited", disk.directory) as limited:
