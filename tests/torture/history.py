@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
@@ -25,6 +26,8 @@ STORED = "stored"
 SEND, SENT, SEND_REFUSED = "send", "sent", "send-refused"
 DELIVERED, SETTLED, OUTCOME, LEFT = "delivered", "settled", "outcome", "left"
 PURGE, PURGED, PURGE_REFUSED, LOOKED = "purge", "purged", "purge-refused", "looked"
+KILLED, BACK, DISK_FAILS, DISK_WORKS = "killed", "back", "disk-fails", "disk-works"
+"""What is done to the broker, with no name: it is about to be killed, and is back; its disk refuses, until it works."""
 
 DURABLE, CURSOR = "durable", "cursor"
 """The text of a READ: of a subscription to what is durable only, and of one that begins at a cursor."""
@@ -87,12 +90,13 @@ def check(history: Iterable[Record]) -> list[Violation]:
     by_name: defaultdict[str, list[Record]] = defaultdict(list)
     for record in sorted(history):
         by_name[record.name].append(record)
+    faults = by_name.pop("", [])
     for name, records in by_name.items():
         kinds = {record.kind for record in records}
         for needed, rules in RULES:
             if needed in kinds:
                 for rule, broken in rules.items():
-                    found += [Violation(rule, name, text) for text in broken(Log(records))]
+                    found += [Violation(rule, name, text) for text in broken(Log([*records, *faults]))]
     return found
 
 
@@ -241,18 +245,48 @@ def _unsent(log: Log) -> Iterator[str]:
 
 def _repeated(log: Log) -> Iterator[str]:
     """A delivery is with one consumer, and the next one says that it is another attempt."""
-    counts = Counter((record.key, record.attempts) for record in log[DELIVERED])
-    for (key, attempts), count in counts.items():
-        if count > 1:
-            yield f"{key} was delivered {count} times as attempt {attempts}"
+    last: dict[tuple[str, int], Record] = {}
+    for record in log[DELIVERED]:
+        before = last.get((record.key, record.attempts))
+        if before is not None and not _is_forgotten(log, before, record):
+            yield f"{record.key} was delivered again as attempt {record.attempts}"
+        last[record.key, record.attempts] = record
 
 
 def _attempts(log: Log) -> Iterator[str]:
-    last: dict[tuple[str, str], int] = {}
+    last: dict[tuple[str, str], Record] = {}
     for record in log[DELIVERED]:
-        if record.attempts <= last.get((record.client, record.key), 0):
-            yield f"{record.key}: attempt {record.attempts} after {last[record.client, record.key]}"
-        last[record.client, record.key] = record.attempts
+        before = last.get((record.client, record.key))
+        if before and record.attempts <= before.attempts and not _is_forgotten(log, before, record):
+            yield f"{record.key}: attempt {record.attempts} after {before.attempts}"
+        last[record.client, record.key] = record
+
+
+def _is_forgotten(log: Log, before: Record, record: Record) -> bool:
+    """Whether the broker may not know of a delivery, since it was killed between that and the next one.
+
+    That there was a first delivery is durable before it is made. That there was another is stored with it, and
+    so before anything that is sent after it was seen. Neither is durable where the disk has refused it.
+    """
+    killed = next((k for k, back in _spans(log, KILLED, BACK) if k < record.at_ns and before.at_ns < back), 0)
+    if not killed:
+        return False
+    sent = {send.key: send.at_ns for send in reversed(log[SEND])}
+    if any(a < killed and sent.get(record.key, 0) < b for a, b in _spans(log, DISK_FAILS, DISK_WORKS)):
+        return True
+    # A request is answered before it is durable; who settles it waits for the disk.
+    durable = log[SETTLED] or log[SENT]
+    return before.attempts > 1 and not any(
+        before.at_ns < sent.get(r.key, 0) and r.at_ns < killed for r in durable
+    )
+
+
+def _spans(log: Log, begin: str, end: str) -> Iterator[tuple[int, int]]:
+    """From when to when something was so."""
+    ends = [record.at_ns for record in log[end]]
+    for record in log[begin]:
+        place = bisect_left(ends, record.at_ns)
+        yield record.at_ns, ends[place] if place < len(ends) else sys.maxsize
 
 
 def _settled_twice(log: Log) -> Iterator[str]:

@@ -9,13 +9,17 @@ from random import Random
 
 import pytest
 from history import (
+    BACK,
     COMMIT,
     COMMITTED,
     CURSOR,
     DELIVERED,
+    DISK_FAILS,
+    DISK_WORKS,
     DURABLE,
     FINISHED,
     GAP,
+    KILLED,
     LEFT,
     LOOKED,
     OUTCOME,
@@ -324,6 +328,33 @@ def test_each_fault_is_found(fault: Callable[[Good], None], seed: int) -> None:
     good = Good(seed)
     fault(good)
     assert FAULTS[fault] in {violation.rule for violation in check(good.records)}
+
+
+@pytest.mark.parametrize(
+    ("attempts", "kinds", "is_known"),
+    [
+        (2, (SEND, DELIVERED, KILLED, BACK, DELIVERED), True),
+        (2, (SEND, DELIVERED, KILLED, DELIVERED, BACK), True),
+        (2, (SEND, KILLED, DELIVERED, BACK, DELIVERED), True),
+        (2, (SEND, KILLED, BACK, DELIVERED, DELIVERED), False),
+        (2, (SEND, DELIVERED, DELIVERED, KILLED, BACK), False),
+        (2, (SEND, DELIVERED, "other sent", "other stored", KILLED, BACK, DELIVERED), False),
+        (2, (SEND, "other sent", DELIVERED, "other stored", KILLED, BACK, DELIVERED), True),
+        (1, (SEND, DELIVERED, KILLED, BACK, DELIVERED), False),
+        (1, (SEND, DISK_FAILS, DELIVERED, DISK_WORKS, KILLED, BACK, DELIVERED), True),
+        (1, (DISK_FAILS, SEND, DELIVERED, KILLED, DISK_WORKS, BACK, DELIVERED), True),
+        (1, (DISK_FAILS, DISK_WORKS, SEND, DELIVERED, KILLED, BACK, DELIVERED), False),
+        (1, (SEND, DELIVERED, KILLED, BACK, DISK_FAILS, DISK_WORKS, DELIVERED), False),
+    ],
+)
+def test_an_attempt_is_made_twice_only_where_a_kill_may_have_taken_the_note_of_it(
+    attempts: int, kinds: tuple[str, ...], is_known: bool
+) -> None:
+    others = {"other sent": (SEND, QUEUE, "other"), "other stored": (SENT, QUEUE, "other")}
+    fields = {SEND: (SEND, QUEUE, "mail"), DELIVERED: (DELIVERED, QUEUE, "mail", 1, 0, attempts)} | others
+    history = [Record(at, "c", *fields.get(kind, (kind, ""))) for at, kind in enumerate(kinds, 1)]
+    found = {violation.rule for violation in check(history) if violation.rule != "lost"}
+    assert found == (set() if is_known else {"repeated delivery", "attempts"})
 
 
 def test_each_rule_has_a_fault() -> None:

@@ -35,7 +35,21 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from history import LEFT, PUBLISHED, PURGED, SENT, STORED, Recorder, Violation, check, read_history
+from history import (
+    BACK,
+    DISK_FAILS,
+    DISK_WORKS,
+    KILLED,
+    LEFT,
+    PUBLISHED,
+    PURGED,
+    SENT,
+    STORED,
+    Recorder,
+    Violation,
+    check,
+    read_history,
+)
 from rig_daemon import Daemon
 from rig_process import end, fork
 from rig_proxy import Link, Proxy
@@ -111,6 +125,7 @@ class Torture:
         """A load, these faults, and the account of it."""
         self._histories = self.directory / f"episode-{self.episodes}"
         self._histories.mkdir()
+        self.note = Recorder(self._histories / "faults.jsonl", "faults")
         self._lives.clear()
         for role in ROLES:
             self.start(role)
@@ -121,7 +136,9 @@ class Torture:
             began = time.monotonic()
             self.progress()
             self.waits.append(time.monotonic() - began)
+            self.note(BACK, "")
         self.settle()
+        self.note.close()
         files = sorted(self._histories.iterdir())
         history = read_history(file for file in files if file.suffix == ".jsonl")
         self.records += Counter(record.kind for record in history)
@@ -235,6 +252,11 @@ class Torture:
         """As long as this fault lasts. Nothing is waited for: its moments are drawn."""
         time.sleep(self.chance.uniform(0.02, most))
 
+    def kill_broker(self) -> None:
+        """End the broker at once."""
+        self.note(KILLED, "")
+        self.daemon.kill()
+
     @contextmanager
     def stopped(self, pid: int) -> Iterator[None]:
         """A process stands still meanwhile."""
@@ -247,12 +269,14 @@ class Torture:
     def bad_disk(self, error: int, then: Callable[[], None]) -> None:
         """Each write to the store fails, until something has happened."""
         assert self.machine is not None
+        self.note(DISK_FAILS, "")
         self.machine.error = error
         try:
             self.pause()
             then()
         finally:
             self.machine.error = 0
+            self.note(DISK_WORKS, "")
 
 
 # The faults
@@ -260,7 +284,7 @@ class Torture:
 
 def kill_broker(torture: Torture) -> None:
     torture.pause(0.2)
-    torture.daemon.kill()
+    torture.kill_broker()
     torture.daemon.start()
 
 
@@ -300,7 +324,7 @@ def failing_disk(error: int) -> Callable[[Torture], None]:
 
 
 def failing_disk_and_kill(torture: Torture) -> None:
-    torture.bad_disk(errno.EIO, torture.daemon.kill)
+    torture.bad_disk(errno.EIO, torture.kill_broker)
     torture.daemon.start()
 
 
