@@ -269,7 +269,7 @@ class RingTransaction:
             chunk.time_ns if empty else stream.first_time,
             chunk.time_ns,
         )
-        if retention is not self._ring.given.get(name):
+        if name in self.forgotten or retention is not self._ring.given.get(name):
             self.given[name] = retention
         self.bytes += size
         self._steps += 2

@@ -25,6 +25,7 @@ from malamute.store.operations import (
     MarkDelivered,
     PutIdentity,
     PutValue,
+    Retain,
     SetAttempts,
     TrimByAge,
 )
@@ -331,6 +332,8 @@ class Stores(RuleBasedStateMachine):
             }
             for name, q in found.queues.items()
         } == self.model.queues
+        # A broker says at its start what is to hold.
+        self.write([Retain(name, RETENTION.get(name, KEEP_ALL)) for name in found.streams])
 
     def compare_cold(self, found, records):
         held = sum(len(m.record) for queue in found.queues.values() for m in queue.messages)

@@ -394,6 +394,17 @@ def test_a_sequence_between_two_chunks_lies_in_a_hole(make):
     assert store.find_gap("unknown", 1) is None
 
 
+def test_a_stream_that_is_removed_and_made_again_at_once_keeps_what_was_configured(make):
+    store = make()
+    young = StreamRetention(age_seconds=25e-9)
+    made = append(1, time=1)._replace(retention=young)
+    store.write([made])
+    store.write([DeleteStream("s"), ForgetStream("s"), made])
+    assert store.retention("s") == young
+    store.write([TrimByAge(27)])
+    assert firsts(store) == []
+
+
 # --- log sequence numbers
 
 
