@@ -296,12 +296,13 @@ def _settled_twice(log: Log) -> Iterator[str]:
 
 
 def _after_settled(log: Log) -> Iterator[str]:
-    settled = {record.key: record.attempts for record in log[SETTLED]}
+    settled = {record.key: record for record in log[SETTLED]}
     left = log.keys(LEFT)
     yield from (f"{key} was settled and is still there" for key in settled if key in left)
     for record in log[DELIVERED]:
-        if record.attempts > settled.get(record.key, record.attempts):
-            yield f"{record.key} was settled at attempt {settled[record.key]}, and there is {record.attempts}"
+        end = settled.get(record.key)
+        if end and record.attempts > end.attempts and not _is_forgotten(log, record, end):
+            yield f"{record.key} was settled at attempt {end.attempts}, and there is {record.attempts}"
 
 
 def _no_outcome(log: Log) -> Iterator[str]:

@@ -357,6 +357,17 @@ def test_an_attempt_is_made_twice_only_where_a_kill_may_have_taken_the_note_of_i
     assert found == (set() if is_known else {"repeated delivery", "attempts"})
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+def test_more_attempts_than_at_the_settlement_are_known_if_a_kill_took_the_note_of_them(
+    is_before: bool,
+) -> None:
+    more, end = (DELIVERED, QUEUE, "mail", 1, 0, 3), (SETTLED, QUEUE, "mail", 0, 0, 2)
+    fault = ((DISK_FAILS, ""), (KILLED, ""), (DISK_WORKS, ""), (BACK, ""))
+    made = [(SEND, QUEUE, "mail"), *((more, *fault, end) if is_before else (*fault, end, more))]
+    found = check(Record(at, "c", *fields) for at, fields in enumerate(made, 1))
+    assert [violation.rule for violation in found] == ([] if is_before else ["after settlement"])
+
+
 def test_each_rule_has_a_fault() -> None:
     assert set(FAULTS.values()) == {rule for _, rules in RULES for rule in rules}
 
