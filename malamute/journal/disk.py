@@ -425,8 +425,8 @@ class DiskStore:
     def _is_relievable(self, fault: StorageFull) -> bool:
         """Whether old chunks that leave make room for what found none.
 
-        They do where the file is full, or has to stay as large as it is. They do not where the disk refuses to
-        write into a file that has all its room: no history is dropped for that.
+        They do where the file is full, or has to stay as large as it is. They do not where the disk refuses
+        to write into a file that has all its room: no history is dropped for that.
         """
         if isinstance(fault.__cause__, lmdb.MapFullError):
             return True

@@ -66,8 +66,8 @@ class Link:
     def receive(self, choice: int) -> Frames | None:
         """One command, from the new connection or from what an old one left behind.
 
-        Nothing comes from one that the monitor has not told of: each connection has a socket of its own, which
-        is made when the one before is known to be over.
+        Nothing comes from one that the monitor has not told of: each connection has a socket of its own,
+        which is made when the one before is known to be over.
         """
         self.reading = [c for c in self.reading if c.down or c is self.current]
         untold = self.current if True in self.changes else None

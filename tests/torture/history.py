@@ -27,7 +27,7 @@ SEND, SENT, SEND_REFUSED = "send", "sent", "send-refused"
 DELIVERED, SETTLED, OUTCOME, LEFT = "delivered", "settled", "outcome", "left"
 PURGE, PURGED, PURGE_REFUSED, LOOKED = "purge", "purged", "purge-refused", "looked"
 KILLED, BACK, DISK_FAILS, DISK_WORKS = "killed", "back", "disk-fails", "disk-works"
-"""What is done to the broker, with no name: it is about to be killed, and is back; its disk refuses, until it works."""
+"""What is done to the broker, with no name: it is about to be killed, and is back; its disk refuses, and works."""
 
 DURABLE, CURSOR = "durable", "cursor"
 """The text of a READ: of a subscription to what is durable only, and of one that begins at a cursor."""
@@ -265,8 +265,8 @@ def _attempts(log: Log) -> Iterator[str]:
 def _is_forgotten(log: Log, before: Record, record: Record) -> bool:
     """Whether the broker may not know of a delivery, since it was killed between that and the next one.
 
-    That there was a first delivery is durable before it is made. That there was another is stored with it, and
-    so before anything that is sent after it was seen. Neither is durable where the disk has refused it.
+    That there was a first delivery is durable before it is made. That there was another is stored with it,
+    and so before anything that is sent after it was seen. Neither is durable where the disk has refused it.
     """
     killed = next((k for k, back in _spans(log, KILLED, BACK) if k < record.at_ns and before.at_ns < back), 0)
     if not killed:
