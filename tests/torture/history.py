@@ -27,7 +27,7 @@ SEND, SENT, SEND_REFUSED = "send", "sent", "send-refused"
 DELIVERED, SETTLED, OUTCOME, LEFT = "delivered", "settled", "outcome", "left"
 PURGE, PURGED, PURGE_REFUSED, LOOKED = "purge", "purged", "purge-refused", "looked"
 KILLED, BACK, DISK_FAILS, DISK_WORKS = "killed", "back", "disk-fails", "disk-works"
-"""What is done to the broker, with no name: it is about to be killed, and is back; its disk refuses, and works."""
+"""What is done to the broker: it is about to be killed, and is back; its disk refuses, and works."""
 
 DURABLE, CURSOR = "durable", "cursor"
 """The text of a READ: of a subscription to what is durable only, and of one that begins at a cursor."""
