@@ -1,23 +1,49 @@
-"""`malamute service feed` and `feeds`: streams that make requests."""
+"""`malamute feed`: rules by which the broker passes messages on from one place to another."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from malamute.cli import completion
 from malamute.cli.admin import dry_run_option, make_change, show_found
-from malamute.cli.options import ConnectionOptions, connects, criteria_of, examples, json_option, selects
-from malamute.cli.queues import service
-from malamute.cli.tables import criteria_words
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option, selects
+from malamute.cli.tables import criteria_words, show_whole
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+COLUMNS = ("feed", "source", "target", "operation", "when", "state", "sequence", "lag", "taken", "criteria")
+"""What a list shows to people; `show` shows all, and so does JSON."""
 
 
-@service.command(
-    "feed", epilog=examples("malamute service feed billing orders 'paid.*' --where 'amount > 100'")
+def _named(function: Function) -> Function:
+    """A command about one feed: its NAME and its SOURCE."""
+    source = click.argument("source", metavar="SOURCE", shell_complete=completion.names("feeds", "source"))
+    name = click.argument("name", metavar="NAME", shell_complete=completion.names("feeds", "feed"))
+    return name(source(function))
+
+
+@click.group("feed")
+def feed() -> None:
+    """Feeds pass messages on inside the broker, from a SOURCE to a TARGET.
+
+    Both are places: stream/NAME, mailbox/NAME or service/NAME. A feed has a NAME of its own at its source.
+    """
+
+
+@feed.command(
+    "set",
+    epilog=examples(
+        "malamute feed set billing stream/orders service/billing 'paid.*' --where 'amount > 100'",
+        "malamute feed set cold stream/sensors stream/alarms 'temp.#' --where 'value < -20' --start since:1h",
+        "malamute feed set rest stream/orders stream/others --when default",
+    ),
 )
-@click.argument("name", metavar="SERVICE", shell_complete=completion.names("services"))
-@click.argument("stream", shell_complete=completion.names("streams"))
+@click.argument("name", metavar="NAME", shell_complete=completion.names("feeds", "feed"))
+@click.argument("source", metavar="SOURCE")
+@click.argument("target", metavar="TARGET")
 @selects
 @click.option(
     "--start",
@@ -26,49 +52,99 @@ from malamute.cli.tables import criteria_words
     help="new, first, last, seq:N, time:T or since:1h. A new feed begins with what is new, and one that is "
     "changed continues where it was.",
 )
-@click.option("--delete", is_flag=True, help="End the feed; the requests that it made stay.")
+@click.option(
+    "--when",
+    type=click.Choice(["match", "default"]),
+    default="match",
+    show_default=True,
+    help="default takes what no other feed of the source takes.",
+)
 @dry_run_option
 @connects
 @json_option
-def feed(
+def set_feed(
     name: str,
-    stream: str,
+    source: str,
+    target: str,
     *,
     criteria: list[tuple[str, Any]],
     where: str,
     start: str,
-    delete: bool,
+    when: str,
     dry_run: bool,
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Make each message of STREAM whose subject meets any PATTERN one request to SERVICE.
+    """Pass each message of SOURCE whose subject meets any PATTERN on to TARGET, or change how.
 
-    Without a pattern, all messages do. Subscriptions of the stream get their copies as ever. When the queue
-    of the service is full, the messages wait in the journal of the stream.
+    Without a pattern, all messages are. Subscriptions of a stream get their copies as ever. While there is no
+    room at the target, the messages wait in the journal of the stream.
     """
     from malamute.protocol import admin
 
-    connection, name = connection.to(name, "service")
-    connection, stream = connection.to(stream, "stream")
-    if delete and (criteria != criteria_of("", ()) or where or start):
-        raise click.UsageError("--delete with options of a feed: expected --delete alone")
-    if delete:
-        change: admin.AdminChange[Any] = admin.FeedDelete(service=name, stream=stream, dry_run=dry_run)
-    else:
-        change = admin.FeedSet(
-            service=name, stream=stream, criteria=criteria, where=where, start=start, dry_run=dry_run
-        )
+    connection, target = connection.to_place(target)
+    connection, source = connection.to_place(source)
+    change = admin.FeedSet(
+        source=source,
+        feed=name,
+        target=target,
+        criteria=criteria,
+        where=where,
+        start=start,
+        when=when,
+        dry_run=dry_run,
+    )
     make_change(connection, change, as_json=as_json)
 
 
-@service.command("feeds")
+@feed.command("list", epilog=examples("malamute feed list", "malamute feed list --json"))
 @connects
 @json_option
-def feeds(connection: ConnectionOptions, *, as_json: bool) -> None:
-    """List the feeds: which streams make requests to which services, and where each stands."""
+def list_feeds(connection: ConnectionOptions, *, as_json: bool) -> None:
+    """List the feeds: from where to where each passes messages on, and where it stands."""
     from malamute.protocol import admin
 
     with connection.open() as client:
         rows = [row.as_map() for row in client.query(admin.FeedsQuery())]
-    show_found(rows if as_json else list(map(criteria_words, rows)), "feeds", as_json=as_json)
+    words = [criteria_words(row) for row in rows]
+    shown = [{column: row[column] for column in COLUMNS} for row in words]
+    show_found(rows if as_json else shown, "feeds", as_json=as_json)
+
+
+@feed.command("show", epilog=examples("malamute feed show billing stream/orders"))
+@_named
+@connects
+@json_option
+def show_feed(name: str, source: str, *, connection: ConnectionOptions, as_json: bool) -> None:
+    """Show one feed: what it takes, where it stands, and with whose rights."""
+    from malamute.protocol import admin
+
+    connection, source = connection.to_place(source)
+    with connection.open() as client:
+        row = client.query(admin.FeedQuery(source=source, feed=name)).as_map()
+    show_whole(row if as_json else criteria_words(row), as_json=as_json)
+
+
+def _add_change(verb: str, topic: str, words: str) -> None:
+    """Add a command that changes one feed."""
+
+    @feed.command(verb, help=words, epilog=examples(f"malamute feed {verb} billing stream/orders"))
+    @_named
+    @dry_run_option
+    @connects
+    @json_option
+    def change(
+        name: str, source: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool
+    ) -> None:
+        from malamute.protocol import admin
+
+        connection, source = connection.to_place(source)
+        wanted = admin.FEED_CHANGES[topic](source=source, feed=name, dry_run=dry_run)
+        make_change(connection, wanted, as_json=as_json)
+
+
+_add_change("enable", "feed.enable", "Let a feed go on where it is.")
+_add_change(
+    "disable", "feed.disable", "Let a feed rest where it is, over restarts, until it is enabled or set again."
+)
+_add_change("delete", "feed.delete", "End a feed; what it has passed on stays.")

@@ -18,7 +18,7 @@ from malamute.cli.contexts import Context, complete, file_of, load
 from malamute.cli.error_output import JSON, print_error
 from malamute.cli.escaping import printable, to_json
 from malamute.errors import InvalidName, MalamuteError
-from malamute.protocol.names import SCHEME, Kind, Uri
+from malamute.protocol.names import SCHEME, Kind, Place, Uri
 from malamute.version import __version__
 
 if TYPE_CHECKING:
@@ -64,6 +64,16 @@ class ConnectionOptions:
         # Another broker is not to learn the password for this one.
         credentials = self.credentials if uri.endpoint == self.url else {}
         return replace(self, url=uri.endpoint, credentials=credentials), uri.name
+
+    def to_place(self, text: str) -> tuple[ConnectionOptions, str]:
+        """What reaches this place, and `KIND/NAME`; `text` may be a `malamute://` URI.
+
+        Raises `InvalidName` when it is neither.
+        """
+        if not text.lower().startswith(SCHEME):
+            return self, str(Place.parse(text))
+        uri = Uri.parse(text)
+        return self.to(text, uri.kind)[0], str(Place(uri.kind, uri.name))
 
     @contextmanager
     def open(self) -> Iterator[Client]:

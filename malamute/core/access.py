@@ -116,9 +116,9 @@ class Access(NamedTuple):
     """What a command does to a thing, whose name is in this field, and its subjects in that one.
 
     The kind is one of `access.KINDS`, or `cursor` or `topic`. If it is empty, the command says in its own
-    field `kind` what it is, and an empty action is what `CONSUMES` says of that. An action that is none of
-    `access.ACTIONS` needs no rule. The subjects are `WHOLE` if it needs the whole of the thing: every
-    subject, and every row.
+    field `kind` what it is, and an empty action is what `CONSUMES` says of that; if it is `PLACE`, the field
+    names a place, and `CONSUME` is the action for its kind. An action that is none of `access.ACTIONS` needs
+    no rule. The subjects are `WHOLE` if it needs the whole of the thing: every subject, and every row.
     """
 
     action: str
@@ -130,6 +130,13 @@ class Access(NamedTuple):
 AnyScope = Scope | CommonScope
 
 WHOLE = "*"
+
+PLACE = "place"
+
+CONSUME = "consume"
+
+_CONSUMING = {"stream": "subscribe", "mailbox": "receive", "service": "offer"}
+"""What it is to consume messages, by the kind of the place."""
 
 _OWN: tuple[Access, ...] = ()
 """Of the session itself, or of sources that it was allowed to have."""
@@ -165,11 +172,12 @@ CONSUMES = {"service": "offer", "mailbox": "receive"}
 
 _CURSOR = (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor"))
 _STREAM = (Access("admin", "stream", "stream"),)
+_OF_FEED = (Access("admin", PLACE, "source"),)
 _FEED = (
-    Access("admin", "service", "service"),
-    Access("admin", "stream", "stream"),
+    Access("admin", PLACE, "target"),
+    *_OF_FEED,
     # It reads for nobody in particular.
-    Access("subscribe", "stream", "stream", WHOLE),
+    Access(CONSUME, PLACE, "source", WHOLE),
 )
 _QUEUE = (Access("admin", "", "name"),)
 _USER = (Access("admin", "user", "name"),)
@@ -182,7 +190,9 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "stream.purge": _STREAM,
     "stream.delete": _STREAM,
     "feed.set": _FEED,
-    "feed.delete": _FEED,
+    "feed.enable": _OF_FEED,
+    "feed.disable": _OF_FEED,
+    "feed.delete": _OF_FEED,
     "queue.redrive": _QUEUE,
     "queue.purge": _QUEUE,
     "broker.reload": (),
@@ -211,6 +221,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "cursors": (Access("view", "stream", "stream"),),
     "stream": (Access("view", "stream", "name"),),
     "explain": (Access("view", "stream", "stream"),),
+    "feed": (Access("view", PLACE, "source"),),
     "service": (Access("view", "service", "name"),),
     "client": (Access("view", "client", "id"),),
     "messages": (Access("browse", "", "name"),),
@@ -528,8 +539,15 @@ def _needs_of_topic(
     for access in topics.get(message.topic, ()):
         name, kind = arguments.get(access.field), access.kind or arguments.get("kind")
         # Whether the arguments are what they have to be, the command finds out.
+        if kind == PLACE and type(name) is str:
+            kind, _, name = name.partition("/")
         if type(name) is str and type(kind) is str and name:
             named = True
-            yield access.action, kind, name, access.subjects
+            yield (
+                _CONSUMING.get(kind, "") if access.action == CONSUME else access.action,
+                kind,
+                name,
+                access.subjects,
+            )
     if not named:
         yield action, "broker", message.topic.rpartition(".")[2], ()

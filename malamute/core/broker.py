@@ -28,7 +28,9 @@ from malamute.core.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
 from malamute.core.engines import Engines
 from malamute.core.events import Events, tell_worker
-from malamute.core.feed import CURSOR_PREFIX, Feed, Feeds, feed_name
+from malamute.core.feed.rule import FeedName
+from malamute.core.feed.stream_feed import StreamFeed
+from malamute.core.feed.table import Feeds
 from malamute.core.grace_period import GracePeriod, newest_time
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
@@ -66,6 +68,7 @@ from malamute.errors import (
 )
 from malamute.matching import CacheBudget, Selector
 from malamute.protocol.admin import FeedSet
+from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import (
@@ -100,6 +103,7 @@ from malamute.protocol.messages import (
     Withdraw,
     error_message,
 )
+from malamute.protocol.names import Place
 from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import EMPTY, Defect, DeleteValue, Recovered, Stranded
 from malamute.store.policies import BaseKind, StreamRetention
@@ -193,7 +197,13 @@ class Core(Engines):
         self.recovery = Recovery(self.effects)
         self.accounts = AccountDirectory(self.effects, settings.accounts, self._account_changed)
         self.feeds = Feeds(
-            limits, self.streams, self.services, self.selectors, self.recovery, self._feed_refusal
+            limits,
+            self.streams,
+            self.mailboxes,
+            self.services,
+            self.selectors,
+            self.recovery,
+            self._feed_refusal,
         )
         self._restore_accounts(recovered)
         self._restore(recovered)
@@ -271,10 +281,10 @@ class Core(Engines):
         self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
         self.mailboxes.resume(self.recovery)
         self.services.resume(self.recovery)
-        for (name, service), value in recovered.table(FEEDS).items():
-            doubtful = (CURSORS, (name, CURSOR_PREFIX + service)) in recovered.doubtful
-            restore = partial(self.feeds.restore, doubtful=doubtful)
-            take_up("feed", feed_name(service, name), restore, service, name, value)
+        for (stream_name, feed_name), value in recovered.table(FEEDS).items():
+            feed = FeedName(Place("stream", stream_name), feed_name)
+            doubtful = (CURSORS, (stream_name, feed.cursor)) in recovered.doubtful
+            take_up("feed", str(feed), partial(self.feeds.restore, doubtful=doubtful), feed, value)
         for table in (self.mailboxes, self.services):
             for name, here in table.by_name.items():
                 self.recovery.look_at_dead(table.kind, name, here.dead_letters)
@@ -520,7 +530,7 @@ class Core(Engines):
             looks = chain(self._each_feed(), self._each_session())
         else:
             sessions = self.sessions.of_user(user)
-            feeds = [feed for feed in self.feeds.by_name.values() if feed.setter.user == user]
+            feeds = [feed for feed in self.feeds.by_name.values() if feed.rule.setter.user == user]
             looks = chain(
                 (partial(self._review_feed, feed) for feed in feeds),
                 (partial(self._review, session) for session in sessions),
@@ -588,16 +598,16 @@ class Core(Engines):
         self.effects.work -= REVIEW_WORK * (1 + len(session.sources))
         self.effects.guard("a look at what a session may do", self._review_session, session)
 
-    def _review_feed(self, feed: Feed) -> None:
+    def _review_feed(self, feed: StreamFeed) -> None:
         """Stop a feed whose setter may not have it any more."""
         self.effects.work -= REVIEW_WORK
         self.effects.guard("a look at what a feed may do", self.feeds.review, feed)
 
-    def _feed_refusal(self, setter: Principal, service: str, stream: str) -> str:
-        """Why somebody may not feed a service from a stream; empty if he may."""
+    def _feed_refusal(self, setter: Principal, source: Place, target: Place) -> str:
+        """Why somebody may not feed one place from another; empty if he may."""
         try:
             self.access.confirm_change(
-                setter, Change(0, FeedSet.topic, {"service": service, "stream": stream})
+                setter, Change(0, FeedSet.topic, {"source": str(source), "target": str(target)})
             )
         except AccessRefused as error:
             return error.text
@@ -658,8 +668,8 @@ class Core(Engines):
             self.accounts.store_again(name)
         for name, cursor in [key for table, key in stranded.values if table == CURSORS]:
             stream = self.streams.by_name.get(name)
-            if cursor.startswith(CURSOR_PREFIX):
-                self.feeds.store_again(cursor.removeprefix(CURSOR_PREFIX), name)
+            if cursor.startswith(FEED_PREFIX):
+                self.feeds.store_again(FeedName(Place("stream", name), cursor.removeprefix(FEED_PREFIX)))
             elif stream is not None and cursor in stream.cursors:
                 stream.commit(cursor, stream.cursors[cursor])
 

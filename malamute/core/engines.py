@@ -7,7 +7,7 @@ from malamute.core.accounts import AccountDirectory
 from malamute.core.answers import Answers
 from malamute.core.audit import Audit
 from malamute.core.effects import Effects
-from malamute.core.feed import Feeds
+from malamute.core.feed.table import Feeds
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.limits import QueueLimits

@@ -125,7 +125,7 @@ class Services(QueueTable):
         posts: dict[str, Post] = {}
         for request, final, record in zip(requests, reply.finals, reply.records, strict=True):
             asked = request.properties or {}
-            if "stream" in asked:
+            if "source" in asked:
                 # A feed made the request: its sender published a message, and waits for no reply.
                 continue
             name = asked.get("reply_to", request.sender)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from malamute.core.chunk import Loaded
 from malamute.core.subscription import Position, SourceStream
+from malamute.errors import InvalidValue, TryLater
 from malamute.matching import Group
 from malamute.protocol.start import (
     FIRST,
@@ -55,6 +56,19 @@ class Asked(NamedTuple):
     head: int
     stored: int
     unstored: Sequence[Loaded]
+
+
+def one_position(start: str, what: str) -> Start:
+    """A start in words that is one position. Raises `InvalidValue`."""
+    found = Start.parse(start)
+    if found.kind == LAST_PER_SUBJECT:
+        raise InvalidValue(f"invalid start 'last-per-subject' of {what}: expected one position")
+    return found
+
+
+def removed(stream: str) -> TryLater:
+    """The error for a stream that was removed while its position was looked for."""
+    return TryLater(f"stream {stream!r} was removed meanwhile: retry later")
 
 
 def locate(stream: StartingStream, start: Start, group: Group, then: Then) -> None:

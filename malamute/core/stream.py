@@ -216,6 +216,8 @@ class Stream:
         """Whether it was made for more than to be read, and stays until it is deleted."""
         self.changing = 0
         """How many changes of feeds from it are under way."""
+        self.feeds = 0
+        """How many feeds put something into it."""
         self._deletions = 0
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
         self._ttl = self._policy_ttl()
@@ -248,13 +250,32 @@ class Stream:
         all_subjects, all_records, all_senders = self._incoming
         first = self.next + len(all_subjects)
         if ttl or self._ttl:
-            ttl = min(filter(None, (ttl, self._ttl)))
-            self._ttls += [*repeat(0, len(all_subjects) - len(self._ttls)), *repeat(ttl, len(subjects))]
+            self._expire_after(ttl, len(subjects))
         all_subjects += subjects
         all_records += records
         all_senders += [sender] * len(subjects)
         self.activate()
         return first
+
+    def _expire_after(self, ttl: int, count: int) -> None:
+        """So many messages that are about to be taken expire, by the policy or by themselves."""
+        ttl = min(filter(None, (ttl, self._ttl)))
+        self._ttls += [*repeat(0, len(self._incoming[0]) - len(self._ttls)), *repeat(ttl, count)]
+
+    def forward(self, senders: Sequence[str], subjects: Sequence[str], records: Sequence[Frame]) -> None:
+        """Take what a feed passes on. It is stored with this iteration, as the position of the feed is.
+
+        It expires when the policy says so.
+        """
+        if self._ttl:
+            self._expire_after(0, len(subjects))
+        all_subjects, all_records, all_senders = self._incoming
+        all_subjects += subjects
+        all_records += records
+        all_senders += senders
+        self.flush()
+        if self.behind:
+            self.activate()
 
     def activate(self) -> None:
         """Flush this stream at the end of the iteration."""
@@ -445,7 +466,7 @@ class Stream:
     @property
     def unused(self) -> bool:
         """Whether nothing is kept of it, and nobody reads it."""
-        return self.first_kept > self.last and not (self.cursors or len(self.audience))
+        return self.first_kept > self.last and not (self.cursors or len(self.audience) or self.feeds)
 
     @property
     def untouched(self) -> bool:

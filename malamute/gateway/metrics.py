@@ -54,7 +54,7 @@ STATUS = (
     MetricField("malamute_streams", "streams", "Streams."),
     MetricField("malamute_mailboxes", "mailboxes", "Mailboxes."),
     MetricField("malamute_services", "services", "Services."),
-    MetricField("malamute_feeds", "feeds", "Feeds from streams to services."),
+    MetricField("malamute_feeds", "feeds", "Feeds from place to place."),
     MetricField(
         "malamute_published_messages",
         "messages_published",

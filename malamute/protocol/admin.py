@@ -30,16 +30,20 @@ from typing import (
 
 from malamute.errors import Malformed
 from malamute.protocol.arguments import (
+    FEED,
     HEADERS,
     NAMES,
+    OPERATION,
     PASSWORD,
     PATH,
+    PLACE,
     ROWS,
     RULES,
     SECONDS,
     STATE,
     SUBJECT,
     UID,
+    WHEN,
     Arguments,
 )
 from malamute.protocol.messages import (
@@ -538,20 +542,27 @@ class CursorsQuery(_Pages[list[StreamCursor]]):
 
 
 class FeedRow(Row):
-    """A feed: what it takes, how many requests it has made, and where it stands.
+    """A feed: what it takes from where and puts to where, and where it stands.
 
-    It acts with the rights of the `user` who has set it, and is `stopped` for a `reason` when they end.
+    `state` is `live` or `replay`; `full`, while it waits for room at its target, which has `credit` for so
+    many more messages, -1 without limit; `disabled`; or `stopped` for a `reason`, as the rights of the `user`
+    have ended who has set it. It has `taken` so many messages since the broker started, and `skipped` others
+    that its target could never have. `sequence` is the last of its source that it is done with.
     """
 
-    service: str
-    stream: str
+    source: str
+    feed: str
+    target: str
+    operation: str
+    when: str
     criteria: list[list[Any]]
     where: str
     state: str
-    sequence: int
+    sequence: int | None
     lag: int
-    requests: int
+    taken: int
     skipped: int
+    credit: int
     user: str
     reason: str
 
@@ -560,7 +571,16 @@ class FeedsQuery(_Pages[list[FeedRow]]):
     """All feeds."""
 
     topic = "feeds"
-    page_key = "service"
+    page_key = "source"
+
+
+class FeedQuery(AdminQuery[FeedRow]):
+    """One feed, by its source and its name there."""
+
+    topic = "feed"
+
+    source: str = argument(PLACE)
+    feed: str = argument(FEED)
 
 
 # Queues
@@ -947,41 +967,83 @@ class StreamDelete(AdminChange[StreamDeleted]):
 
 
 class FeedChanged(Row):
-    """Whether a feed is new, and the last sequence that it is done with."""
+    """Whether a feed is new, and the last sequence of its source that it is done with."""
 
-    service: str
-    stream: str
+    source: str
+    feed: str
+    target: str
     created: bool
     sequence: int | None = None
 
 
 class FeedSet(AdminChange[FeedChanged]):
-    """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head."""
+    """Pass messages on from one place to another, or change how.
+
+    Without a `start` it goes on where it is, or begins at the head. A stream keeps its messages, so the
+    `operation` is `copy`. It takes what meets its criteria, and by `default` only what no other feed of its
+    source takes.
+    """
 
     topic = "feed.set"
 
-    service: str = argument(NAME)
-    stream: str = argument(NAME)
+    source: str = argument(PLACE)
+    feed: str = argument(FEED)
+    target: str = argument(PLACE)
     criteria: Sequence[Sequence[Any]] = argument(CRITERIA, default=(("all", ""),))
     where: str = argument(TEXT, default="")
     start: str = argument(WORDS, default="")
+    operation: str = argument(OPERATION, default="copy")
+    when: str = argument(WHEN, default="match")
+
+
+class FeedSwitched(Row):
+    """A feed that goes on or rests, and the last sequence of its source that it is done with."""
+
+    source: str
+    feed: str
+    enabled: bool
+    sequence: int | None
+
+
+class FeedEnable(AdminChange[FeedSwitched]):
+    """Let a feed go on where it is."""
+
+    topic = "feed.enable"
+
+    source: str = argument(PLACE)
+    feed: str = argument(FEED)
+
+
+class FeedDisable(AdminChange[FeedSwitched]):
+    """Let a feed rest where it is, over restarts, until it is enabled or set again."""
+
+    topic = "feed.disable"
+
+    source: str = argument(PLACE)
+    feed: str = argument(FEED)
 
 
 class FeedDeleted(Row):
-    """The last sequence that a feed was done with."""
+    """The last sequence of its source that a feed was done with."""
 
-    service: str
-    stream: str
-    sequence: int
+    source: str
+    feed: str
+    sequence: int | None
 
 
 class FeedDelete(AdminChange[FeedDeleted]):
-    """Feed a service from a stream no longer; the requests that came of it stay."""
+    """End a feed; what it has passed on stays."""
 
     topic = "feed.delete"
 
-    service: str = argument(NAME)
-    stream: str = argument(NAME)
+    source: str = argument(PLACE)
+    feed: str = argument(FEED)
+
+
+FEED_CHANGES: Mapping[str, type[FeedEnable | FeedDisable | FeedDelete]] = {
+    change.topic: change for change in (FeedEnable, FeedDisable, FeedDelete)
+}
+"""The changes of one feed that need no more than which."""
 
 
 class QueueChanged(Row):

@@ -10,15 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 from reprlib import Repr
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from malamute.errors import InvalidName, InvalidValue
 from malamute.protocol import limits
 from malamute.protocol.batch import are_headers
 from malamute.protocol.messages import ADDRESS, NAME, Rule
+from malamute.protocol.names import PLACE_FORM, Kind, is_name
 
 MESSAGE_STATES = ("unstored", "waiting", "delayed", "outstanding", "settling", "dead")
 """What the state of a queued message may be."""
+
+FEED_PREFIX = "$feed/"
+"""What the name of a feed has before it where it is that of a cursor."""
+
+OPERATIONS = ("copy", "move")
+"""What a feed may do with a message."""
+
+WHENS = ("match", "default")
+"""When a feed takes what meets its criteria: always, or if no other feed of its source takes it."""
 
 
 def _is_text(value: Any, bytes_max: int) -> bool:
@@ -35,6 +45,15 @@ def _is_path(value: Any) -> bool:
 
 def _are_few_headers(value: Any) -> bool:
     return type(value) is dict and len(value) <= limits.HEADERS_MAX and are_headers(value)
+
+
+def _is_place(value: Any) -> bool:
+    kind, _, name = value.partition("/") if type(value) is str else ("", "", "")
+    return kind in get_args(Kind) and is_name(name)
+
+
+def _is_feed(value: Any) -> bool:
+    return type(value) is str and value != "" and is_name(FEED_PREFIX + value)
 
 
 def _are_names(value: Any) -> bool:
@@ -59,6 +78,10 @@ RULES = Rule("rules", _are_rules, limits.RULES_MAX, limits.RULE_BYTES_MAX)
 PASSWORD = Rule(
     "password hash", lambda value: _is_text(value, limits.TEXT_BYTES_MAX), bytes_max=limits.TEXT_BYTES_MAX
 )
+PLACE = Rule("place", _is_place, bytes_max=len("mailbox/") + limits.NAME_BYTES_MAX)
+FEED = Rule("feed", _is_feed, bytes_max=limits.NAME_BYTES_MAX - len(FEED_PREFIX))
+OPERATION = Rule("operation", lambda value: value in OPERATIONS)
+WHEN = Rule("when", lambda value: value in WHENS)
 UID = Rule("uid", lambda value: type(value) is int and 0 <= value <= limits.UID_MAX)
 
 SECRET = frozenset({"password"})
@@ -82,6 +105,10 @@ EXPECTED = {
     "names": f"a list of at most {limits.GROUPS_MAX} names",
     "rules": f"a list of at most {limits.RULES_MAX} texts of at most {limits.RULE_BYTES_MAX} bytes",
     "password hash": f"a password as `malamute user` hashes it: at most {limits.TEXT_BYTES_MAX} bytes",
+    "place": PLACE_FORM,
+    "feed": f"text of 1 to {limits.NAME_BYTES_MAX - len(FEED_PREFIX)} bytes with no control characters",
+    "operation": f"one of {', '.join(OPERATIONS)}",
+    "when": f"one of {', '.join(WHENS)}",
     "uid": f"an integer from 0 to {limits.UID_MAX}",
     "state": f"one of {', '.join(MESSAGE_STATES)}",
     "headers": f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each",
@@ -112,7 +139,11 @@ class Arguments(NamedTuple):
                     f"unknown argument {_SHORT.repr(name)} of {topic}: expected {self._known()}"
                 )
             if not rule.holds(value):
-                fault = InvalidName if rule in (NAME, ADDRESS) and type(value) is str else InvalidValue
+                fault = (
+                    InvalidName
+                    if rule in (NAME, ADDRESS, FEED, PLACE) and type(value) is str
+                    else InvalidValue
+                )
                 shown = name if name in SECRET else f"{name} {_SHORT.repr(value)}"
                 raise fault(f"{topic}: invalid {shown}: expected {EXPECTED[rule.words]}")
         for name, rule in self.required.items():

@@ -117,7 +117,7 @@ class Limits(NamedTuple):
     cursors_bytes: int = 64 * 1024 * 1024
     """Memory of all cursors of the broker: each takes 400 bytes and those of its name."""
     feeds: int = 1_000
-    """Services that a stream feeds, or streams that feed a service."""
+    """Feeds, by which messages are passed on from place to place."""
     accounts: int = 100_000
     """Accounts that operators have put into the store; those of a file are not counted."""
     queues: int = 50_000

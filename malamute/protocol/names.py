@@ -3,7 +3,8 @@
 A stream, a mailbox (its name is an address) and a service each have a name: 1 to 255 bytes of UTF-8
 without control characters. Names that start with `$` belong to the broker. A URI adds the broker:
 `malamute://host[:port]/stream/NAME`, with `/mailbox/` and `/service/` beside it; NAME is percent-encoded.
-Where only the broker is meant, `malamute://host[:port]` will do.
+Where only the broker is meant, `malamute://host[:port]` will do. Within a broker `stream/NAME` is a place,
+with its NAME as it is.
 A URI with anything more (a user, a query, a fragment, a control character) is refused, not cut.
 """
 
@@ -24,6 +25,7 @@ PORT_MAX = 65_535
 SCHEME = "malamute://"
 NAME_FORM = f"1 to {NAME_BYTES_MAX} bytes of UTF-8 without control characters"
 FORM = "malamute://host[:port], and perhaps /stream/NAME, /mailbox/NAME or /service/NAME"
+PLACE_FORM = "stream/NAME, mailbox/NAME or service/NAME"
 RESERVED_PREFIX = "$"
 
 AUDIT = "$audit"
@@ -47,6 +49,24 @@ def is_name(value: str) -> bool:
     if not 1 <= len(value) <= NAME_BYTES_MAX or _CONTROL.search(value):
         return False
     return len(value) * 4 <= NAME_BYTES_MAX or len(value.encode()) <= NAME_BYTES_MAX
+
+
+class Place(NamedTuple):
+    """A stream, a mailbox or a service of one broker: `str(place)` and `Place.parse` are inverse."""
+
+    kind: Kind
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read `KIND/NAME`. Raises `InvalidName` when it is none."""
+        kind, _, name = text.partition("/")
+        if kind not in get_args(Kind) or not is_name(name):
+            raise InvalidName(f"invalid place {text!r}: expected {PLACE_FORM}")
+        return cls(kind, name)  # type: ignore[arg-type]  # checked above
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
 
 
 class Uri(NamedTuple):

@@ -31,8 +31,7 @@ RETENTIONS = "retentions"
 """Of (stream,): how much of it is kept, in place of what the configuration says: a `StreamRetention`."""
 
 FEEDS = "feeds"
-"""Of (stream, service): what makes requests of its messages. The value is the core's own; its position is a
-cursor."""
+"""Of (stream, name): what passes its messages on. The value is the core's own; its position is a cursor."""
 
 SESSIONS = "sessions"
 """Of (session, part): what the broker must know of a client after a restart. The values are the core's

@@ -63,7 +63,12 @@ def test_each_message_of_a_stream_is_one_request_over_kills_of_the_broker(
     """XU4, WP27, WP30: MOVE is exactly once into the queue, whatever the moment of the kill."""
     daemon = new_daemon().start()
     publisher = connect_to(daemon.url, "publisher")
-    publisher.change("feed.set", service="svc", stream="s", criteria=[["topic", "x.#"]])
+    publisher.change(
+        "feed.set", source="stream/s", feed="svc", target="service/svc", criteria=[["topic", "x.#"]]
+    )
+    publisher.change(
+        "feed.set", source="stream/s", feed="copy", target="stream/t", criteria=[["prefix", "x."]]
+    )
     for life in range(KILLS):
         with publisher.publisher("s") as out:
             for number in range(BATCH):
@@ -81,5 +86,8 @@ def test_each_message_of_a_stream_is_one_request_over_kills_of_the_broker(
             request.reply(b"done")
         worker.flush()
     assert done == Counter(wanted)
+    copies = publisher.subscribe("t", start="first")
+    assert Counter(copy.body for copy in copies.take(len(wanted), timeout=PATIENCE)) == done
+    assert publisher.query("stream", name="t")["last"] >= len(wanted)
     assert publisher.query("service", name="svc")["messages"] == 0
     assert publisher.query("mailboxes") == []

@@ -212,21 +212,26 @@ def test_a_running_broker_is_backed_up_and_the_copy_serves(run: Run, tmp_path: P
         assert messages.receive(timeout=10).body == b"kept"
 
 
-def test_a_service_is_fed_and_its_feeds_are_listed(run: Run, client: malamute.Client) -> None:
-    feed = ("service", "feed", "billing", "weather", "temp.1", "--where", "n > 2")
+def test_feeds_are_set_listed_switched_and_deleted(run: Run, client: malamute.Client) -> None:
+    feed = ("feed", "set", "billing", "stream/weather", "service/billing", "temp.1", "--where", "n > 2")
     run(*feed, "--start", "first", "--dry-run")
-    assert run("service", "feeds").stderr == "no feeds\n"
+    assert run("feed", "list").stderr == "no feeds\n"
     assert json.loads(run(*feed, "--start", "first", "--json").stdout)["created"]
     with client.work("billing") as requests:
         request = requests.receive()
         assert (request.subject, request.body) == ("temp.1", b"3")
         request.reply(b"done")
-    (row,) = json.loads(run("service", "feeds", "--json").stdout)
-    assert (row["service"], row["stream"], row["requests"]) == ("billing", "weather", 1)
-    assert "topic temp.1" in run("service", "feeds").stdout
-    run("service", "feed", "billing", "weather", "temp.1", "--delete", exit_code=2)
-    run("service", "feed", "billing", "weather", "--delete")
-    assert json.loads(run("service", "feeds", "--json").stdout) == []
+    (row,) = json.loads(run("feed", "list", "--json").stdout)
+    assert (row["source"], row["target"], row["taken"]) == ("stream/weather", "service/billing", 1)
+    assert "topic temp.1" in run("feed", "list").stdout
+    named = ("billing", "stream/weather")
+    assert not json.loads(run("feed", "disable", *named, "--json").stdout)["enabled"]
+    assert json.loads(run("feed", "show", *named, "--json").stdout)["state"] == "disabled"
+    assert json.loads(run("feed", "enable", *named, "--json").stdout)["enabled"]
+    assert "topic temp.1" in run("feed", "show", *named).stdout
+    assert "expected stream/NAME" in run("feed", "show", "billing", "weather", exit_code=1).stderr
+    run("feed", "delete", *named)
+    assert json.loads(run("feed", "list", "--json").stdout) == []
 
 
 def test_a_purge_holds_over_a_restart_and_takes_only_the_history(run: Run, tmp_path: Path) -> None:

@@ -77,7 +77,13 @@ def others(broker: Broker, client: malamute.Client) -> Iterator[malamute.Client]
         other.request("dead", HOSTILE, HOSTILE.encode(), headers)
         other.send("dead", HOSTILE, HOSTILE.encode(), headers)
         other.change("cursor.set", stream=TURNED, cursor=TURNED, start="first")
-        other.change("feed.set", service=TURNED, stream="s", criteria=[["exact", HOSTILE]])
+        other.change(
+            "feed.set",
+            source="stream/s",
+            feed=TURNED,
+            target=f"service/{TURNED}",
+            criteria=[["exact", HOSTILE]],
+        )
         other.flush()
         with malamute.connect(broker.url, address="dead") as reader, reader.work("dead") as work:
             reader.receive(40).reject(TURNED)
@@ -114,7 +120,7 @@ COMMANDS = [
     ("cursor", "reset", TURNED, "c", "--to", "first"),
     ("cursor", "delete", TURNED, TURNED),
     ("service", "list"),
-    ("service", "feeds"),
+    ("feed", "list"),
     ("service", "feed", "fed", "s", "--dry-run"),
     ("service", "dead", "dead"),
     ("service", "redrive", "dead"),

@@ -54,7 +54,7 @@ def test_the_lines_name_fields_that_the_commands_have():
 
 
 def test_every_argument_that_holds_a_name_is_in_the_line_of_its_change():
-    of_things = {"stream", "service", "cursor", "name", "id"}
+    of_things = {"stream", "service", "cursor", "name", "id", "source", "target"}
     for topic, kind in admin.CHANGES.items():
         named = of_things & kind.rules.rules.keys()
         assert named == {line.field for line in CHANGES[topic]}, topic
@@ -116,8 +116,8 @@ def test_permissions_go_with_the_last_session_of_their_principal(bench):
         Commit("$s", 0, "c", 0),
         Commit("$sys", 0, "$c", 0),
         Change(0, "stream.create", {"stream": "$s"}),
-        Change(0, "feed.set", {"service": "w", "stream": "$sys"}),
-        Change(0, "feed.delete", {"service": "$w", "stream": "s"}),
+        Change(0, "feed.set", {"source": "stream/$sys", "feed": "w", "target": "service/w"}),
+        Change(0, "feed.delete", {"source": "service/$w", "feed": "f"}),
         Change(0, "cursor.set", {"stream": "$sys", "cursor": "$c", "start": "new"}),
     ],
     ids=str,

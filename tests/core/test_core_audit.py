@@ -198,9 +198,15 @@ BEFORE = [
     ("stream.delete", {}, {"first": 1, "last": 2, "cursors": 1}),
     ("queue.purge", {}, {"messages": 1}),
     ("queue.redrive", {}, {"messages": 1}),
-    ("feed.set", {"service": "fed", "stream": "t"}, {"service": "fed", "where": ""}),
+    (
+        "feed.set",
+        {"source": "stream/t", "feed": "fed", "target": "service/fed"},
+        {"target": "service/fed", "where": ""},
+    ),
     ("feed.set", {}, None),
-    ("feed.delete", {}, {"stream": "t"}),
+    ("feed.enable", {}, {"state": "live"}),
+    ("feed.disable", {}, {"state": "live"}),
+    ("feed.delete", {}, {"source": "stream/t"}),
     ("client.disconnect", {}, {"address": "carl", "connected": True}),
 ]
 
@@ -340,7 +346,7 @@ def test_nobody_publishes_to_it_or_changes_it(bench, rules):
         Change(3, "stream.purge", {"stream": AUDIT}),
         Change(4, "stream.delete", {"stream": AUDIT}),
         Change(5, "stream.retain", {"stream": AUDIT, "count": 1}),
-        Change(6, "feed.set", {"service": "w", "stream": AUDIT}),
+        Change(6, "feed.set", {"source": f"stream/{AUDIT}", "feed": "w", "target": "service/w"}),
     ]
     answers = bench.ask("op", *attempts)
     assert [m.code for m in answers if isinstance(m, Error)] == [401] * len(attempts)

@@ -41,8 +41,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stream.retain": {"stream": "s", "count": 5},
     "stream.purge": {"stream": "s"},
     "stream.delete": {"stream": "s"},
-    "feed.set": {"service": "w", "stream": "s", "start": "since:1h"},
-    "feed.delete": {"service": "fed", "stream": "t"},
+    "feed.set": {"source": "stream/s", "feed": "w", "target": "service/w", "start": "since:1h"},
+    "feed.enable": {"source": "stream/t", "feed": "fed"},
+    "feed.disable": {"source": "stream/t", "feed": "fed"},
+    "feed.delete": {"source": "stream/t", "feed": "fed"},
     "queue.redrive": {"kind": "service", "name": "w"},
     "queue.purge": {"kind": "mailbox", "name": "bob"},
     "broker.reload": {},
@@ -63,7 +65,7 @@ def furnished(bench: Bench) -> None:
     bench.tell("alice", publish(b"1", b"2"), publish(b"1", stream="t"), send("bob", b"1"), request(b"1"))
     bench.settle()
     bench.tell("alice", Change(0, "cursor.set", {"stream": "s", "cursor": "old", "start": "first"}))
-    bench.tell("alice", Change(0, "feed.set", {"service": "fed", "stream": "t"}))
+    bench.tell("alice", Change(0, "feed.set", {"source": "stream/t", "feed": "fed", "target": "service/fed"}))
     bench.tell("alice", Change(0, "user.add", {"name": "eve", "uid": 7}))
     bench.tell("carl", offer())
     bench.settle()
@@ -236,7 +238,10 @@ def test_nothing_of_a_change_that_the_disk_refuses_is_seen_then_or_after_a_resta
 @pytest.mark.parametrize("start", ["new", "first"])
 def test_a_feed_from_a_new_stream_that_the_disk_refuses_leaves_no_stream(bench, start):
     names = {*bench.core.streams.by_name}
-    refused(bench, Change(1, "feed.set", {"service": "w", "stream": "new", "start": start}))
+    refused(
+        bench,
+        Change(1, "feed.set", {"source": "stream/new", "feed": "w", "target": "service/w", "start": start}),
+    )
     assert {*bench.core.streams.by_name} == names
 
 
@@ -455,8 +460,8 @@ def test_a_refusal_is_stored_with_the_numbers_behind_it_though_the_disk_refused_
 
 def test_a_stream_that_feeds_a_service_while_its_deletion_is_stored_stays(bench):
     bench.tell("op", Change(1, "stream.delete", {"stream": "s"}))
-    bench.tell("op", Change(2, "feed.set", {"service": "w", "stream": "s"}))
+    bench.tell("op", Change(2, "feed.set", {"source": "stream/s", "feed": "w", "target": "service/w"}))
     bench.settle()
     assert [type(m) for m in bench.sent("op")] == [Ok, Ok]
-    assert bench.core.streams.by_name["s"] is bench.core.feeds.by_name["w", "s"].stream
+    assert bench.core.streams.by_name["s"] is bench.core.feeds.by_name[("stream", "s"), "w"].stream
     assert [*bench.store.recover().table(FEEDS)][-1] == ("s", "w")

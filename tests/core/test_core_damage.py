@@ -98,7 +98,14 @@ def feed_cursors(change: Change) -> dict[tuple[str, str], int]:
     bench.open("alice")
     bench.tell("alice", publish(b"1", b"2", b"3", b"4"))
     bench.settle()
-    bench.tell("alice", Change(0, "feed.set", {"service": "w", "stream": "s", "criteria": [["topic", "z"]]}))
+    bench.tell(
+        "alice",
+        Change(
+            0,
+            "feed.set",
+            {"source": "stream/s", "feed": "w", "target": "service/w", "criteria": [["topic", "z"]]},
+        ),
+    )
     bench.settle()
     assert bench.store.recover().table(CURSORS) == {("s", "$feed/w"): 4}
     bench.core.receive(peer_id("alice"), change, bench.now)
@@ -107,12 +114,18 @@ def feed_cursors(change: Change) -> dict[tuple[str, str], int]:
 
 
 def test_the_position_that_is_set_of_a_feed_is_not_overwritten_by_the_one_that_is_stored_again():
-    arguments = {"service": "w", "stream": "s", "criteria": [["topic", "z"]], "start": "seq:2"}
+    arguments = {
+        "source": "stream/s",
+        "feed": "w",
+        "target": "service/w",
+        "criteria": [["topic", "z"]],
+        "start": "seq:2",
+    }
     assert feed_cursors(Change(0, "feed.set", arguments)) == {("s", "$feed/w"): 1}
 
 
 def test_the_position_of_a_feed_that_is_deleted_is_not_stored_again():
-    assert feed_cursors(Change(0, "feed.delete", {"service": "w", "stream": "s"})) == {}
+    assert feed_cursors(Change(0, "feed.delete", {"source": "stream/s", "feed": "w"})) == {}
 
 
 def test_messages_that_cannot_be_read_are_dead_letters_when_the_broker_starts():

@@ -238,7 +238,7 @@ def test_what_is_kept_of_the_parts_is_counted_and_bounded(monkeypatch):
 
 def test_a_feed_that_is_changed_while_a_chunk_is_dispatched_makes_each_request_once():
     bench = reading()
-    feed = {"service": "w", "stream": "s", "criteria": [["topic", "*.7"]]}
+    feed = {"source": "stream/s", "feed": "w", "target": "service/w", "criteria": [["topic", "*.7"]]}
     bench.tell("alice", Change(0, "feed.set", feed))
     bench.settle()
     bench.tell("alice", Change(0, "feed.set", feed | {"criteria": [["topic", "*.8"]]}))

@@ -624,7 +624,7 @@ def everything_happens():
         retention=StreamRetention(messages_max=100),
     )
     bench.open("alice", "bob")
-    bench.tell("alice", Change(0, "feed.set", {"service": "w", "stream": "s"}))
+    bench.tell("alice", Change(0, "feed.set", {"source": "stream/s", "feed": "w", "target": "service/w"}))
     bench.tell("bob", offer(credit=0), subscribe(2, credit=1), mail_credit())
     bench.tell("alice", send("bob", b"1"), publish(*[b"x"] * 4))
     bench.settle()
@@ -641,7 +641,9 @@ def everything_happens():
     rules = Policy(map(AccessRule.parse, ("* */#", "deny admin service/w")))
     for policy in (rules, Policy()):
         bench.core.configure(bench.settings._replace(access=policy), bench.now)
-    bench.tell("alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
+    for topic in ("feed.disable", "feed.enable"):
+        bench.tell("alice", Change(0, topic, {"source": "stream/s", "feed": "w"}))
+    bench.tell("alice", Change(0, "feed.delete", {"source": "stream/s", "feed": "w"}))
     bench.tell("bob", Cancel(1), Cancel(2), subscribe(3, stream="empty"), Cancel(3))
     bench.settle()
     for what in ("stepped", "returned", "followed"):

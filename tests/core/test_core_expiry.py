@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from malamute.core.effects import ClockStep
 from malamute.core.expiry import NOTES_MAX, BirthTimes, TimesBefore
-from malamute.core.feed import KEEP_SECONDS
+from malamute.core.feed.table import KEEP_SECONDS
 from malamute.errors import Malformed
 from malamute.protocol.batch import Columns, pack_stream_payload, unpack_payload
 from malamute.protocol.codec import decode, encode
@@ -193,7 +193,7 @@ def test_a_feed_takes_nothing_that_has_expired_and_says_so() -> None:
     bench.receive("alice", expiring(b"0", ttl=500), publish(b"1"), expiring(b"2", ttl=500))
     bench.settle()
     bench.wait(1)
-    feed = {"service": "w", "stream": "s", "start": "seq:1"}
+    feed = {"source": "stream/s", "feed": "w", "target": "service/w", "start": "seq:1"}
     bench.tell("alice", Change(0, "feed.set", feed))
     bench.settle()
     bench.tell("bob", Offer(1, "w", ALL, credit=10))

@@ -10,7 +10,8 @@ from test_core_accounts import change, hello, made
 
 from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.core.access import ANONYMOUS, Principal
-from malamute.core.feed import RETRY_SECONDS, STOPPED
+from malamute.core.feed.stream_feed import RETRY_SECONDS
+from malamute.core.feed.table import STOPPED
 from malamute.protocol.batch import pack
 from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query
 from malamute.store.operations import PutValue
@@ -47,7 +48,7 @@ def fed(*rules: str) -> Bench:
 def set_feed(bench: Bench, who: str) -> Ok | Error:
     bench.settle()
     bench.sent(who)
-    bench.tell(who, Change(0, "feed.set", {"service": "w", "stream": "s"}))
+    bench.tell(who, Change(0, "feed.set", {"source": "stream/s", "feed": "w", "target": "service/w"}))
     bench.settle()
     (answer,) = [m for m in bench.sent(who) if isinstance(m, Ok | Error) and m.about == 15]
     return answer
@@ -168,7 +169,7 @@ def test_a_feed_that_an_earlier_version_has_stored_is_nobodys():
     bench.store.write([PutValue(FEEDS, ("s", "w"), pack(([["all", ""]], "")))])
     bench.restart()
     hello(bench, "op")
-    assert bench.core.feeds.by_name["w", "s"].setter == ANONYMOUS
+    assert bench.core.feeds.by_name[("stream", "s"), "w"].rule.setter == ANONYMOUS
     assert row(bench) == {"state": "live", "user": "", "reason": ""}
     assert requests(bench) == 1
     configure(bench, *FEEDING)
@@ -195,7 +196,7 @@ def test_a_feed_that_is_stopped_is_so_after_a_crash_even_if_the_disk_refuses_it_
 def test_rights_that_end_while_a_feed_is_being_set_stop_it():
     bench = fed()
     bench.settle()
-    bench.tell("ann", Change(0, "feed.set", {"service": "w", "stream": "s"}))
+    bench.tell("ann", Change(0, "feed.set", {"source": "stream/s", "feed": "w", "target": "service/w"}))
     bench.core.configure(bench.settings._replace(access=policy()), bench.now)
     bench.settle()
     assert row(bench)["state"] == "stopped"
@@ -206,7 +207,7 @@ def test_a_stopped_feed_is_deleted_like_any_other():
     bench = fed()
     configure(bench)
     configure(bench, *FEEDING)
-    bench.tell("ann", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
+    bench.tell("ann", Change(0, "feed.delete", {"source": "stream/s", "feed": "w"}))
     bench.settle()
     assert bench.core.feeds.by_name == {}
 

@@ -11,7 +11,10 @@ import pytest
 from core_bench import Bench, ack, offer, publish, reply, request, send, subscribe
 
 from malamute.core.broker import Core
-from malamute.core.feed import FED_BYTES, KEEP_SECONDS, RETRY_SECONDS
+from malamute.core.feed.rule import FeedName
+from malamute.core.feed.stream_feed import RETRY_SECONDS
+from malamute.core.feed.table import KEEP_SECONDS
+from malamute.core.feed.target import FED_BYTES
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.core.stream import RESERVE, cursor_bytes
@@ -32,6 +35,7 @@ from malamute.protocol.messages import (
     Reject,
     Stored,
 )
+from malamute.protocol.names import Place
 from malamute.store.operations import PutMessages, PutValue, Reserve
 from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS
@@ -40,7 +44,11 @@ VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_
 
 
 def feed(service="w", stream="s", **arguments):
-    return Change(0, "feed.set", {"service": service, "stream": stream, **arguments})
+    return Change(
+        0,
+        "feed.set",
+        {"source": f"stream/{stream}", "feed": service, "target": f"service/{service}", **arguments},
+    )
 
 
 def fed(bench, **arguments):
@@ -172,7 +180,7 @@ def test_a_fed_request_names_its_sender_its_stream_and_its_sequence(bench):
     bench.settle()
     (item,) = bench.got("bob")
     assert (item.sender, item.subject, item.body) == ("alice", "a.b", b"1")
-    assert item.properties == {"stream": "s", "sequence": 1}
+    assert item.properties == {"source": "stream/s", "sequence": 1}
 
 
 def test_replies_to_a_fed_request_go_nowhere_and_the_final_one_completes_it(bench):
@@ -219,12 +227,8 @@ def test_many_streams_feed_one_service_and_one_stream_many(bench):
     asked(bench, "alice", feed("w", "t"), feed("v", "s"))
     bench.tell("alice", publish(b"1"), publish(b"2", stream="t"))
     bench.settle()
-    assert sorted(
-        e.message.properties["stream"] for e in bench.core.services.by_name["w"].entries.values()
-    ) == [
-        "s",
-        "t",
-    ]
+    sources = [e.message.properties["source"] for e in bench.core.services.by_name["w"].entries.values()]
+    assert sorted(sources) == ["stream/s", "stream/t"]
     assert waiting(bench, "v") == [1]
 
 
@@ -248,7 +252,13 @@ def test_a_feed_begins_at_its_start(start, sequences):
     bench.tell("alice", publish(b"1", b"2", b"3"))
     bench.settle()
     (answer,) = asked(bench, "alice", feed(start=start) if start else feed())
-    assert answer.value == {"service": "w", "stream": "s", "created": True, "sequence": sequences[0] - 1}
+    assert answer.value == {
+        "source": "stream/s",
+        "feed": "w",
+        "target": "service/w",
+        "created": True,
+        "sequence": sequences[0] - 1,
+    }
     bench.tell("alice", publish(b"4"))
     bench.settle()
     assert waiting(bench) == sequences
@@ -257,7 +267,13 @@ def test_a_feed_begins_at_its_start(start, sequences):
 def test_a_feed_that_is_changed_continues_and_with_a_start_goes_elsewhere(bench):
     asked(bench, "alice", publish(b"1", subject="x"), publish(b"2", subject="y"))
     (answer,) = asked(bench, "alice", feed(criteria=[["exact", "y"]]))
-    assert answer.value == {"service": "w", "stream": "s", "created": False, "sequence": 2}
+    assert answer.value == {
+        "source": "stream/s",
+        "feed": "w",
+        "target": "service/w",
+        "created": False,
+        "sequence": 2,
+    }
     bench.tell("alice", publish(b"3", subject="x"), publish(b"4", subject="y"))
     bench.settle()
     assert waiting(bench) == [1, 2, 4]
@@ -277,8 +293,8 @@ def test_a_feed_that_is_sent_to_the_head_when_it_is_about_to_read_takes_nothing_
 
 def test_a_feed_that_is_deleted_takes_no_more_and_leaves_what_it_made(bench):
     asked(bench, "alice", publish(b"1"))
-    (answer,) = asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
-    assert answer.value == {"service": "w", "stream": "s", "sequence": 1}
+    (answer,) = asked(bench, "alice", Change(0, "feed.delete", {"source": "stream/s", "feed": "w"}))
+    assert answer.value == {"source": "stream/s", "feed": "w", "sequence": 1}
     asked(bench, "alice", publish(b"2"))
     assert waiting(bench) == [1]
     assert rows(bench) == []
@@ -290,15 +306,19 @@ def test_feeds_show_what_they_do():
     bench = fed(Bench(), criteria=[["topic", "x.*"], ["exact", "y"]], where="n > 3")
     assert rows(bench) == [
         {
-            "service": "w",
-            "stream": "s",
+            "source": "stream/s",
+            "feed": "w",
+            "target": "service/w",
+            "operation": "copy",
+            "when": "match",
             "criteria": [["exact", "y"], ["topic", "x.*"]],
             "where": "n > 3",
             "state": "live",
             "sequence": 0,
             "lag": 0,
-            "requests": 0,
+            "taken": 0,
             "skipped": 0,
+            "credit": Limits().queue_messages,
             "user": "",
             "reason": "",
         }
@@ -314,9 +334,9 @@ def test_a_feed_is_among_the_readers_and_the_cursors_of_its_stream(bench):
 
 def test_a_dry_run_only_shows(bench):
     (answer,) = asked(bench, "alice", feed("v", "t", dry_run=True))
-    assert answer.value == {"service": "v", "stream": "t", "created": True}
-    asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "s", "dry_run": True}))
-    assert [row["service"] for row in rows(bench)] == ["w"]
+    assert answer.value == {"source": "stream/t", "feed": "v", "target": "service/v", "created": True}
+    asked(bench, "alice", Change(0, "feed.delete", {"source": "stream/s", "feed": "w", "dry_run": True}))
+    assert [row["feed"] for row in rows(bench)] == ["w"]
     assert "v" not in bench.core.services.by_name
     assert "t" not in bench.core.streams.by_name
 
@@ -324,19 +344,26 @@ def test_a_dry_run_only_shows(bench):
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ({"service": "w"}, 416),
-        ({"service": "w", "stream": "s", "criteria": [["nonsense", "x"]]}, 415),
-        ({"service": "w", "stream": "s", "criteria": []}, 416),
-        ({"service": "w", "stream": "s", "criteria": "x"}, 416),
-        ({"service": "w", "stream": "s", "where": "n >"}, 415),
-        ({"service": "w", "stream": "s", "start": "sometime"}, 416),
-        ({"service": "w", "stream": "s", "start": "last-per-subject"}, 416),
-        ({"service": "w", "stream": "live"}, 416),
-        ({"service": "w", "stream": "$sys"}, 401),
-        ({"service": "$w", "stream": "s"}, 401),
-        ({"service": "", "stream": "s"}, 414),
-        ({"service": "w", "stream": "a\n"}, 414),
-        ({"service": "x" * 250, "stream": "s"}, 414),
+        ({"feed": "w"}, 416),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "criteria": [["nonsense", "x"]]}, 415),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "criteria": []}, 416),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "criteria": "x"}, 416),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "where": "n >"}, 415),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "start": "sometime"}, 416),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "start": "last-per-subject"}, 416),
+        ({"source": "stream/live", "feed": "w", "target": "service/w"}, 416),
+        ({"source": "stream/$sys", "feed": "w", "target": "service/w"}, 401),
+        ({"source": "stream/s", "feed": "w", "target": "service/$w"}, 401),
+        ({"source": "stream/s", "feed": "w", "target": "mailbox/$w"}, 416),
+        ({"source": "stream/s", "feed": "", "target": "service/w"}, 414),
+        ({"source": "stream/a\n", "feed": "w", "target": "service/w"}, 414),
+        ({"source": "stream/s", "feed": "w", "target": "w"}, 414),
+        ({"source": "stream/s", "feed": "w", "target": "topic/w"}, 414),
+        ({"source": "stream/s", "feed": "x" * 250, "target": "service/w"}, 414),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "operation": "move"}, 416),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "operation": "give"}, 416),
+        ({"source": "stream/s", "feed": "w", "target": "service/w", "when": "never"}, 416),
+        ({"source": "stream/s", "feed": "w", "target": "stream/s"}, 416),
     ],
 )
 def test_what_stands_against_a_feed_is_reported_and_changes_nothing(arguments, code):
@@ -368,7 +395,7 @@ def test_a_service_with_the_longest_name_can_be_fed():
 
 
 def test_what_is_not_there_is_not_deleted_and_a_fed_stream_stays(bench):
-    (error,) = asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "t"}))
+    (error,) = asked(bench, "alice", Change(0, "feed.delete", {"source": "stream/t", "feed": "w"}))
     assert error.code == 404
     (error,) = asked(bench, "alice", Change(0, "stream.delete", {"stream": "s"}))
     assert error.code == 416
@@ -666,9 +693,9 @@ def test_a_feed_of_an_unknown_family_rests_and_the_broker_starts():
     bench.iterate()
     [notice] = bench.notices
     assert notice.event == "not recovered, left in the store"
-    assert (notice.details["kind"], notice.details["name"]) == ("feed", "v from s")
+    assert (notice.details["kind"], notice.details["name"]) == ("feed", "v from stream/s")
     assert bench.store.recover().table(FEEDS).keys() == {("s", "w"), ("s", "v")}
-    assert set(bench.core.feeds.by_name) == {("w", "s")}
+    assert set(bench.core.feeds.by_name) == {(("stream", "s"), "w")}
 
 
 def test_a_queue_that_is_fed_is_not_removed_though_it_is_empty_for_long():
@@ -678,7 +705,7 @@ def test_a_queue_that_is_fed_is_not_removed_though_it_is_empty_for_long():
         bench.settle()
     asked(bench, "alice", publish(b"1"))
     assert waiting(bench) == [1]
-    asked(bench, "alice", Change(0, "feed.delete", {"service": "w", "stream": "s"}))
+    asked(bench, "alice", Change(0, "feed.delete", {"source": "stream/s", "feed": "w"}))
     bench.tell("bob", offer())
     bench.settle()
     bench.tell("bob", ack(1, (1, 1)), Cancel(1))
@@ -694,7 +721,7 @@ def test_feeds_are_taken_up_whatever_the_limits_are_now():
     bench.open("bob")
     bench.settle()
     bench.crash()
-    assert set(bench.core.feeds.by_name) == {("w", "s")}
+    assert set(bench.core.feeds.by_name) == {(("stream", "s"), "w")}
 
 
 def commit_some(bench, number):
@@ -752,7 +779,7 @@ def place(bench):
     """Where the one feed is, in the broker and on the disk."""
     found = bench.store.recover()
     stored = {(f, s): found.table(CURSORS).get((s, f"$feed/{f}")) for s, f in found.table(FEEDS)}
-    there = {(row["service"], row["stream"]): row["sequence"] for row in rows(bench)}
+    there = {(row["feed"], row["source"].removeprefix("stream/")): row["sequence"] for row in rows(bench)}
     return there, stored
 
 
@@ -783,7 +810,7 @@ def test_a_feed_that_is_set_again_after_the_disk_refused_to_delete_it_begins_at_
     bench = published
     asked(bench, "alice", silent(start="new"))
     asked(bench, "alice", publish(*[b"x"] * 5))
-    delete = Change(0, "feed.delete", {"service": "w", "stream": "s"})
+    delete = Change(0, "feed.delete", {"source": "stream/s", "feed": "w"})
     assert [type(m) for m in refused(bench, delete)] == [Error]
     assert place(bench) == ({("w", "s"): 5}, {("w", "s"): 5})
     asked(bench, "alice", delete)
@@ -816,7 +843,7 @@ def test_on_the_disk_there_are_feeds_with_their_positions_or_none_whatever_it_re
     told = None
     for _ in range(30):
         changes = [silent(start="new"), silent(start="seq:3"), silent()]
-        changes.append(Change(0, "feed.delete", {"service": "w", "stream": "s"}))
+        changes.append(Change(0, "feed.delete", {"source": "stream/s", "feed": "w"}))
         change = chance.choice(changes)
         asked(bench, "alice", publish(b"x", b"x"))
         if chance.random() < 0.5:
@@ -839,7 +866,7 @@ def test_on_the_disk_there_are_feeds_with_their_positions_or_none_whatever_it_re
 
 def test_changes_of_a_feed_that_come_at_once_are_made_one_after_the_other(published):
     bench = published
-    delete = Change(0, "feed.delete", {"service": "w", "stream": "s"})
+    delete = Change(0, "feed.delete", {"source": "stream/s", "feed": "w"})
     answers = asked(bench, "alice", silent(start="first"), delete, delete, silent(start="seq:4"), silent())
     assert [m.code if isinstance(m, Error) else m.value.get("created") for m in answers if m.about == 15] == [
         True,
@@ -895,7 +922,7 @@ def codes(messages):
 
 
 def delete(service="w", stream="s"):
-    return Change(0, "feed.delete", {"service": service, "stream": stream})
+    return Change(0, "feed.delete", {"source": f"stream/{stream}", "feed": service})
 
 
 LIMITS = {
@@ -917,7 +944,7 @@ def test_a_feed_whose_cursor_has_no_room_is_refused_and_changes_nothing(narrow):
     events = len(narrow.events)
     assert codes(asked(narrow, "alice", feed("c"))) == [429]
     assert codes(asked(narrow, "alice", feed("c", dry_run=True))) == [429]
-    assert [row["service"] for row in rows(narrow)] == ["a", "b"]
+    assert [row["feed"] for row in rows(narrow)] == ["a", "b"]
     assert "c" not in narrow.core.services.by_name
     assert len(narrow.events) == events
     assert len(narrow.store.recover().table(CURSORS)) == len(narrow.store.recover().table(FEEDS)) == 2
@@ -945,7 +972,7 @@ def test_a_feed_whose_cursor_has_no_room_makes_no_stream():
 def test_cursors_of_feeds_that_are_asked_for_together_count_each(narrow):
     changes = [feed("a"), feed("a"), feed("b"), feed("c"), feed("b", where="n > 3")]
     assert sorted(codes(asked(narrow, "alice", *changes))) == [0, 0, 0, 0, 429]
-    assert [row["service"] for row in rows(narrow)] == ["a", "b"]
+    assert [row["feed"] for row in rows(narrow)] == ["a", "b"]
 
 
 def test_cursors_of_feeds_that_wait_for_their_position_count_each(narrow):
@@ -990,10 +1017,10 @@ def test_a_feed_whose_position_is_lost_may_be_set_again_where_there_is_no_room_f
         recovered._replace(values=values, lost=frozenset({(CURSORS, ("s", "$feed/a"))})),
     )
     narrow.open("alice")
-    assert [row["service"] for row in rows(narrow)] == ["b"]
+    assert [row["feed"] for row in rows(narrow)] == ["b"]
     assert codes(asked(narrow, "alice", feed("c"))) == [429]
     assert codes(asked(narrow, "alice", feed("a", start="new"))) == [0]
-    assert [row["service"] for row in rows(narrow)] == ["a", "b"]
+    assert [row["feed"] for row in rows(narrow)] == ["a", "b"]
 
 
 def lost_feed():
@@ -1027,7 +1054,7 @@ def back_at(bench, sequence, *, doubtful):
     damaged = recovered._replace(values={**recovered.values, CURSORS: {cursor: sequence}}, doubtful=doubts)
     bench.appends.clear()
     bench.core = Core(bench.now, bench.settings, damaged)
-    return bench.core.feeds.position("w", "s")
+    return bench.core.feeds.position(FeedName(Place("stream", "s"), "w"))
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -1077,7 +1104,7 @@ def test_selectors_of_feeds_that_are_asked_for_together_count_each(start):
     bench = with_selectors(2)
     changes = [wanting(service, start=start) for service in "abc"]
     assert sorted(codes(asked(bench, "alice", *changes))) == [0, 0, 429]
-    assert [row["service"] for row in rows(bench)] == ["a", "b"]
+    assert [row["feed"] for row in rows(bench)] == ["a", "b"]
     assert set(bench.core.services.by_name) == {"a", "b"}
     assert bench.core.selectors.used_bytes == 2 * WANTED.cost_bytes
     assert codes(asked(bench, "alice", wanting("c"))) == [429]
@@ -1101,7 +1128,7 @@ def test_a_subscription_finds_no_room_that_a_feed_has_that_is_being_stored():
     subscription = subscribe(criteria=[["topic", "a.*"]], where=WANTED.where)
     assert codes(bench.ask("alice", subscription)) == [429]
     bench.settle()
-    assert [row["service"] for row in rows(bench)] == ["w"]
+    assert [row["feed"] for row in rows(bench)] == ["w"]
     assert codes(asked(bench, "alice", subscription)) == [429]
 
 

@@ -121,6 +121,8 @@ FEW: dict[str, st.SearchStrategy[Any]] = {
     "correlation": st.sampled_from([1, "c"]),
     "rows": st.integers(1, 3),
     "state": st.sampled_from(["", "waiting", "outstanding", "dead"]),
+    "place": st.tuples(st.sampled_from(["stream", "mailbox", "service"]), NAMES).map("/".join),
+    "feed": NAMES,
     "seconds": st.sampled_from([0, 0.001, 5.0, 10**9]),
 }
 """What many commands have in common; all else is as wide as its rule."""
@@ -231,9 +233,18 @@ SOUND_OPTIONS = (
     | st.builds(lambda n: {"tracker": f"t{n}"}, st.integers(0, 99))
 )
 CHANGES = [
-    ("feed.set", {"service": "w", "stream": "s"}),
-    ("feed.set", {"service": "w", "stream": "s", "start": "first", "criteria": [["topic", "a"]]}),
-    ("feed.delete", {"service": "w", "stream": "s"}),
+    ("feed.set", {"source": "stream/s", "feed": "w", "target": "service/w"}),
+    (
+        "feed.set",
+        {
+            "source": "stream/s",
+            "feed": "w",
+            "target": "service/w",
+            "start": "first",
+            "criteria": [["topic", "a"]],
+        },
+    ),
+    ("feed.delete", {"source": "stream/s", "feed": "w"}),
     ("cursor.set", {"stream": "s", "cursor": "c", "start": "first"}),
     ("cursor.set", {"stream": "s", "cursor": "c", "start": "time:10000"}),
     ("cursor.delete", {"stream": "s", "cursor": "c"}),

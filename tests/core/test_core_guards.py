@@ -295,7 +295,7 @@ def test_a_subscription_that_the_store_cannot_serve_is_ended(bench, no_answers, 
     [
         Query(1, "storage", {}),
         Change(0, "cursor.set", {"stream": "s", "cursor": "c", "start": "time:1"}),
-        Change(0, "feed.set", {"service": "v", "stream": "s", "start": "time:1"}),
+        Change(0, "feed.set", {"source": "stream/s", "feed": "v", "target": "service/v", "start": "time:1"}),
         Change(0, "journal.backup", {"directory": "/backups/one"}),
     ],
 )

@@ -162,7 +162,10 @@ def backlog_bytes() -> Case:
 def feeds() -> Case:
     bench = Bench(Limits(feeds=2))
     bench.open("alice")
-    feed = [Change(0, "feed.set", {"service": service, "stream": "s"}) for service in "abc"]
+    feed = [
+        Change(0, "feed.set", {"source": "stream/s", "feed": service, "target": f"service/{service}"})
+        for service in "abc"
+    ]
     yield bench.ask("alice", feed[0], feed[1], feed[0])
     yield bench.ask("alice", feed[2])
 

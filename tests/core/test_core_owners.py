@@ -23,13 +23,16 @@ VALUES = {
     "age": 1.0,
     "criteria": [["all", ""]],
     "where": "",
+    "source": f"stream/{EVENTS}",
+    "feed": "f",
+    "target": "service/w",
 }
 """What each argument holds beside the name of the broker's own stream."""
 
 READERS = {"cursor.set", "cursor.delete"}
 """Changes of a position that a reader keeps; the stream stays as it is."""
 
-OF_STREAMS = [topic for topic, kind in CHANGES.items() if {"stream", "service"} & kind.rules.rules.keys()]
+OF_STREAMS = [topic for topic, kind in CHANGES.items() if {"stream", "source"} & kind.rules.rules.keys()]
 
 
 def test_there_are_changes_of_streams_to_try():
@@ -82,8 +85,9 @@ def test_what_is_sent_to_anybody_never_reveals_a_routing_id():
     )
     bench.settle()
     bench.tell("peer-two", reply(3, 1))
+    place = {"source": "stream/s", "feed": "f"}
     access = {"user": "two", "action": "publish", "target": "stream/s/a"}
-    values = {"name": "svc", "stream": "s", "kind": "service", "id": "two", **access}
+    values = {"name": "svc", "stream": "s", "kind": "service", "id": "two", **access, **place}
     for ref, (topic, kind) in enumerate(QUERIES.items(), 1):
         arguments = kind.rules
         details = {"details": True} if "details" in arguments.optional else {}

@@ -54,7 +54,7 @@ LASTING = {
     "a message": publish(b"1", stream="t"),
     "a retention": Change(0, "stream.retain", {"stream": "t", "count": 5}),
     "a cursor": Commit("t", 0, "c", 0),
-    "a feed": Change(0, "feed.set", {"service": "w", "stream": "t"}),
+    "a feed": Change(0, "feed.set", {"source": "stream/t", "feed": "w", "target": "service/w"}),
 }
 
 

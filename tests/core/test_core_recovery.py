@@ -30,7 +30,8 @@ def crashed(bench: Bench, limits: Limits | None = None) -> Bench:
 
 def feed_change(bench: Bench, topic: str, **more: object) -> list:
     bench.open("op")
-    bench.tell("op", Change(0, topic, {"service": "v", "stream": "s", **more}))
+    target = {"target": "service/v"} if topic == "feed.set" else {}
+    bench.tell("op", Change(0, topic, {"source": "stream/s", "feed": "v", **target, **more}))
     bench.settle()
     return [m for m in bench.sent("op") if isinstance(m, Ok | Error)]
 
@@ -56,7 +57,7 @@ def test_a_feed_that_could_not_be_taken_up_can_be_deleted_or_set_and_continues_w
     assert made == ([] if topic == "feed.delete" else [1, 2])
     crashed(bench)
     assert status(bench)["not_recovered"] == 0
-    assert [*bench.core.feeds.by_name] == ([] if topic == "feed.delete" else [("v", "s")])
+    assert [*bench.core.feeds.by_name] == ([] if topic == "feed.delete" else [(("stream", "s"), "v")])
     assert len(feed_change(bench, "feed.delete")) == 1
 
 
@@ -162,7 +163,7 @@ def test_fewer_of_all_else_allowed_than_there_are():
     bench.open("alice", "bob", "carl")
     bench.tell("alice", send("bob", b"1", b"2", number=1), send("carl", b"3"), request(b"4"))
     bench.tell("alice", publish(b"5", stream="s", number=2))
-    bench.tell("alice", Change(0, "feed.set", {"service": "v", "stream": "s"}))
+    bench.tell("alice", Change(0, "feed.set", {"source": "stream/s", "feed": "v", "target": "service/v"}))
     bench.tell("bob", publish(b"6", number=1))
     crashed(bench, Limits(sessions=1, queues=1, queues_messages=1, queues_bytes=1, queue_messages=1, feeds=0))
     assert {notice.details["what"] for notice in bench.notices} == {
@@ -215,12 +216,14 @@ def test_a_feed_that_nobody_can_decode_is_skipped_and_kept(value):
     bench.settle()
     bench.store.write([PutValue(FEEDS, ("s", "v"), value)])
     crashed(bench)
-    assert skipped(bench) == [("feed", "v from s")]
+    assert skipped(bench) == [("feed", "v from stream/s")]
     assert bench.store.recover().table(FEEDS) == {("s", "v"): value}
     # And it may be set anew.
     bench.open("alice")
     bench.tell(
-        "alice", Change(0, "feed.set", {"service": "v", "stream": "s", "start": "first"}), offer(service="v")
+        "alice",
+        Change(0, "feed.set", {"source": "stream/s", "feed": "v", "target": "service/v", "start": "first"}),
+        offer(service="v"),
     )
     bench.settle()
     assert bench.bodies("alice") == [b"1"]

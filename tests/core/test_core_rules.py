@@ -68,7 +68,7 @@ def refusals(answers):
 
 def test_every_query_has_a_line_and_names_its_own_arguments():
     assert set(admin.QUERIES) == set(QUERIES)
-    of_things = {"stream", "service", "name", "id"}
+    of_things = {"stream", "service", "name", "id", "source"}
     for topic, kind in admin.QUERIES.items():
         named = of_things & {*kind.rules.required, *kind.rules.optional}
         assert named == {line.field for line in QUERIES[topic]}, topic
@@ -206,7 +206,7 @@ def test_tenants_of_one_stream_do_not_see_each_other():
 def test_a_feed_needs_the_whole_of_its_stream():
     bench = bench_with("admin service/w", "admin stream/s", "subscribe stream/s where ward = '3'")
     hello(bench, "ann")
-    feed = Change(0, "feed.set", {"service": "w", "stream": "s"})
+    feed = Change(0, "feed.set", {"source": "stream/s", "feed": "w", "target": "service/w"})
     assert refusals(bench.ask("ann", feed)) == ["'subscribe stream/s' is not allowed: no rule allows it"]
     configure(bench, policy("admin service/w", "admin stream/s", "subscribe stream/s"))
     assert refusals(bench.ask("ann", feed)) == []

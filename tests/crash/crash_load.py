@@ -30,7 +30,9 @@ class Load:
         self._stack = stack
         self._ann, self._bob, self._operator = map(self._connect, ("ann", "bob", "operator"))
         self._operator.change("stream.retain", stream=SHORT, count=20)
-        self._operator.change("feed.set", service="archive", stream=KEPT, start="first")
+        self._operator.change(
+            "feed.set", source=f"stream/{KEPT}", feed="archive", target="service/archive", start="first"
+        )
         self._mailbox = self._bob.mailbox(auto_ack=False, credit=4)
         self._work = self._bob.work("printer", credit=2)
         self._archive = self._bob.work("archive", credit=2)
@@ -121,10 +123,11 @@ class Load:
 
     def _change(self) -> None:
         number = next(self._numbers)
+        feed = {"source": f"stream/{KEPT}", "feed": f"feed{number}", "target": f"service/feed{number}"}
         topic, arguments = self._chance.choice(
             [
                 ("user.add", {"name": f"user{number}", "key": "a" * 40}),
-                ("feed.set", {"service": f"feed{number}", "stream": KEPT}),
+                ("feed.set", feed),
                 ("stream.create", {"stream": f"made{number}"}),
                 ("stream.retain", {"stream": SHORT, "count": 20 + number % 9}),
                 ("cursor.set", {"stream": KEPT, "cursor": f"cursor{number}", "start": "first"}),

@@ -281,7 +281,7 @@ def _is_in_force(topic: str, arguments: Mapping[str, Any], found: Recovered) -> 
     if topic == "user.add":
         return (arguments["name"],) in found.values.get(ACCOUNTS, {})
     if topic == "feed.set":
-        return (arguments["stream"], arguments["service"]) in found.values.get(FEEDS, {})
+        return (arguments["source"].removeprefix("stream/"), arguments["feed"]) in found.values.get(FEEDS, {})
     if topic == "stream.create":
         return arguments["stream"] in found.streams
     if topic == "stream.retain":

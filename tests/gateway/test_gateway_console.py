@@ -58,7 +58,7 @@ def running() -> Iterator[RunningGateway]:
             client.send(HOSTILE, HOSTILE, HOSTILE.encode(), {"h": HOSTILE})
             client.receive(timeout=WAIT_SECONDS).reject(HOSTILE)
             client.send(HOSTILE, HOSTILE, HOSTILE.encode())
-            client.change("feed.set", service=HOSTILE, stream="items")
+            client.change("feed.set", source="stream/items", feed=HOSTILE, target=f"service/{HOSTILE}")
             client.flush()
             yield gateway
         gateway.stop()

@@ -65,7 +65,9 @@ def _wait_until_one_is_dead(client: malamute.Client) -> None:
 def test_a_request_that_cannot_be_read_is_no_lease_and_takes_none_with_it(
     http: httpx.Client, gateway: RunningGateway, client: malamute.Client
 ) -> None:
-    client.change(FeedSet(service="shout", stream="items", criteria=[("all", "")]))
+    client.change(
+        FeedSet(source="stream/items", feed="shout", target="service/shout", criteria=[("all", "")])
+    )
     publish_damaged(gateway.state.settings.broker, "items")
     assert [_lease(http, limit=1)[0]["body"] for _ in range(2)] == ["1", "3"]
     _wait_until_one_is_dead(client)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from malamute.protocol import limits
 from malamute.protocol.admin import CHANGES, QUERIES
-from malamute.protocol.arguments import MESSAGE_STATES, Arguments
+from malamute.protocol.arguments import FEED_PREFIX, MESSAGE_STATES, OPERATIONS, WHENS, Arguments
 from malamute.protocol.messages import SPECS, Change, Deliver, Query, Rule, Spec
 from malamute.protocol.names import is_name
 
@@ -74,6 +74,10 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "names": st.lists(NAMES, max_size=4),
     "rules": st.lists(_text(limits.RULE_BYTES_MAX), max_size=4),
     "password hash": _text(limits.TEXT_BYTES_MAX),
+    "place": st.tuples(st.sampled_from(["stream", "mailbox", "service"]), NAMES).map("/".join),
+    "feed": NAMES.filter(lambda name: len(name.encode()) <= limits.NAME_BYTES_MAX - len(FEED_PREFIX)),
+    "operation": st.sampled_from(OPERATIONS),
+    "when": st.sampled_from(WHENS),
     "uid": st.integers(0, limits.UID_MAX),
     "headers": st.dictionaries(
         st.text(max_size=10),

@@ -34,6 +34,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "user": ("ann", "nobody", ""),
     "action": ("publish", "admin", "dance"),
     "target": ("stream/kept/a.x", "mailbox/bob", "broker/status", "nothing"),
+    "source": ("stream/kept", "stream/more", "service/print"),
+    "feed": ("print", "scan"),
 }
 """Values of each argument, by its name."""
 
@@ -74,6 +76,11 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "groups": ([], ["staff"]),
     "access_rules": ([], ["view broker/#"]),
     "disabled": (True, False),
+    "source": ("stream/kept", "stream/live", "stream/more"),
+    "feed": ("print", "scan"),
+    "target": ("",),
+    "operation": ("copy",),
+    "when": ("match",),
     "dry_run": (False, False, True),
 }
 """Values of each argument of a change, by its name. The criteria of a feed go with its condition."""
@@ -96,4 +103,7 @@ def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
     if "criteria" in takes.optional:
         criteria, arguments["where"], _ = [*CRITERIA.values()][b % len(CRITERIA)]
         arguments["criteria"] = [[*criterion] for criterion in criteria]
+    if "target" in arguments:
+        # The book knows a feed by its service.
+        arguments["target"] = f"service/{arguments['feed']}"
     return topic, arguments

@@ -304,9 +304,10 @@ def _check_effects(operations: Sequence[Operation], records: Sequence[Record]) -
     """What a transaction changes of streams and feeds, it has records of."""
     told: Counter[tuple[str, Any]] = Counter()
     for record in records:
-        stream, service = record.arguments.get("stream"), record.arguments.get("service")
+        arguments = record.arguments
+        feed = arguments.get("source", "").removeprefix("stream/"), arguments.get("feed")
         if what := _EFFECTS.get(record.topic):
-            told[what, (stream, service) if service else stream] += 1
+            told[what, feed if feed[1] else arguments.get("stream")] += 1
     # With the history of a stream that is dropped, what stays of it is stored again.
     dropped = Counter(o.stream for o in operations if isinstance(o, DeleteStream))
     made: Counter[tuple[str, Any]] = Counter()
@@ -340,6 +341,8 @@ _EFFECTS = {
     "stream.purge": "dropped",
     "stream.delete": "dropped",
     "feed.set": f"{FEEDS} put",
+    "feed.enable": f"{FEEDS} put",
+    "feed.disable": f"{FEEDS} put",
     "feed.delete": f"{FEEDS} deleted",
     "stream.retain": f"{RETENTIONS} put",
     "stream.create": f"{RETENTIONS} put",

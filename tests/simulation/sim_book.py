@@ -15,7 +15,7 @@ from sim_audit import AuditBook
 from sim_clock import MailTimes, Wall
 from sim_credit import CreditBook, Grant
 from sim_damage import Damaged, FlawedStore
-from sim_feeds import FeedBook, is_put
+from sim_feeds import FeedBook, called, is_put
 from sim_machine import AUDITOR, NO_JOURNAL
 from sim_origin import Author, Order, Violation, body_of, mailbox_of
 from sim_puts import Puts
@@ -26,10 +26,10 @@ from sim_wants import takes, wants_of
 
 from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
-from malamute.core.feed import CURSOR_PREFIX
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import TryLater
 from malamute.journal.memory import MemoryStore
+from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.messages import (
     EXPIRED,
     MAILBOX,
@@ -163,7 +163,7 @@ class Book:
             raise Violation("a committed cursor was lost", found=dict(recovered.table(CURSORS)))
         self.cursors = dict(self.cursors_stored)
         feeds = self.queues.feeds.feeds.items()
-        positions = {(n, CURSOR_PREFIX + s): f.course.position for (s, n), f in feeds if f.course is not None}
+        positions = {(n, FEED_PREFIX + s): f.course.position for (s, n), f in feeds if f.course is not None}
         self.set_back = {key: at for key, at in positions.items() if at < self.cursors_stored.get(key, 0)}
         self.lost_cursors = {key for table, key in recovered.lost if table == CURSORS}
         for table, (peer, _) in recovered.doubtful:
@@ -383,7 +383,9 @@ class Book:
             self.streams.give_time_back(details["seconds"])
         kind, what, name = subject.split(".", 2) if subject.count(".") > 1 else ("", "", "")
         if (kind, what) == ("feed", "gap"):
-            self.feeds.missed(name, details["stream"], details["first"], details["last"])
+            self.feeds.missed(
+                name, details["source"].removeprefix("stream/"), details["first"], details["last"]
+            )
 
     def clock(self, step: ClockStep) -> None:
         """The broker is about to learn of the clock on the wall."""
@@ -531,9 +533,9 @@ class Book:
     def check_values(self, core: Core) -> None:
         """What a broker with nothing on its way to the disk goes by is what is there, and nothing refused."""
         feeds = self.queues.feeds
-        if set(core.feeds.values) != set(feeds.feeds):
+        if {*map(called, core.feeds.values)} != set(feeds.feeds):
             raise Violation("other feeds are known", feeds=[*core.feeds.values])
-        if set(core.feeds.by_name) != feeds.running:
+        if {*map(called, core.feeds.by_name)} != feeds.running:
             raise Violation("other feeds are there", feeds=[*core.feeds.by_name])
         cursors = {(s.name, c): at for s in core.streams.by_name.values() for c, at in s.cursors.items()}
         if self.has_failed() and isinstance(self.streams.store, FlawedStore):
@@ -675,7 +677,7 @@ def _is_known(core: Core, table: str, key: Any) -> bool:
         session = core.sessions.by_peer.get(key[0])
         return session is not None and not session.doubtful
     stream = core.streams.by_name.get(key[0])
-    return stream is not None and key[1] in stream.cursors and not key[1].startswith(CURSOR_PREFIX)
+    return stream is not None and key[1] in stream.cursors and not key[1].startswith(FEED_PREFIX)
 
 
 def _covers(operations: Sequence[Operation], table: str, key: Any) -> bool:

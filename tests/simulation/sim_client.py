@@ -412,7 +412,8 @@ class Client:
         """Have a stream make requests for a service, or others than before, or from elsewhere on."""
         service, stream = SERVICES[a % 2], STREAMS[min(a // 2 % 5 // 2, 2)]
         criteria, where, _ = list(CRITERIA.values())[b % len(CRITERIA)]
-        arguments = {"service": service, "stream": stream, "criteria": criteria, "where": where}
+        feed = {"source": f"stream/{stream}", "feed": service, "target": f"service/{service}"}
+        arguments = {**feed, "criteria": criteria, "where": where}
         start = self._start(FEED_STARTS[c % len(FEED_STARTS)])
         done = self.change("feed.set", **arguments, **({"start": start} if start else {}))
         return done and f"has {stream} feed {service} with {criteria} {where} {start}"
@@ -420,7 +421,7 @@ class Client:
     def unfeed(self, a: int, b: int, c: int) -> str:
         """Have it make no more."""
         service, stream = SERVICES[a % 2], STREAMS[b % 2]
-        done = self.change("feed.delete", service=service, stream=stream)
+        done = self.change("feed.delete", source=f"stream/{stream}", feed=service)
         return done and f"has {stream} feed {service} no more"
 
     def administer(self, a: int, b: int, c: int) -> str:

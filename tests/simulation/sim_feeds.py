@@ -23,7 +23,7 @@ from sim_puts import PutMessage
 from sim_streams import Place, StreamBook
 from sim_wants import WANTS, Wants, key_of
 
-from malamute.protocol.batch import unpack
+from malamute.core.feed.rule import FeedName, FeedRule
 from malamute.store.commit import Append
 from malamute.store.operations import DeleteStream, DeleteValue, Operation, PutValue, Recovered, StoredMessage
 from malamute.store.tables import CURSORS, FEEDS
@@ -31,20 +31,25 @@ from malamute.store.tables import CURSORS, FEEDS
 PREFIX = "$feed/"
 
 Name = tuple[str, str]
-"""A service and a stream."""
+"""A service, which is the name of the feed, and a stream."""
 Taken = tuple[int, bytes]
 """A message of a stream: its sequence and its body."""
 
 
+def called(name: FeedName) -> Name:
+    """What the book calls a feed."""
+    return name.name, name.source.name
+
+
 def is_fed(message: StoredMessage) -> bool:
     """Whether a feed has made a queued message."""
-    return "stream" in (message.properties or {})
+    return "source" in (message.properties or {})
 
 
 def fed_name(queue: str, message: StoredMessage) -> bytes:
     """What names a request that a feed has made: its body is also that of the stream's message."""
     asked = message.properties or {}
-    return f"fed {queue} {asked['stream']} {asked['sequence']} ".encode() + body_of(message.record)
+    return f"fed {queue} {asked['source']} {asked['sequence']} ".encode() + body_of(message.record)
 
 
 class Course:
@@ -106,6 +111,7 @@ class FeedCopy(NamedTuple):
 
     stored: dict[Name, Wants]
     cursors: dict[Name, tuple[Course, int]]
+    disabled: set[Name]
 
 
 class FeedBook:
@@ -120,6 +126,8 @@ class FeedBook:
         """How many were stored."""
         self._stored: dict[Name, Wants] = {}
         """The feeds on the disk."""
+        self._disabled: set[Name] = set()
+        """Those of them that rest."""
         self._cursors: dict[Name, tuple[Course, int]] = {}
         """Where the disk has them. It may have refused a feed and taken this, or the other way about."""
         self.lost: set[Name] = set()
@@ -158,7 +166,7 @@ class FeedBook:
 
     def asked(self, arguments: Mapping[str, Any]) -> None:
         """An operator wants a feed, or another one."""
-        name = arguments["service"], arguments["stream"]
+        name = arguments["feed"], arguments["source"].removeprefix("stream/")
         key = key_of(arguments["criteria"], arguments["where"])
         self._asked.setdefault(name, []).append((key, arguments.get("start", "")))
 
@@ -180,29 +188,34 @@ class FeedBook:
                 raise Violation("a feed was deleted that is not there", feed=operation)
             self._undone[id(operation)] = name, self.feeds.pop(name)
         elif is_put(operation, CURSORS) and operation.key[1].startswith(PREFIX):
-            name = name_of(operation)
-            if name not in self.feeds:
-                raise Violation("a cursor of a feed that is not there", cursor=operation)
-            if began is None and self._last[operation.key] != id(operation):
-                # A purge stores where it was; what the disk refused meanwhile comes behind that.
-                return
-            if began is None and self.feeds[name].course is None:
-                # A purge has dropped whatever it may have left. It rests until it is set or the next start.
-                self._wanted[id(operation)] = name, Course(operation.value, self._head(name))
-                return
-            if began is not None and self._begins(name, operation.value):
-                self._begin(name, operation.value)
-            else:
-                self._advance(name, operation.value)
-                if began is not None and self._has_start(name):
-                    # It may have begun anew where it was: what goes before it has had that is not told.
-                    self._course(name).head = self._head(name)
-            self._wanted[id(operation)] = name, self.feeds[name].course
+            # Otherwise only whether it rests was changed.
+            same = began is not None and name_of(began) == name_of(operation)
+            self._put_cursor(operation, began if same else None)
+
+    def _put_cursor(self, operation: PutValue, began: PutValue | None) -> None:
+        name = name_of(operation)
+        if name not in self.feeds:
+            raise Violation("a cursor of a feed that is not there", cursor=operation)
+        if began is None and self._last[operation.key] != id(operation):
+            # A purge stores where it was; what the disk refused meanwhile comes behind that.
+            return
+        if began is None and self.feeds[name].course is None:
+            # A purge has dropped whatever it may have left. It rests until it is set or the next start.
+            self._wanted[id(operation)] = name, Course(operation.value, self._head(name))
+            return
+        if began is not None and self._begins(name, operation.value):
+            self._begin(name, operation.value)
+        else:
+            self._advance(name, operation.value)
+            if began is not None and self._has_start(name):
+                # It may have begun anew where it was: what goes before it has had that is not told.
+                self._course(name).head = self._head(name)
+        self._wanted[id(operation)] = name, self.feeds[name].course
 
     def _put(self, put: PutValue) -> None:
         name = name_of(put)
-        criteria, where, *_ = unpack(put.value)
-        key = key_of(criteria, where)
+        rule = FeedRule.parse(name[0], put.value)
+        key = key_of(rule.criteria, rule.where)
         again = self._again[name] < self._purged[name[1]]
         if again and name in self.lost and self.feeds[name].wants is WANTS[key]:
             # It is stored again with its stream, by each purge, whoever asked for it before it was lost. What
@@ -298,7 +311,7 @@ class FeedBook:
     def take(self, put: PutMessage, token: int) -> None:
         """A feed makes a request, in the append with this token."""
         asked = put.message.properties or {}
-        name, sequence = (put.queue, asked["stream"]), asked["sequence"]
+        name, sequence = (put.queue, asked["source"].removeprefix("stream/")), asked["sequence"]
         feed = self.feeds.get(name)
         if feed is None or feed.course is None:
             raise Violation("a request of a feed that is not there", feed=name, sequence=sequence)
@@ -315,6 +328,8 @@ class FeedBook:
             raise Violation("a feed went back", feed=name, position=course.position, to=sequence)
         if not feed.wants(origin) and taken not in course.unsure:
             raise Violation("a request that a feed was not to make", feed=name, sequence=sequence)
+        if name in self._disabled:
+            raise Violation("a feed that is disabled takes a message", feed=name, sequence=sequence)
         if course.under_way and course.token != token:
             raise Violation("a feed went on before its requests were stored", feed=name, sequence=sequence)
         self._check_passed(name, sequence - 1)
@@ -354,6 +369,7 @@ class FeedBook:
         _, before = self._undone.pop(id(operation), (None, None))
         if isinstance(operation, DeleteValue) and operation.table == FEEDS:
             self._stored.pop(name_of(operation), None)
+            self._disabled.discard(name_of(operation))
             self.lost.discard(name_of(operation))
             return
         if isinstance(operation, DeleteStream):
@@ -382,6 +398,9 @@ class FeedBook:
     def _take_stored(self, operation: Operation, name: Name, meant: Any, before: Feed | None) -> None:
         if is_put(operation, FEEDS):
             self._stored[name] = meant
+            self._disabled.discard(name)
+            if not FeedRule.parse(name[0], operation.value).enabled:
+                self._disabled.add(name)
             self._resting.pop(id(operation), None)
             if before is not None:
                 self._changed.append((name, before.wants, meant))
@@ -469,11 +488,13 @@ class FeedBook:
 
     def copy(self) -> FeedCopy:
         """What is on the disk now."""
-        return FeedCopy(dict(self._stored), {name: (c.copy(), at) for name, (c, at) in self._cursors.items()})
+        cursors = {name: (course.copy(), at) for name, (course, at) in self._cursors.items()}
+        return FeedCopy(dict(self._stored), cursors, set(self._disabled))
 
     def restored(self, before: FeedCopy) -> None:
         """A copy of the store takes its place, with no broker there. Feeds go on from where they were."""
         self._stored = dict(before.stored)
+        self._disabled = set(before.disabled)
         self._cursors = {name: (course.copy(), at) for name, (course, at) in before.cursors.items()}
         self.feeds = {}
 
@@ -512,7 +533,7 @@ class FeedBook:
 
     def check_done(self, without_room: Collection[Name]) -> None:
         """At the end each message has become a request, of each feed that takes it and has room."""
-        for name in self.running - set(without_room):
+        for name in self.running - set(without_room) - self._disabled:
             left = self._left(name, self._course(name).start)
             if left:
                 raise Violation("messages never became requests", feed=name, left=left)

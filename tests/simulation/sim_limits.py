@@ -9,12 +9,13 @@ from sim_origin import Violation
 
 from malamute.core.answers import ASKED_BYTES
 from malamute.core.broker import Core
-from malamute.core.feed import CURSOR_PREFIX
+from malamute.core.feed.target import QueueTarget
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
 from malamute.core.refusal_log import REFUSALS_MAX
 from malamute.core.refusals import RUNS_MAX
 from malamute.core.stream import cursor_bytes
+from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits
 
 COMMAND_BYTES_MAX = 4_000
@@ -36,7 +37,7 @@ def _check_selectors(core: Core) -> None:
 def _cursors_bytes(core: Core) -> int:
     """What cursors take. Those of feeds are as many as feeds may be, and need no room beside others."""
     names = (name for stream in core.streams.by_name.values() for name in stream.cursors)
-    return sum(cursor_bytes(name) for name in names if not name.startswith(CURSOR_PREFIX))
+    return sum(cursor_bytes(name) for name in names if not name.startswith(FEED_PREFIX))
 
 
 def _identities_bytes(core: Core) -> int:
@@ -131,7 +132,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
             for source in s.sources.values()
             if isinstance(source, QueueSource)
         ),
-        *(feed.queue for feed in core.feeds.by_name.values()),
+        *(feed.target.queue for feed in core.feeds.by_name.values() if isinstance(feed.target, QueueTarget)),
     ]
     for queue in users:
         if core.queues_of(queue.kind).by_name.get(queue.name) is not queue:

@@ -20,10 +20,10 @@ from sim_plan import Setup
 
 from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
-from malamute.core.feed import CURSOR_PREFIX
 from malamute.core.settings import Settings
 from malamute.errors import MalamuteError
 from malamute.matching.cache import UNCHARGED_BYTES
+from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server import clock
@@ -102,7 +102,7 @@ class Machine:
         self.core = Core(self.now, self.settings, recovered)
         if self.core.health.damages != len(recovered.defects):
             raise Violation("damage is not reported", defects=recovered.defects)
-        feeds = [key for key in recovered.lost_keys(CURSORS) if key[1].startswith(CURSOR_PREFIX)]
+        feeds = [key for key in recovered.lost_keys(CURSORS) if key[1].startswith(FEED_PREFIX)]
         if self.core.recovery.skipped != len(feeds):
             raise Violation("a feed whose position is lost is not reported", feeds=feeds)
         # Events are looked at where they are made, whether there is a stream of them or not.

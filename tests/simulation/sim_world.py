@@ -13,6 +13,7 @@ from sim_clock import Wall
 from sim_damage import FlawedStore
 from sim_dead import base_of
 from sim_disk import Disk
+from sim_feeds import called
 from sim_limits import check_limits
 from sim_machine import EXPIRY, START, Machine, narrowed
 from sim_network import Connection, cut
@@ -449,7 +450,7 @@ class World:
         limits, feeds = self.machine.core.queue_limits, self.machine.core.feeds.by_name
         lasting = limits.short_of_memory and not self.book.queues.all_stored
         free_bytes = limits.configured.queues_bytes - limits.bytes
-        return {name for name, feed in feeds.items() if feed.full and (lasting or feed.full > free_bytes)}
+        return {called(n) for n, feed in feeds.items() if feed.full and (lasting or feed.full > free_bytes)}
 
     def _check_answers(self) -> None:
         for client in self.clients:

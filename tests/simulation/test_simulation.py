@@ -26,7 +26,8 @@ from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
 from malamute.core.audit import Audit
-from malamute.core.feed import CURSOR_PREFIX, Feed, Feeds
+from malamute.core.feed.stream_feed import StreamFeed
+from malamute.core.feed.table import Feeds
 from malamute.core.queue import purge, redrive
 from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
 from malamute.core.queue.queue import Queue
@@ -192,9 +193,9 @@ def _take_all_for_stored(feed, error):
     _SETTLED(feed, None)
 
 
-def _begin_anywhere(feeds, service, stream, *arguments):
+def _begin_anywhere(feeds, name, rule, stream, *arguments):
     with patch.object(stream, "lost_cursors", set()):
-        return _SET_FEED(feeds, service, stream, *arguments)
+        return _SET_FEED(feeds, name, rule, stream, *arguments)
 
 
 def _leave_one_out(sequence):
@@ -214,16 +215,16 @@ def _is_there(entry, records):
     return entry.sequence in records
 
 
-def _trust_any_position(feeds, service, stream, value, *, doubtful):
-    _RESTORE_FEED(feeds, service, stream, value)
+def _trust_any_position(feeds, name, value, *, doubtful):
+    _RESTORE_FEED(feeds, name, value)
 
 
 def _begin_restored_at(position):
-    def restore(feeds, service, stream, value, *, doubtful):
+    def restore(feeds, name, value, *, doubtful):
         if feeds.streams.incarnation:
-            found = feeds.streams.keep(stream)
-            found.commit(CURSOR_PREFIX + service, position(found))
-        _RESTORE_FEED(feeds, service, stream, value)
+            found = feeds.streams.keep(name.source.name)
+            found.commit(name.cursor, position(found))
+        _RESTORE_FEED(feeds, name, value)
 
     return restore
 
@@ -261,11 +262,11 @@ _RECALL = Queue._recall
 _COLLECT = QueueTable._collect_unless_used
 _SET_FEED = Feeds.set
 _RESTORE_FEED = Feeds.restore
-_TAKE = Feed._put
+_TAKE = StreamFeed._put
 _CONFIRM = Sessions._confirm
 _SEND = Subscription._send
 _WITHDRAW = purge.withdraw
-_SETTLED = Feed._settled
+_SETTLED = StreamFeed._settled
 
 
 def _offer_at_once(stream, loaded, matches):
@@ -275,6 +276,8 @@ def _offer_at_once(stream, loaded, matches):
             if live and (left := reader.offer(part)):
                 reader.switch(left)
 
+
+FEED = "malamute.core.feed.stream_feed.StreamFeed"
 
 BROKEN = {
     "what has expired is delivered": (
@@ -380,15 +383,30 @@ BROKEN = {
         "malamute.client.session.sources.StreamSource.opened",
         lambda source, value: setattr(source, "open", True),
     ),
-    "a feed does not store where it is": ("malamute.core.feed.Feed._put", _take_without_a_position),
-    "a feed takes its requests for stored": ("malamute.core.feed.Feed._settled", _take_all_for_stored),
-    "a feed does not wait for its requests": ("malamute.core.feed.Feed.ready", property(_is_impatient)),
-    "a feed leaves a message out when it starts": ("malamute.core.feed.Position", _leave_one_out),
-    "a feed leaves out what has no room": ("malamute.core.feed.Feed._never_fits", lambda *arguments: True),
-    "a feed that is full does not go on": ("malamute.core.feed.Feed.wake", _nothing),
-    "a feed does not tell what it cannot have": ("malamute.core.feed.Feed.missed", _nothing),
-    "a feed stays as it was": ("malamute.core.feed.Feed.change", _nothing),
-    "a feed does not survive a restart": ("malamute.core.feed.Feeds.restore", _nothing),
+    "a feed does not store where it is": (
+        f"{FEED}._put",
+        _take_without_a_position,
+    ),
+    "a feed takes its requests for stored": (
+        f"{FEED}._settled",
+        _take_all_for_stored,
+    ),
+    "a feed does not wait for its requests": (
+        f"{FEED}.ready",
+        property(_is_impatient),
+    ),
+    "a feed leaves a message out when it starts": ("malamute.core.feed.table.Position", _leave_one_out),
+    "a feed leaves out what has no room": (
+        "malamute.core.feed.target.QueueTarget.never_fits",
+        lambda *arguments: True,
+    ),
+    "a feed that is full does not go on": (f"{FEED}.wake", _nothing),
+    "a feed does not tell what it cannot have": (
+        f"{FEED}.missed",
+        _nothing,
+    ),
+    "a feed stays as it was": (f"{FEED}.change", _nothing),
+    "a feed does not survive a restart": ("malamute.core.feed.table.Feeds.restore", _nothing),
     "an idle queue stays": ("malamute.core.queue.table.QueueTable._collect", _nothing),
     "an idle queue stays on the disk": ("malamute.core.queue.table.QueueTable._delete", _nothing),
     "a queue is removed too early": (
@@ -432,7 +450,7 @@ BROKEN = {
         "malamute.core.recovery.Recovery.settled",
         _nothing,
     ),
-    "a lost feed begins anywhere": ("malamute.core.feed.Feeds.set", _begin_anywhere),
+    "a lost feed begins anywhere": ("malamute.core.feed.table.Feeds.set", _begin_anywhere),
     "what cannot be read is not settled": (
         "malamute.core.queue.settlement.Settlement.dead_letter_unreadable",
         _nothing,
@@ -468,15 +486,15 @@ BROKEN = {
         lambda now, used, newest: 0,
     ),
     "a feed that was set back goes on where it was before": (
-        "malamute.core.feed.Feeds.restore",
+        "malamute.core.feed.table.Feeds.restore",
         _trust_any_position,
     ),
     "a restored feed goes on at the head": (
-        "malamute.core.feed.Feeds.restore",
+        "malamute.core.feed.table.Feeds.restore",
         _begin_restored_at(lambda stream: stream.next - 1),
     ),
     "a restored feed begins again": (
-        "malamute.core.feed.Feeds.restore",
+        "malamute.core.feed.table.Feeds.restore",
         _begin_restored_at(lambda stream: 0),
     ),
     "a restore is told as a restart": ("malamute.core.gaps.Gaps._is_restored", lambda *arguments: False),

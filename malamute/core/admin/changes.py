@@ -10,24 +10,24 @@ with `final=False`, and what it has come to `otherwise`, should this one fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from posixpath import join, normpath
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.clients import session_of
+from malamute.core.admin.feeds import delete_feed, disable_feed, enable_feed, set_feed
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
 from malamute.core.admin.users import add_user, remove_user, set_user
 from malamute.core.audit import DONE, FAILED, PARTIAL, REFUSED, who
 from malamute.core.effects import LoadConfiguration
-from malamute.core.feed import no_feed
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.queue import purge as purging
 from malamute.core.queue import redrive as redriving
 from malamute.core.queue.browse import choose
-from malamute.core.start import locate
+from malamute.core.start import locate, one_position, removed
 from malamute.core.subscription import Position
 from malamute.errors import (
     AccessRefused,
@@ -37,9 +37,8 @@ from malamute.errors import (
     NotAsExpected,
     NotFound,
     TooMany,
-    TryLater,
 )
-from malamute.matching import Group, Selector
+from malamute.matching import Group
 from malamute.protocol.admin import (
     CHANGES,
     BackupMade,
@@ -51,11 +50,6 @@ from malamute.protocol.admin import (
     CursorDelete,
     CursorDeleted,
     CursorSet,
-    FeedChanged,
-    FeedDelete,
-    FeedDeleted,
-    FeedRow,
-    FeedSet,
     JournalBackup,
     QueueChanged,
     QueuePurge,
@@ -71,13 +65,12 @@ from malamute.protocol.admin import (
     encode,
 )
 from malamute.protocol.messages import Change
-from malamute.protocol.start import LAST_PER_SUBJECT, Start
+from malamute.protocol.names import Place
 from malamute.store.operations import Backup, Reserve
 from malamute.store.policies import StreamRetention
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.queue.queue import Queue
     from malamute.core.session import Session
     from malamute.core.settings import ConfigurationLoaded
     from malamute.core.stream import Stream
@@ -131,12 +124,12 @@ def set_cursor(
     name, cursor = wanted.stream, wanted.cursor
     stream = stream_of(core, name)
     stream.check_cursor(cursor)
-    where = _one_position(wanted.start, "a cursor")
+    where = one_position(wanted.start, "a cursor")
     stream.flush()
 
     def located(position: Position) -> None:
         if core.streams.by_name.get(name) is not stream:
-            failed(_removed(name))
+            failed(removed(name))
             return
         try:
             # Others may have come meanwhile.
@@ -229,7 +222,7 @@ def _made(core: Engines, stream: str) -> Stream:
     def stored(error: MalamuteError | None) -> None:
         if error is None:
             core.streams.by_name.setdefault(stream, found)
-        elif made and not core.feeds.changes(stream):
+        elif made and not core.feeds.changes(Place("stream", stream)):
             core.streams.drop_untouched(found)
 
     core.effects.when_stored(stored)
@@ -269,93 +262,6 @@ def delete_stream(
         core.streams.delete(stream, lambda: core.effects.event(what, first=gone.first, last=gone.last))
         core.feeds.forget(name)
     answered(gone, before=gone)
-
-
-def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
-    """Feed a service from a stream, or change how; without a `start` it goes on, or begins at the head.
-
-    From now on it acts with the rights of whoever has this session.
-    """
-    service, name, criteria, where = wanted.service, wanted.stream, wanted.criteria, wanted.where
-    _check_feed(core, service, name, criteria, where)
-    begin = _one_position(wanted.start, "a feed") if wanted.start else None
-    if wanted.dry_run:
-        created = (service, name) not in core.feeds.values
-        answered(FeedChanged(service=service, stream=name, created=created))
-        return
-    queue = core.services.get(service)
-    before = _feed(core, service, name)
-    made = name not in core.streams.by_name
-    try:
-        stream = core.streams.get(name)
-    except MalamuteError:
-        core.services.drop_unused(queue)
-        raise
-    stream.flush()
-
-    def report(sequence: int, *, created: bool) -> None:
-        value = FeedChanged(service=service, stream=name, created=created, sequence=sequence)
-        answered(value, before=before)
-        core.effects.when_stored(undone)
-
-    def undone(error: MalamuteError | None) -> None:
-        # This change is still under way.
-        if error is not None and made and core.feeds.changes(name) <= 1:
-            core.streams.drop_untouched(stream)
-
-    def located(position: Position | None) -> None:
-        try:
-            core.feeds.check(service, name)
-            if core.streams.by_name.get(name) is not stream:
-                raise _removed(name)
-            core.feeds.set(service, stream, criteria, where, position, report, session.may.principal)
-        except MalamuteError as error:
-            failed(error)
-            _drop_made(core, queue, stream if made else None)
-
-    if begin:
-        locate(stream, begin, Group(0, EVERYTHING), located)
-    else:
-        located(None)
-
-
-def _drop_made(core: Engines, queue: Queue, stream: Stream | None) -> None:
-    """Forget what was made for a feed that is refused after all, unless somebody uses it by now."""
-    if core.services.by_name.get(queue.name) is queue:
-        core.services.drop_unused(queue)
-    if stream is not None and not (stream.lasting or core.feeds.changes(stream.name)):
-        core.streams.drop_untouched(stream)
-
-
-def _feed(core: Engines, service: str, stream: str) -> FeedRow | None:
-    """What a feed does, if there is one."""
-    found = core.feeds.by_name.get((service, stream))
-    return None if found is None else found.row()
-
-
-def _check_feed(core: Engines, service: str, stream: str, criteria: Sequence[Any], where: str) -> None:
-    core.feeds.check(service, stream)
-    core.selectors.check(Selector.parse(criteria, where))
-    if not core.streams.policy(stream).journal:
-        raise InvalidValue(f"stream {stream!r} has no journal: a feed needs one")
-
-
-def delete_feed(
-    core: Engines, session: Session, wanted: FeedDelete, answered: Answered, failed: Failed
-) -> None:
-    """Feed a service from a stream no longer; the requests that came of it stay."""
-    service, stream = wanted.service, wanted.stream
-    before = _feed(core, service, stream)
-
-    def report(sequence: int, *, created: bool = False) -> None:
-        answered(FeedDeleted(service=service, stream=stream, sequence=sequence), before=before)
-
-    if not wanted.dry_run:
-        core.feeds.delete(service, stream, report, failed)
-    elif (service, stream) not in core.feeds.values:
-        raise no_feed(service, stream)
-    else:
-        report(core.feeds.position(service, stream))
 
 
 def redrive(
@@ -472,17 +378,6 @@ def reloaded(result: ConfigurationLoaded) -> BrokerReloaded:
     return BrokerReloaded(changed=[*result.changed], waiting_for_restart=[*result.waiting])
 
 
-def _one_position(start: str, what: str) -> Start:
-    found = Start.parse(start)
-    if found.kind == LAST_PER_SUBJECT:
-        raise InvalidValue(f"invalid start 'last-per-subject' of {what}: expected one position")
-    return found
-
-
-def _removed(stream: str) -> TryLater:
-    return TryLater(f"stream {stream!r} was removed meanwhile: retry later")
-
-
 MAKING: dict[str, Callable[[Engines, Session, Any, Answered, Failed], None]] = {
     "cursor.set": set_cursor,
     "cursor.delete": delete_cursor,
@@ -491,6 +386,8 @@ MAKING: dict[str, Callable[[Engines, Session, Any, Answered, Failed], None]] = {
     "stream.purge": purge_stream,
     "stream.delete": delete_stream,
     "feed.set": set_feed,
+    "feed.enable": enable_feed,
+    "feed.disable": disable_feed,
     "feed.delete": delete_feed,
     "queue.redrive": redrive,
     "queue.purge": purge,

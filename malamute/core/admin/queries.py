@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.clients import client, clients
+from malamute.core.admin.feeds import feed, feeds
 from malamute.core.admin.pages import PAGE_ROWS, first
 from malamute.core.admin.queues import mailboxes, messages, service, services
 from malamute.core.admin.quotas import quotas
-from malamute.core.admin.streams import cursors, explain, feeds, stream, streams
+from malamute.core.admin.streams import cursors, explain, stream, streams
 from malamute.core.admin.totals import totals
 from malamute.core.admin.users import users
 from malamute.errors import InvalidValue, MalamuteError
@@ -143,6 +144,7 @@ TELLING: dict[str, Callable[[Engines, Any], Any]] = {
     "clients": clients,
     "client": client,
     "feeds": feeds,
+    "feed": feed,
     "access": access,
     "users": users,
     "quotas": quotas,

@@ -1,4 +1,4 @@
-"""Streams: which there are, who reads each of them and how far behind, their cursors and feeds."""
+"""Streams: which there are, who reads each of them and how far behind, and their cursors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from malamute.protocol.admin import (
     ExplainedSelector,
     ExplainQuery,
     FamilyFailures,
-    FeedRow,
-    FeedsQuery,
     ReaderRow,
     StreamCursor,
     StreamDetails,
@@ -113,20 +111,6 @@ def cursors(core: Engines, query: CursorsQuery) -> list[StreamCursor]:
             break
         rows += [StreamCursor(stream=found.name, **vars(row)) for row in _cursors(found)]
     core.effects.work -= len(rows)
-    return rows
-
-
-def feeds(core: Engines, query: FeedsQuery) -> list[FeedRow]:
-    """Feeds by service: where each comes from, and where it stands; a page has all of a service."""
-    by_service: dict[str, list[FeedRow]] = {}
-    for feed in core.feeds.by_name.values():
-        by_service.setdefault(feed.queue.name, []).append(feed.row())
-    rows: list[FeedRow] = []
-    for name in page(core.effects, by_service, str, query.after_name, query.limit):
-        if len(rows) >= (query.limit or PAGE_ROWS):
-            break
-        rows += by_service[name]
-    core.effects.work -= ROW_WORK * len(core.feeds.by_name)
     return rows
 
 

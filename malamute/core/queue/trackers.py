@@ -95,7 +95,7 @@ class Trackers:
             asked = request.properties or {}
             name = asked.get("reply_to", request.sender)
             gone = name.startswith(RESERVED_PREFIX) and name not in self._mailboxes.by_name
-            if "stream" in asked or "correlation" not in asked or gone:
+            if "source" in asked or "correlation" not in asked or gone:
                 continue
             mailbox = self._mailboxes.get_or_create(name)
             about = {"correlation": asked["correlation"], "service": service, "final": True}

@@ -48,6 +48,8 @@ def _hashed(password: str) -> str:
         raise InvalidValue(error.text) from None
 
 
+_FEED: Mapping[str, Reader] = {"source": str, "feed": str}
+
 _QUEUE: Mapping[str, Reader] = {
     "kind": str,
     "name": str,
@@ -90,16 +92,21 @@ ACTS: Mapping[str, Act] = {
         "Forget the cursor {cursor} of {stream}?", "Forget it", {"stream": str, "cursor": str}
     ),
     "feed.set": Act(
-        "Feed the service {service} from the stream {stream}?",
-        "Feed it",
-        {"service": str, "stream": str, "criteria": forms.criteria, "where": str, "start": str},
+        "Pass messages on from {source} to {target}?",
+        "Pass them on",
+        {
+            **_FEED,
+            "target": str,
+            "criteria": forms.criteria,
+            "where": str,
+            "start": str,
+            "when": str,
+        },
         destroys=False,
     ),
-    "feed.delete": Act(
-        "Feed the service {service} from the stream {stream} no longer?",
-        "End the feed",
-        {"service": str, "stream": str},
-    ),
+    "feed.enable": Act("Let the feed {feed} from {source} go on?", "Let it go on", _FEED, destroys=False),
+    "feed.disable": Act("Let the feed {feed} from {source} rest?", "Let it rest", _FEED, destroys=False),
+    "feed.delete": Act("End the feed {feed} from {source}?", "End the feed", _FEED),
     "queue.redrive": Act(
         "Send dead letters of the {kind} {name} again?", "Redrive them", _QUEUE, destroys=False
     ),

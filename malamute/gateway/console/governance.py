@@ -30,7 +30,7 @@ SECRET = frozenset({"credentials"})
 
 
 async def feeds(request: Request, arguments: Arguments) -> Response:
-    """The feeds from streams to services."""
+    """The feeds."""
     visit = visit_of(request)
     listed = await visit.listed("feeds", FeedsQuery())
     return visit.page("feeds.html", listed=listed)

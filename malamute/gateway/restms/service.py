@@ -317,11 +317,12 @@ class RestMS:
     async def _set_feed(
         self, client: Client, service: str, stream: str, criteria: list[tuple[str, Any]]
     ) -> None:
+        wanted = FeedSet(
+            source=f"stream/{stream}", feed=service, target=f"service/{service}", criteria=criteria
+        )
         for attempt in range(BUSY_ATTEMPTS):
             try:
-                await client.change(
-                    FeedSet(service=service, stream=stream, criteria=criteria), timeout=self._timeout
-                )
+                await client.change(wanted, timeout=self._timeout)
                 return
             except TryLater:
                 if attempt + 1 == BUSY_ATTEMPTS:

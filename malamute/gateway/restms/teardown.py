@@ -42,7 +42,7 @@ def stream_of(registry: Registry, join: Join) -> str:
 async def unfeed(client: Client, service: str, stream: str, timeout: float) -> None:
     """Feed a service from a stream no longer, if it is."""
     with suppress(NotFound):
-        await client.change(FeedDelete(service=service, stream=stream), timeout=timeout)
+        await client.change(FeedDelete(source=f"stream/{stream}", feed=service), timeout=timeout)
 
 
 async def _purge(client: Client, service: str, timeout: float) -> None:

@@ -1,0 +1,95 @@
+"""What a feed is to do, as it is stored, and what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+from malamute.core.access import ANONYMOUS, Principal
+from malamute.errors import NotFound
+from malamute.matching import Selector
+from malamute.protocol.arguments import FEED_PREFIX
+from malamute.protocol.batch import pack, unpack
+from malamute.protocol.names import Place
+
+
+class FeedName(NamedTuple):
+    """What a feed is called: where it takes from, and its name there."""
+
+    source: Place
+    name: str
+
+    @property
+    def cursor(self) -> str:
+        """The name of its cursor, if its source is a stream."""
+        return FEED_PREFIX + self.name
+
+    def __str__(self) -> str:
+        return f"{self.name} from {self.source}"
+
+    @property
+    def missing(self) -> NotFound:
+        """The error for a feed that is not there."""
+        return NotFound(f"there is no feed {self.name!r} from {self.source}")
+
+
+class FeedRule(NamedTuple):
+    """What a feed takes, where it puts that, and with whose rights.
+
+    Of what an earlier version has stored nobody knows who has set it.
+    """
+
+    criteria: Sequence[Any]
+    where: str
+    setter: Principal = ANONYMOUS
+    """Who has set it: it acts with his rights."""
+    stopped: str = ""
+    """Why it takes nothing until an operator sets it again: his rights have ended."""
+    began: Sequence[int] = ()
+    """Where it began in the past: the position, and the last sequence of the stream then."""
+    target: Place = Place("stream", "")
+    operation: str = "copy"
+    when: str = "match"
+    enabled: bool = True
+
+    @classmethod
+    def parse(cls, name: str, value: bytes) -> Self:
+        """What `packed` made. An earlier version knew only feeds to the service of their name."""
+        criteria, where, *others = unpack(value)
+        found = cls(criteria, where, *others)
+        if found.setter is not ANONYMOUS:
+            found = found._replace(setter=Principal.of(found.setter))
+        target = Place.parse(others[3]) if len(others) > 3 else Place("service", name)
+        return found._replace(target=target)
+
+    def packed(self) -> bytes:
+        """The rule as it is stored."""
+        plain = self._replace(setter=self.setter.stored(), target=str(self.target))  # type: ignore[arg-type]
+        value: bytes = pack(tuple(plain))
+        return value
+
+    def shown(self, name: FeedName, working: str) -> dict[str, Any]:
+        """The fields of a row about the feed, which is `working` like that unless it rests."""
+        state = working if self.active else "stopped" if self.stopped else "disabled"
+        return {
+            "source": str(name.source),
+            "feed": name.name,
+            "target": str(self.target),
+            "operation": self.operation,
+            "when": self.when,
+            "criteria": [[*criterion] for criterion in self.selector.criteria],
+            "where": self.where,
+            "state": state,
+            "user": self.setter.user,
+            "reason": self.stopped,
+        }
+
+    @property
+    def selector(self) -> Selector:
+        """What it takes. Raises `InvalidSelector` for a family from outside that is not here any more."""
+        return Selector.parse(self.criteria, self.where)
+
+    @property
+    def active(self) -> bool:
+        """Whether it takes anything."""
+        return self.enabled and not self.stopped

@@ -1,0 +1,158 @@
+"""Where a feed puts what it takes: the queue of a mailbox or a service, or a stream."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from math import inf
+from typing import Any, Protocol
+
+from malamute.core.queue.entry import ENTRY_BYTES, PROPERTY_BYTES, Entry
+from malamute.core.queue.queue import Queue
+from malamute.core.stream import Stream
+from malamute.errors import TryLater
+from malamute.protocol.batch import Columns
+from malamute.protocol.names import Place
+
+
+def origin(source: Place, sequence: int) -> dict[str, Any]:
+    """The properties of a message that a feed has made: where it was before."""
+    return {"source": str(source), "sequence": sequence}
+
+
+FED_BYTES = ENTRY_BYTES + PROPERTY_BYTES * len(origin(Place("stream", ""), 0))
+"""What a message that a feed has made takes of the limits of a queue beyond its subject and its record."""
+
+
+class Target(Protocol):
+    """Where a feed puts what it takes."""
+
+    place: Place
+
+    def hold(self) -> None:
+        """A feed puts something there from now on, so that it is not removed."""
+
+    def release(self) -> None:
+        """That feed does not any more."""
+
+    def room(self, sizes: Sequence[int]) -> int:
+        """How many of the messages that take so many bytes each have room there now, from the first on."""
+
+    def never_fits(self, size_bytes: int) -> bool:
+        """Whether there is no room for such a message even if nothing else is there."""
+
+    def resume_at(self, size_bytes: int) -> float:
+        """How many messages may be there at most before one is to be put again that has no room now."""
+
+    @property
+    def held(self) -> int:
+        """How many messages are there that take room."""
+
+    @property
+    def credit(self) -> int:
+        """For how many more messages there is room; -1 without limit."""
+
+    def put(self, columns: Columns, source: Place) -> None:
+        """Put messages there, with all else of this iteration. There is room for them."""
+
+
+class QueueTarget:
+    """The queue of a mailbox or a service."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.place = Place(queue.kind, queue.name)
+
+    def hold(self) -> None:
+        """A feed puts something there from now on, so that it is not removed."""
+        self.queue.feeds += 1
+
+    def release(self) -> None:
+        """That feed does not any more."""
+        self.queue.feeds -= 1
+
+    def room(self, sizes: Sequence[int]) -> int:
+        """How many of the messages that take so many bytes each have room there now, from the first on."""
+        totals = [*accumulate(sizes)]
+        if self._fits(len(sizes), totals[-1]):
+            return len(sizes)
+        return bisect_left(range(len(sizes)), True, key=lambda i: not self._fits(i + 1, totals[i]))
+
+    def never_fits(self, size_bytes: int) -> bool:
+        """Whether there is no room for such a message even if nothing else is there."""
+        return size_bytes > self.queue.usage.policy.bytes_max
+
+    def resume_at(self, size_bytes: int) -> float:
+        """How many messages may be there at most before one is to be put again that has no room now."""
+        # A read from the journal for each message that leaves the queue would be a waste.
+        others = self._fits(1, size_bytes, others=False)
+        return inf if others else self.held * 7 // 8
+
+    @property
+    def held(self) -> int:
+        """How many messages are there that take room."""
+        return len(self.queue.entries)
+
+    @property
+    def credit(self) -> int:
+        """For how many more messages there is room; -1 without limit."""
+        return max(0, self.queue.usage.policy.messages_max - self.queue.usage.messages)
+
+    def put(self, columns: Columns, source: Place) -> None:
+        """Put messages there, with all else of this iteration. There is room for them."""
+        queue = self.queue
+        first, time = queue.next_sequence, queue.effects.time_ns
+        rows = zip(
+            columns.each_sequence(), columns.all_senders(), columns.subjects, columns.records, strict=True
+        )
+        queue.put(
+            [
+                Entry((first + place, time, sender, subject, record, origin(source, sequence)))
+                for place, (sequence, sender, subject, record) in enumerate(rows)
+            ],
+            confirmed=True,
+        )
+
+    def _fits(self, count: int, size_bytes: int, *, others: bool = True) -> bool:
+        """Whether there is room for messages in the queue, and in all of them together if `others` count."""
+        limits = self.queue.limits
+        try:
+            (limits.check if others else limits.check_queue)(self.queue.usage, count, size_bytes)
+        except TryLater:
+            return False
+        return True
+
+
+class StreamTarget:
+    """A stream: it has room, since its ring makes some."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.place = Place("stream", stream.name)
+        self.held = 0
+        self.credit = -1
+
+    def hold(self) -> None:
+        """A feed puts something there from now on, so that it is not removed."""
+        self.stream.feeds += 1
+
+    def release(self) -> None:
+        """That feed does not any more."""
+        self.stream.feeds -= 1
+
+    def room(self, sizes: Sequence[int]) -> int:
+        """How many of the messages that take so many bytes each have room there now, from the first on."""
+        return len(sizes)
+
+    def never_fits(self, size_bytes: int) -> bool:
+        """Whether there is no room for such a message even if nothing else is there."""
+        return False
+
+    def resume_at(self, size_bytes: int) -> float:
+        """How many messages may be there at most before one is to be put again that has no room now."""
+        return inf
+
+    def put(self, columns: Columns, source: Place) -> None:
+        """Put messages there, with all else of this iteration."""
+        self.stream.forward(columns.all_senders(), columns.subjects, columns.records)
