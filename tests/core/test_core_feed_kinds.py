@@ -9,7 +9,8 @@ from core_bench import Bench, offer, publish, reply, subscribe
 
 from malamute.core.feed.stream_feed import RETRY_SECONDS
 from malamute.protocol.batch import pack_record, unpack_record
-from malamute.protocol.messages import Change, Error, Ok, Publish, Query, Reply
+from malamute.protocol.messages import Cancel, Change, Error, Ok, Publish, Query, Reply
+from malamute.store.policies import QueuePolicy
 
 PLACES = ["stream/t", "mailbox/bob", "service/w"]
 
@@ -42,7 +43,10 @@ def read(bench, stream):
     bench.open(reader)
     bench.tell(reader, subscribe(1, stream=stream, start="first", credit=-1))
     bench.settle()
-    return bench.got(reader)
+    got = bench.got(reader)
+    bench.tell(reader, Cancel(1))
+    bench.settle()
+    return got
 
 
 def bodies(bench, place):
@@ -65,13 +69,13 @@ def test_what_matches_is_passed_on_to_every_kind_of_place(target):
 
 def test_a_message_has_its_sender_and_subject_and_a_number_of_the_stream_it_comes_to():
     bench = fed()
+    bench.tell("bob", publish(b"0", subject="x", stream="t"))
+    bench.settle()
     bench.tell("alice", publish(b"1", subject="a"), publish(b"2", subject="b"))
-    bench.tell("bob", publish(b"0", stream="t"), subscribe(1, stream="t", start="first", credit=-1))
+    bench.tell("bob", subscribe(1, stream="t", start="first", credit=-1))
     bench.settle()
     got = [(item.sequence, item.sender, item.subject) for item in bench.got("bob")]
-    assert got == [(1, "bob", "x"), (2, "alice", "a"), (3, "alice", "b")] or len(got) == 3
-    assert {(sender, subject) for _, sender, subject in got} >= {("alice", "a"), ("alice", "b")}
-    assert [sequence for sequence, *_ in got] == [1, 2, 3]
+    assert got == [(1, "bob", "x"), (2, "alice", "a"), (3, "alice", "b")]
 
 
 @pytest.mark.parametrize("target", ["mailbox/bob", "service/w"])
@@ -210,6 +214,72 @@ def test_a_feed_can_be_given_another_target_and_goes_on_there():
     bench.settle()
     assert (bodies(bench, "service/w"), bodies(bench, "stream/t")) == ([b"1"], [b"2"])
     assert bench.core.services.by_name["w"].feeds == 0
+
+
+# Targets stay
+
+
+def test_a_stream_that_a_feed_goes_to_is_not_deleted_and_takes_what_comes():
+    bench = fed()
+    refused = asked(bench, Change(0, "stream.delete", {"stream": "t"}))
+    assert isinstance(refused, Error)
+    assert refused.code == 416
+    assert "stream/t is the target of the feed f from stream/s" in refused.text
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert bodies(bench, "stream/t") == [b"1"]
+    asked(bench, feed(target="service/w"))
+    assert isinstance(asked(bench, Change(0, "stream.delete", {"stream": "t"})), Ok)
+
+
+def test_a_stream_is_not_deleted_while_a_feed_to_it_is_being_set():
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", feed(), Change(0, "stream.delete", {"stream": "t"}))
+    bench.settle()
+    answers = [m for m in bench.sent("alice") if isinstance(m, Ok | Error)]
+    assert sorted(getattr(answer, "code", 0) for answer in answers) == [0, 503]
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert bodies(bench, "stream/t") == [b"1"]
+
+
+def test_a_stream_to_which_a_feed_is_set_while_it_is_being_deleted_stays():
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", publish(b"0", stream="t"))
+    bench.settle()
+    bench.tell("alice", Change(0, "stream.delete", {"stream": "t"}), feed())
+    bench.settle()
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert bodies(bench, "stream/t") == [b"1"]
+    bench.crash()
+    assert bodies(bench, "stream/t") == [b"1"]
+
+
+def test_a_stream_that_a_feed_goes_to_stays_when_its_last_reader_leaves():
+    bench = fed()
+    bench.tell("bob", subscribe(1, stream="t", credit=-1))
+    bench.settle()
+    bench.tell("bob", Cancel(1))
+    bench.settle()
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert bodies(bench, "stream/t") == [b"1"]
+
+
+@pytest.mark.parametrize("target", ["mailbox/carl", "service/w"])
+def test_a_queue_that_a_feed_goes_to_stays_however_long_it_is_idle(target):
+    bench = Bench(queues=QueuePolicy(idle_seconds=60))
+    bench.open("alice")
+    asked(bench, feed(target=target))
+    for _ in range(3):
+        bench.wait(61)
+        bench.settle()
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    assert bodies(bench, target) == [b"1"]
 
 
 # Exactly once

@@ -172,7 +172,7 @@ def create_stream(
         found.flush()
         if not found.unused:
             raise InvalidValue(
-                f"stream {name!r} is in use: expected one without messages, readers and cursors"
+                f"stream {name!r} is in use: expected one without messages, readers, cursors and feeds"
             )
     if not wanted.dry_run:
         made = _made(core, name)
@@ -248,10 +248,11 @@ def purge_stream(
 def delete_stream(
     core: Engines, session: Session, wanted: StreamDelete, answered: Answered, failed: Failed
 ) -> None:
-    """Remove a stream that nobody reads, with its history and its cursors."""
+    """Remove a stream that nobody reads and no feed goes to, with its history and its cursors."""
     name = wanted.stream
     stream = stream_of(core, name)
     core.feeds.check_stream(name)
+    core.feeds.check_no_target(Place("stream", name))
     stream.flush()
     if len(stream.audience):
         readers = len(stream.audience)

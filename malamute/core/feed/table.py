@@ -181,6 +181,14 @@ class Feeds:
         if self.changes(Place("stream", stream)):
             raise TryLater(f"a feed from the stream {stream!r} is being changed: retry after its answer")
 
+    def check_no_target(self, place: Place) -> None:
+        """Raise `InvalidValue` if a feed goes to a place, and `TryLater` while one is being set that does."""
+        for name, feed in self.by_name.items():
+            if feed.rule.target == place:
+                raise InvalidValue(f"{place} is the target of the feed {name}: delete it or set another target")
+        if any(target == place for _, target in self._coming):
+            raise TryLater(f"a feed to {place} is being set: retry after its answer")
+
     def changes(self, source: Place) -> int:
         """How many changes of feeds from a place are under way."""
         return sum(count for name, count in self.changing.items() if name.source == source)
