@@ -30,6 +30,9 @@ ANY_COMMAND = st.sampled_from(CHECKED).flatmap(commands) | ASKED
 SHOWN = ("streams", "mailboxes", "services", "feeds", "users", "cursors")
 """What an operator sees of all that commands can change."""
 
+CONSUMING = {"stream": "subscribe", "mailbox": "receive", "service": "offer"}
+"""The action by which messages are consumed, by the kind of the place."""
+
 OF_BROKER = st.sampled_from(sorted({topic.rpartition(".")[2] for topic in (*CHANGES, *QUERIES)}))
 
 GivenRule = tuple[bool, str, str, str, str]
@@ -84,9 +87,15 @@ def needed(command: Any) -> Iterator[tuple[str, str, str, str]]:
     else:
         lines, values = ACCESS[type(command)], command._asdict()
     for line in lines:
-        if line.action in ACTIONS and (name := values.get(line.field)):
+        if not (name := values.get(line.field)):
+            continue
+        kind = line.kind or values["kind"]
+        if kind == "place":
+            kind, _, name = name.partition("/")
+        action = CONSUMING[kind] if line.action == "consume" else line.action
+        if action in ACTIONS:
             for subject in values.get(line.subjects) or [""]:
-                yield line.action, line.kind or values["kind"], name, subject
+                yield action, kind, name, subject
 
 
 def rule_text(action: str, kind: str, name: str, subject: str) -> str:

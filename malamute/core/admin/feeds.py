@@ -29,7 +29,7 @@ from malamute.protocol.names import RESERVED_PREFIX, Place
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.feed.target import Target
+    from malamute.core.feed.target import FeedTarget
     from malamute.core.session import Session
     from malamute.core.stream import Stream
 
@@ -112,7 +112,7 @@ def _rule(wanted: FeedSet, session: Session) -> FeedRule:
     )
 
 
-def _ends(core: Engines, source: Place, place: Place) -> tuple[Target, Stream]:
+def _ends(core: Engines, source: Place, place: Place) -> tuple[FeedTarget, Stream]:
     """The target and the source of a feed, made if needed. Raises `TryLater` or `TooMany`."""
     target = core.feeds.target(place)
     try:

@@ -14,7 +14,7 @@ from malamute.protocol.batch import headers_of
 if TYPE_CHECKING:
     from malamute.core.chunk_part import ChunkPart
     from malamute.core.feed.rule import FeedName, FeedRule
-    from malamute.core.feed.target import Target
+    from malamute.core.feed.target import FeedTarget
     from malamute.core.selectors import SelectorBudget
     from malamute.core.stream import Stream
     from malamute.core.timers import Timers
@@ -27,7 +27,7 @@ RETRY_SECONDS = 1.0
 """How long a feed waits when the disk has refused what it has put."""
 
 
-class Owner(Protocol):
+class FeedOwner(Protocol):
     """All feeds, as far as one of them needs the others."""
 
     selectors: SelectorBudget
@@ -47,7 +47,9 @@ class StreamFeed(Reader):
 
     stream: Stream
 
-    def __init__(self, feeds: Owner, name: FeedName, rule: FeedRule, stream: Stream, target: Target) -> None:
+    def __init__(
+        self, feeds: FeedOwner, name: FeedName, rule: FeedRule, stream: Stream, target: FeedTarget
+    ) -> None:
         self.feeds = feeds
         self.name = name
         self.rule = rule
@@ -105,7 +107,7 @@ class StreamFeed(Reader):
         del self.stream.replay.patient[id(self)]
         super().cancel()
 
-    def change(self, rule: FeedRule, target: Target, position: Position | None) -> None:
+    def change(self, rule: FeedRule, target: FeedTarget, position: Position | None) -> None:
         """Go by another rule from now on, and from elsewhere if a position is given."""
         selector = rule.selector
         target.hold()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from malamute.core.access import Principal
 from malamute.core.feed.rule import FeedName, FeedRule
 from malamute.core.feed.stream_feed import RETRY_SECONDS, StreamFeed
-from malamute.core.feed.target import QueueTarget, StreamTarget, Target
+from malamute.core.feed.target import FeedTarget, QueueTarget, StreamTarget
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.table import QueueTable
 from malamute.core.recovery import Recovery
@@ -119,20 +119,20 @@ class Feeds:
 
     # Places
 
-    def target(self, place: Place) -> Target:
+    def target(self, place: Place) -> FeedTarget:
         """A place where a feed may put something, made if needed. Raises `TryLater` or `TooMany`."""
         if place.kind == "stream":
             return StreamTarget(self.streams.get(place.name))
         table = self._queues[place.kind]
         return QueueTarget(table.by_name.get(place.name) or table.create(place.name))
 
-    def _kept_target(self, place: Place) -> Target:
+    def _kept_target(self, place: Place) -> FeedTarget:
         """The same, even past all limits: it was promised."""
         if place.kind == "stream":
             return StreamTarget(self.streams.keep(place.name))
         return QueueTarget(self._queues[place.kind].get_or_create(place.name))
 
-    def drop_unused(self, target: Target) -> None:
+    def drop_unused(self, target: FeedTarget) -> None:
         """Forget a place that was made in vain, unless somebody uses it by now."""
         if isinstance(target, QueueTarget):
             table = self._queues[target.place.kind]
@@ -185,7 +185,9 @@ class Feeds:
         """Raise `InvalidValue` if a feed goes to a place, and `TryLater` while one is being set that does."""
         for name, feed in self.by_name.items():
             if feed.rule.target == place:
-                raise InvalidValue(f"{place} is the target of the feed {name}: delete it or set another target")
+                raise InvalidValue(
+                    f"{place} is the target of the feed {name}: delete it or set another target"
+                )
         if any(target == place for _, target in self._coming):
             raise TryLater(f"a feed to {place} is being set: retry after its answer")
 
@@ -235,7 +237,7 @@ class Feeds:
         name: FeedName,
         rule: FeedRule,
         stream: Stream,
-        target: Target,
+        target: FeedTarget,
         position: Position | None,
         report: FeedReport,
     ) -> None:
@@ -254,7 +256,7 @@ class Feeds:
         name: FeedName,
         rule: FeedRule,
         stream: Stream,
-        target: Target,
+        target: FeedTarget,
         position: Position | None,
         report: FeedReport,
     ) -> Workflow:
@@ -437,7 +439,7 @@ class Feeds:
             stream.lost_cursors.discard(cursor)
         self.tell("deleted", name)
 
-    def _add(self, name: FeedName, rule: FeedRule, stream: Stream, target: Target) -> StreamFeed:
+    def _add(self, name: FeedName, rule: FeedRule, stream: Stream, target: FeedTarget) -> StreamFeed:
         feed = self.by_name[name] = StreamFeed(self, name, rule, stream, target)
         if self._keeper is None:
             self._keep_later()

@@ -25,7 +25,7 @@ FED_BYTES = ENTRY_BYTES + PROPERTY_BYTES * len(origin(Place("stream", ""), 0))
 """What a message that a feed has made takes of the limits of a queue beyond its subject and its record."""
 
 
-class Target(Protocol):
+class FeedTarget(Protocol):
     """Where a feed puts what it takes."""
 
     place: Place

@@ -39,7 +39,7 @@ async def get_domain(request: Request, arguments: Arguments) -> Response:
         async def build() -> Representation:
             feeds = await call.restms.feeds(call.client)
             return Representation(
-                [domain_view(call.restms.profiles.all, feeds, call.place)], registry.modified_ns
+                [domain_view(call.restms.profiles.all, feeds, call.base)], registry.modified_ns
             )
 
         return await show(request, build, lambda: [registry.changed.next()], wait_of(arguments["prefer"]))
@@ -53,9 +53,9 @@ async def post_domain(request: Request, arguments: Arguments) -> Response:
         restms = call.restms
         if element.name == "pipe":
             pipe = await restms.create_pipe(call.identity, element)
-            return await resources.created(call, pipe, call.place.resource(pipe.name), new=True)
+            return await resources.created(call, pipe, call.base.resource(pipe.name), new=True)
         feed, new = await restms.create_feed(call.client, element)
-        return await resources.created(call, feed, call.place.feed(feed), new=new)
+        return await resources.created(call, feed, call.base.feed(feed), new=new)
 
 
 async def get_profile(request: Request, arguments: Arguments) -> Response:
@@ -67,7 +67,7 @@ async def get_profile(request: Request, arguments: Arguments) -> Response:
         registry = call.restms.registry
 
         async def build() -> Representation:
-            return Representation([profile_view(profile, call.place)], 0)
+            return Representation([profile_view(profile, call.base)], 0)
 
         return await show(request, build, lambda: [registry.changed.next()], wait_of(arguments["prefer"]))
 
@@ -79,7 +79,7 @@ async def get_feed(request: Request, arguments: Arguments) -> Response:
 
         async def build() -> Representation:
             feed = await call.restms.feed(call.client, arguments["name"])
-            return Representation([feed_view(feed, call.place)], registry.time_ns(feed))
+            return Representation([feed_view(feed, call.base)], registry.time_ns(feed))
 
         return await show(request, build, lambda: [registry.changed.next()], wait_of(arguments["prefer"]))
 

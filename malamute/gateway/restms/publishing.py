@@ -16,17 +16,17 @@ from malamute.gateway.restms.definitions import CONTENTS, RestFeed, Staged
 from malamute.gateway.restms.documents import TYPES, read
 from malamute.gateway.restms.messages import CONTENT_TYPE, PostedContent, PostedMessage, media_of, posted
 from malamute.gateway.restms.service import RestMS
-from malamute.gateway.restms.views import Place, counted, name_in
+from malamute.gateway.restms.views import BaseUri, counted, name_in
 from malamute.protocol.limits import BATCH_MESSAGES_MAX
 
 
 async def post(
-    restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, user: str, place: Place
+    restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, user: str, base: BaseUri
 ) -> Response:
     """Publish the messages of a document, or stage a content of any other type."""
     media = media_type(request)
     if media and media not in TYPES:
-        return await _stage(restms, client, request, feed, body, place)
+        return await _stage(restms, client, request, feed, body, base)
     root = read(body, media)
     messages = [posted(element, user) for element in root.each("message")]
     if not messages:
@@ -47,7 +47,7 @@ async def post(
 
 
 async def _stage(
-    restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, place: Place
+    restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, base: BaseUri
 ) -> Response:
     kind = media_of(request.headers["content-type"])
     timeout = restms.settings.timeout_seconds
@@ -58,7 +58,7 @@ async def _stage(
         raise NotFound("the content was stored, and its number lost with the connection: post it again")
     content = Staged(secrets.token_hex(16), feed.name, kind, sequence)
     await restms.registry.put(content)
-    return Response(status_code=201, headers={"location": place.resource(content.name)})
+    return Response(status_code=201, headers={"location": base.resource(content.name)})
 
 
 def _staged(restms: RestMS, feed: RestFeed, messages: Sequence[PostedMessage]) -> Mapping[str, Staged]:

@@ -23,7 +23,7 @@ from malamute.gateway.restms.pipes import PipeReader
 from malamute.gateway.restms.publishing import fetch, post
 from malamute.gateway.restms.service import RestMS
 from malamute.gateway.restms.signals import first_of
-from malamute.gateway.restms.views import Place, feed_view, join_view, message_href, name_in, pipe_view
+from malamute.gateway.restms.views import BaseUri, feed_view, join_view, message_href, name_in, pipe_view
 from malamute.gateway.routes import Arguments
 from malamute.gateway.state import gateway_of
 from malamute.gateway.users import Identity
@@ -43,7 +43,7 @@ class Call(NamedTuple):
     restms: RestMS
     client: Client
     identity: Identity
-    place: Place
+    base: BaseUri
 
     async def body(self) -> bytes:
         """The body of the request. Raises as `read_body`."""
@@ -69,7 +69,7 @@ async def opened(request: Request) -> AsyncIterator[Call]:
     identity = gateway.identity(request)
     async with gateway.session(request) as client:
         await gateway.restms.open()
-        yield Call(request, gateway.restms, client, identity, Place(str(request.base_url)))
+        yield Call(request, gateway.restms, client, identity, BaseUri(str(request.base_url)))
 
 
 def find(call: Call, name: str) -> tuple[Definition, str]:
@@ -83,18 +83,18 @@ def find(call: Call, name: str) -> tuple[Definition, str]:
 
 async def represent(call: Call, found: Definition) -> Representation:
     """What a feed, a pipe or a join is now."""
-    registry, place = call.restms.registry, call.place
+    registry, base = call.restms.registry, call.base
     modified_ns = registry.time_ns(found)
     if isinstance(found, RestFeed):
-        return Representation([feed_view(found, place)], modified_ns)
+        return Representation([feed_view(found, base)], modified_ns)
     if isinstance(found, Join):
-        return Representation([join_view(found, call.restms.feed_of(found), place)], modified_ns)
+        return Representation([join_view(found, call.restms.feed_of(found), base)], modified_ns)
     assert isinstance(found, Pipe)
     reader = await call.restms.reader(found, call.identity)
     joins = [(join, call.restms.feed_of(join)) for join in registry.joins_of(found)]
     times = [modified_ns, reader.changed_ns, *(registry.time_ns(join) for join, _ in joins)]
     held = [*reader.held.items()]
-    return Representation([pipe_view(found, joins, held, reader.next_name, place)], max(times))
+    return Representation([pipe_view(found, joins, held, reader.next_name, base)], max(times))
 
 
 async def created(call: Call, definition: Definition, href: str, *, new: bool) -> Response:
@@ -135,7 +135,7 @@ async def _get_message(call: Call, pipe: Pipe, rest: str, wait_seconds: float) -
         kind = messages.media_of(mail.headers.get(messages.CONTENT_TYPE))
         return Response(mail.body, headers={"content-type": kind})
     # Whatever name it was asked for by, it says its own.
-    href = message_href(pipe, reader.name_of(name) or name, call.place)
+    href = message_href(pipe, reader.name_of(name) or name, call.base)
     representation = Representation([messages.delivered(mail, href)], mail.time_ns)
 
     async def build() -> Representation:
@@ -177,7 +177,7 @@ async def _parts(call: Call, pipe: Pipe, reader: PipeReader) -> AsyncIterator[by
         while not reader.over:
             waiting = reader.changed.next()
             for name, mail in [*reader.held.items()]:
-                href = message_href(pipe, name, call.place)
+                href = message_href(pipe, name, call.base)
                 page = Representation([messages.delivered(mail, href)], mail.time_ns).page(RESTMS_XML)
                 head = f"Content-Type: {page.media}\r\nContent-Length: {len(page.body)}\r\n\r\n"
                 yield b"%b%b\r\n--%b\r\n" % (head.encode(), page.body, BOUNDARY.encode())
@@ -192,7 +192,7 @@ async def post_to_feed(call: Call, feed: RestFeed, arguments: Arguments) -> Resp
     body = await call.body()
     await call.restms.check_password(feed, arguments["restms_password"])
     user = messages.user_of(call.identity)
-    return await post(call.restms, call.client, call.request, feed, body, user, call.place)
+    return await post(call.restms, call.client, call.request, feed, body, user, call.base)
 
 
 async def post_resource(call: Call, arguments: Arguments) -> Response:
@@ -208,7 +208,7 @@ async def post_resource(call: Call, arguments: Arguments) -> Response:
     feed = private if isinstance(private, RestFeed) else await call.restms.feed(call.client, name)
     user = messages.user_of(call.identity)
     join = await call.restms.create_join(call.client, call.identity, found, feed, element, user)
-    return await created(call, join, call.place.resource(join.name), new=True)
+    return await created(call, join, call.base.resource(join.name), new=True)
 
 
 async def put(call: Call, found: Definition) -> Response:

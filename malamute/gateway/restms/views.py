@@ -15,7 +15,7 @@ from malamute.gateway.restms.messages import summary
 DOMAIN = "default"
 
 
-class Place:
+class BaseUri:
     """Where the gateway is, as the one sees it who asks: the beginning of every URI."""
 
     def __init__(self, base_url: str) -> None:
@@ -45,20 +45,20 @@ def name_in(href: str, *kinds: str) -> str:
     return unquote(parts[3])
 
 
-def profile_view(profile: Profile, place: Place) -> Element:
+def profile_view(profile: Profile, base: BaseUri) -> Element:
     """A profile."""
-    href = profile.href or place.public("profile", profile.name)
+    href = profile.href or base.public("profile", profile.name)
     return Element("profile", {"name": profile.name, "title": profile.title, "href": href})
 
 
-def domain_view(profiles: Iterable[Profile], feeds: Iterable[RestFeed], place: Place) -> Element:
+def domain_view(profiles: Iterable[Profile], feeds: Iterable[RestFeed], base: BaseUri) -> Element:
     """The domain."""
-    children = [profile_view(profile, place) for profile in profiles]
-    children += [feed_view(feed, place) for feed in feeds]
+    children = [profile_view(profile, base) for profile in profiles]
+    children += [feed_view(feed, base) for feed in feeds]
     return Element("domain", {"name": DOMAIN, "title": "Default domain"}, children)
 
 
-def feed_view(feed: RestFeed, place: Place) -> Element:
+def feed_view(feed: RestFeed, base: BaseUri) -> Element:
     """A feed."""
     attributes = {
         "name": feed.name,
@@ -67,7 +67,7 @@ def feed_view(feed: RestFeed, place: Place) -> Element:
         "license": feed.license,
         **_storage(feed.storage),
         **({"size": str(feed.size)} if feed.size else {}),
-        "href": place.feed(feed),
+        "href": base.feed(feed),
     }
     optional = ("title", "license")
     return Element(
@@ -84,27 +84,27 @@ def pipe_view(
     joins: Iterable[tuple[Join, RestFeed]],
     messages: Iterable[tuple[str, Mail]],
     next_name: str,
-    place: Place,
+    base: BaseUri,
 ) -> Element:
     """A pipe, with its joins, its messages, and the one that is to come."""
     attributes = {"name": pipe.name, "type": pipe.type, **({"title": pipe.title} if pipe.title else {})}
-    children = [join_view(join, feed, place) for join, feed in joins]
-    children += [summary(mail, message_href(pipe, name, place)) for name, mail in messages]
-    children.append(Element("message", {"href": message_href(pipe, next_name, place), "async": "1"}))
-    href = place.resource(pipe.name)
+    children = [join_view(join, feed, base) for join, feed in joins]
+    children += [summary(mail, message_href(pipe, name, base)) for name, mail in messages]
+    children.append(Element("message", {"href": message_href(pipe, next_name, base), "async": "1"}))
+    href = base.resource(pipe.name)
     return Element("pipe", {**attributes, **_storage(pipe.storage), "href": href}, children)
 
 
-def join_view(join: Join, feed: RestFeed, place: Place) -> Element:
+def join_view(join: Join, feed: RestFeed, base: BaseUri) -> Element:
     """A join."""
-    attributes = {"type": join.type, "address": join.address, "feed": place.feed(feed)}
+    attributes = {"type": join.type, "address": join.address, "feed": base.feed(feed)}
     headers = [Element("header", {"name": name, "value": value}) for name, value in join.headers.items()]
-    return Element("join", {**attributes, "href": place.resource(join.name)}, headers)
+    return Element("join", {**attributes, "href": base.resource(join.name)}, headers)
 
 
-def message_href(pipe: Pipe, name: str, place: Place) -> str:
+def message_href(pipe: Pipe, name: str, base: BaseUri) -> str:
     """Where a message of a pipe is."""
-    return place.resource(f"{pipe.name}.{name}")
+    return base.resource(f"{pipe.name}.{name}")
 
 
 def counted(counts: Iterable[int]) -> list[Element]:
