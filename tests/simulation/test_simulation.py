@@ -536,7 +536,7 @@ NOTICED = {
     "a feed that was set back goes on where it was before": (set_back, 43),
     "a restored feed goes on at the head": (plan_of, 155),
     "a restored feed begins again": (plan_of, 91),
-    "a lost cursor that is set again stays lost": (plan_of, 138),
+    "a lost cursor that is set again stays lost": (plan_of, 568),
     "a feed that is set again is reported as lost": (plan_of, 158),
     "a change has no record": (plan_of, 2),
     "the record of a change is not stored with it": (plan_of, 2),
