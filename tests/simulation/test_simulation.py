@@ -550,7 +550,7 @@ NOTICED = {
     "what could not be read is sent again": (plan_of, 2958),
     "a session may have any selectors": (plan_of, 5),
     "a cursor that waits for its position has room": (plan_of, 32),
-    "a session may have any answers": (plan_of, 68),
+    "a session may have any answers": (plan_of, 608),
     "identities may take any memory": (plan_of, 95),
     "caches may take any memory": (plan_of, 14),
     "a restored broker goes on where the backup ends": (plan_of, 11),
