@@ -209,7 +209,8 @@ def test_a_feed_tells_of_what_came_while_it_was_made_and_expired() -> None:
     bench.tell("alice", expiring(b"0", ttl=500))
     bench.settle()
     bench.wait(1)
-    bench.receive("alice", Change(0, "feed.set", {"service": "w", "stream": "s", "start": "first"}))
+    feed = {"source": "stream/s", "feed": "w", "target": "service/w", "start": "first"}
+    bench.receive("alice", Change(0, "feed.set", feed))
     bench.receive("alice", expiring(b"1", ttl=500))
     bench.iterate()
     bench.wait(1)
