@@ -1,8 +1,9 @@
 """When the messages of a stream expire: so long after they came, in time that is counted.
 
 What a message has of time is what the wall clock said when it came. So that no step of that clock ends a
-message, a stream remembers how far ahead of the counted time it was, from which message on. There is one such
-note for each step, and a few more while the times of the stream wait for a clock that was set back.
+message, a stream remembers what the time of a message was beside the counted time, and goes on from there.
+There is one such note for each step. After a clock was set back the times of a stream wait for it, and
+advance at half its pace: that is in the note, and there is another one when they have met.
 
 What came before the broker started has nothing to be counted by: there the wall clock of the start is
 believed, until it turns out within the grace period (`grace_period.py`) that it was wrong.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
+from typing import NamedTuple
 
 from malamute.protocol.batch import Columns
 from malamute.protocol.time_units import to_ns, to_seconds
@@ -19,8 +21,11 @@ from malamute.protocol.time_units import to_ns, to_seconds
 NOTES_MAX = 1_000
 """Notes of a stream. Those of its oldest messages go when there are more."""
 
-PRECISION_NS = to_ns(0.1)
-"""By how much a time to live may be wrong for the sake of fewer notes."""
+PRECISION_SECONDS = 0.001
+"""By how much a time to live may be wrong for the sake of fewer notes: its own unit."""
+
+WAITING_PACE = 2
+"""How much faster than the times of a stream the counted time is while they wait for a clock."""
 
 
 class TimesBefore:
@@ -39,6 +44,19 @@ class TimesBefore:
         return to_seconds(min(time_ns + self._ahead_ns, self._began_ns))
 
 
+class _Note(NamedTuple):
+    """When a chunk came by the wall clock and in counted time, and how fast the latter is from there on."""
+
+    sequence: int
+    time_ns: int
+    born: float
+    pace: int
+
+    def counted(self, time_ns: int) -> float:
+        """When a later chunk came that has this time."""
+        return self.born + self.pace * to_seconds(time_ns - self.time_ns)
+
+
 class BirthTimes:
     """When the messages of one stream came, in seconds that are counted."""
 
@@ -48,21 +66,20 @@ class BirthTimes:
         """`first` is the first message that comes after the start."""
         self._first = first
         self._before = before
-        self._notes: deque[tuple[int, int]] = deque(maxlen=NOTES_MAX)
-        """From which message on the times are ahead of the counted ones, and by how much, in ns."""
+        self._notes: deque[_Note] = deque(maxlen=NOTES_MAX)
 
-    def note(self, sequence: int, time_ns: int, now: float) -> None:
-        """A chunk comes now that begins with this message, and has this time."""
-        ahead_ns = time_ns - to_ns(now)
-        if not self._notes or abs(ahead_ns - self._notes[-1][1]) > PRECISION_NS:
-            self._notes.append((sequence, ahead_ns))
+    def note(self, sequence: int, time_ns: int, now: float, *, waits: bool) -> None:
+        """A chunk comes now that begins with this message, and has this time. It `waits` for the clock."""
+        pace, last = WAITING_PACE if waits else 1, self._notes[-1] if self._notes else None
+        if last is None or last.pace != pace or abs(last.counted(time_ns) - now) > PRECISION_SECONDS:
+            self._notes.append(_Note(sequence, time_ns, now, pace))
 
     def counted(self, sequence: int, time_ns: int) -> float:
         """When the chunk came that begins with this message, and has this time."""
         if sequence < self._first or not self._notes:
             return self._before.counted(time_ns)
-        later = (ahead_ns for first, ahead_ns in reversed(self._notes) if first <= sequence)
-        return to_seconds(time_ns - next(later, self._notes[0][1]))
+        earlier = (note for note in reversed(self._notes) if note.sequence <= sequence)
+        return next(earlier, self._notes[0]).counted(time_ns)
 
 
 def first_expiry(columns: Columns, born: float) -> float:

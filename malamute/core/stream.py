@@ -41,7 +41,7 @@ from malamute.core.chunk import Loaded, chunk_bytes
 from malamute.core.chunk_part import ChunkPart
 from malamute.core.dispatch import Held, in_steps
 from malamute.core.effects import Effects
-from malamute.core.expiry import BirthTimes, TimesBefore
+from malamute.core.expiry import WAITING_PACE, BirthTimes, TimesBefore
 from malamute.core.gaps import Gaps, Missing
 from malamute.core.metrics import Rate
 from malamute.core.replay import Replay
@@ -319,13 +319,14 @@ class Stream:
         """What came in with the times to live that it has."""
         ttls, self._ttls = self._ttls, []
         ttls += repeat(0, len(columns) - len(ttls))
-        self.births.note(self.next, self.time_ns, self.effects.now)
+        waits = self.time_ns > self.effects.time_ns
+        self.births.note(self.next, self.time_ns, self.effects.now, waits=waits)
         return Columns(*columns[:5], ttls=ttls[0] if len(set(ttls)) == 1 else ttls)
 
     def moment(self) -> int:
         """The time now as this stream has it, in nanoseconds UTC."""
         now = self.effects.time_ns
-        return max(now, self.time_ns + max(0, now - self._clocked) // 2)
+        return max(now, self.time_ns + max(0, now - self._clocked) // WAITING_PACE)
 
     def close(self) -> None:
         """Offer what waits for that, and give back the sequences that were reserved and not used."""

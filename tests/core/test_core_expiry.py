@@ -284,6 +284,32 @@ def test_no_step_of_the_clock_ends_or_keeps_a_message(seconds: float) -> None:
     assert story(bench, "dave") == [f"1-2 {EXPIRED}"]
 
 
+def test_what_lives_for_a_moment_does_so_while_a_stream_waits_for_a_clock_that_was_set_back() -> None:
+    bench = opened()
+    bench.tell("bob", subscribe("new"))
+    bench.tell("alice", expiring(b"0", ttl=20))
+    bench.settle()
+    bench.core.clock(ClockStep("followed", -3_600, -3_600), bench.now)
+    for body in (b"1", b"2", b"3"):
+        bench.wait(0.05)
+        bench.tell("alice", expiring(body, ttl=20))
+        bench.settle()
+    bench.tell("bob", subscribe("last")._replace(source=2))
+    bench.settle()
+    assert story(bench) == ["1", "2", "3", "4", "4"]
+
+
+def test_one_note_is_enough_while_a_stream_waits_for_a_clock_that_was_set_back() -> None:
+    births, count = BirthTimes(1, TimesBefore(0)), 5_000
+    for sequence in range(1, count + 1):
+        births.note(sequence, 10**18 + sequence * 5_000_000, sequence / 100, waits=True)
+    births.note(count + 1, 2 * 10**18, count / 100 + 1, waits=False)
+    assert len(births._notes) == 2
+    for sequence in range(1, count + 1, 7):
+        assert births.counted(sequence, 10**18 + sequence * 5_000_000) == pytest.approx(sequence / 100)
+    assert births.counted(count + 2, 2 * 10**18 + 10**9) == pytest.approx(count / 100 + 2)
+
+
 def test_a_clock_that_was_wrong_at_the_start_gives_the_time_back() -> None:
     bench = opened()
     bench.tell("alice", expiring(b"0", ttl=3_600_000))
@@ -360,7 +386,7 @@ def test_a_publish_has_at_most_ten_years_to_live() -> None:
 def test_notes_of_times_are_bounded_and_the_oldest_go() -> None:
     births = BirthTimes(1, TimesBefore(to_ns(1000.0)))
     for number in range(2 * NOTES_MAX):
-        births.note(number + 1, to_ns(1000.0 + 2 * number), 1000.0 + number)
+        births.note(number + 1, to_ns(1000.0 + 2 * number), 1000.0 + number, waits=False)
     assert births.counted(2 * NOTES_MAX, to_ns(1000.0 + 2 * (2 * NOTES_MAX - 1))) == pytest.approx(
         1000.0 + 2 * NOTES_MAX - 1
     )
