@@ -131,7 +131,7 @@ def test_with_a_message_all_older_ones_are_deleted(rest: RestClient, restms_brok
         rest.send("DELETE", pipe)
         rest.send("GET", pipe, status=404)
         rest.send("GET", hrefs[3], status=404)
-        assert service not in {row.service for row in native.query(malamute.protocol.admin.FeedsQuery())}
+        assert service not in {row.feed for row in native.query(malamute.protocol.admin.FeedsQuery())}
 
 
 def test_contents_are_staged_published_once_and_fetched(rest: RestClient) -> None:
