@@ -16,6 +16,9 @@ from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.arguments import MESSAGE_STATES
 from malamute.protocol.names import AUDIT
 
+FEEDS = ("print", "scan", "ann")
+"""The names of feeds, which are those of their queues."""
+
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "name": ("kept", "more", "live", EVENTS, "print", "scan", "ann", "bob", "nobody"),
     "stream": ("kept", "more", "live", EVENTS, "nothing"),
@@ -35,7 +38,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "action": ("publish", "admin", "dance"),
     "target": ("stream/kept/a.x", "mailbox/bob", "broker/status", "nothing"),
     "source": ("stream/kept", "stream/more", "service/print"),
-    "feed": ("print", "scan"),
+    "feed": FEEDS,
 }
 """Values of each argument, by its name."""
 
@@ -77,13 +80,20 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "access_rules": ([], ["view broker/#"]),
     "disabled": (True, False),
     "source": ("stream/kept", "stream/live", "stream/more"),
-    "feed": ("print", "scan"),
+    "feed": FEEDS,
     "target": ("",),
     "operation": ("copy",),
     "when": ("match",),
     "dry_run": (False, False, True),
 }
 """Values of each argument of a change, by its name. The criteria of a feed go with its condition."""
+
+
+
+def target_of(feed: str) -> str:
+    """Where a feed goes: the book knows it by the queue of its name."""
+    return f"mailbox/{feed}" if feed == "ann" else f"service/{feed}"
+
 
 LEFT_OUT = {("queue.purge", "where"), ("queue.redrive", "where")}
 """What only the disk can tell is decided in a later iteration, and the book dates a purge by its own."""
@@ -104,6 +114,5 @@ def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
         criteria, arguments["where"], _ = [*CRITERIA.values()][b % len(CRITERIA)]
         arguments["criteria"] = [[*criterion] for criterion in criteria]
     if "target" in arguments:
-        # The book knows a feed by its service.
-        arguments["target"] = f"service/{arguments['feed']}"
+        arguments["target"] = target_of(arguments["feed"])
     return topic, arguments

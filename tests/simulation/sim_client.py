@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sim_admin import changing, question
+from sim_admin import FEEDS, changing, question, target_of
 from sim_book import Book
 from sim_network import Frames, Link
 from sim_options import TRACKERS, wish
@@ -409,20 +409,20 @@ class Client:
         return str(self.session.questions.change(topic, arguments).number)
 
     def feed(self, a: int, b: int, c: int) -> str:
-        """Have a stream make requests for a service, or others than before, or from elsewhere on."""
-        service, stream = SERVICES[a % 2], STREAMS[min(a // 2 % 5 // 2, 2)]
+        """Have a stream feed a service or a mailbox, with others than before, or from elsewhere on."""
+        name, stream = FEEDS[a % 3], STREAMS[min(a // 3 % 5 // 2, 2)]
         criteria, where, _ = list(CRITERIA.values())[b % len(CRITERIA)]
-        feed = {"source": f"stream/{stream}", "feed": service, "target": f"service/{service}"}
+        feed = {"source": f"stream/{stream}", "feed": name, "target": target_of(name)}
         arguments = {**feed, "criteria": criteria, "where": where}
         start = self._start(FEED_STARTS[c % len(FEED_STARTS)])
         done = self.change("feed.set", **arguments, **({"start": start} if start else {}))
-        return done and f"has {stream} feed {service} with {criteria} {where} {start}"
+        return done and f"has {stream} feed {name} with {criteria} {where} {start}"
 
     def unfeed(self, a: int, b: int, c: int) -> str:
         """Have it make no more."""
-        service, stream = SERVICES[a % 2], STREAMS[b % 2]
-        done = self.change("feed.delete", source=f"stream/{stream}", feed=service)
-        return done and f"has {stream} feed {service} no more"
+        name, stream = FEEDS[a % 3], STREAMS[b % 2]
+        done = self.change("feed.delete", source=f"stream/{stream}", feed=name)
+        return done and f"has {stream} feed {name} no more"
 
     def administer(self, a: int, b: int, c: int) -> str:
         """Change anything that can be changed."""

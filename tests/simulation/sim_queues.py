@@ -272,7 +272,7 @@ class QueueBook:
         known = (known for key, known in self.identities.items() if key[:2] == queue)
         if not self.crowded and any(map(self._is_known, known)):
             return "it knows identities"
-        if kind == "service" and any(service == name for service, _ in self.feeds.running):
+        if any(fed == name for fed, _ in self.feeds.running):
             return "a stream feeds it"
         return ""
 
@@ -421,7 +421,7 @@ class QueueBook:
         return identity in self.identities_stored or (known is not None and known.leaving != "")
 
     def _removed(self, mail: Mail) -> None:
-        if mail.key[0] == "service" and mail.stored:
+        if (mail.key[0] == "service" or is_fed(mail.message)) and mail.stored:
             self.completed[mail.body] += 1
             if self.completed[mail.body] > self.stored_requests[mail.body]:
                 raise Violation("a request was completed twice", request=mail.body)
