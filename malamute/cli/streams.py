@@ -190,17 +190,24 @@ def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions,
 
 @stream.command("delete")
 @name_argument
+@click.option("--cascade", is_flag=True, help="End its subscriptions, its cursors and its feeds, too.")
 @dry_run_option
 @yes_option
 @connects
 @json_option
-def delete(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
-    """Remove a stream that nobody reads, with its history, its cursors and its retention."""
+def delete(
+    name: str, *, cascade: bool, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool
+) -> None:
+    """Remove a stream, with its history and its retention.
+
+    It is refused while anything hangs on it, and says what: --cascade ends that, and --dry-run shows it.
+    """
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")
     confirm(f"Remove the stream {name} with all that is in it?", yes=yes, dry_run=dry_run)
-    make_change(connection, admin.StreamDelete(stream=name, dry_run=dry_run), as_json=as_json)
+    wanted = admin.StreamDelete(stream=name, cascade=cascade, dry_run=dry_run)
+    make_change(connection, wanted, as_json=as_json)
 
 
 @stream.command(

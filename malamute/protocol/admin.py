@@ -950,20 +950,31 @@ class StreamPurge(AdminChange[StreamPurged]):
 
 
 class StreamDeleted(Row):
-    """The messages that a stream had, and how many cursors."""
+    """The messages that a stream had, and what hung on it: cursors, readers, and feeds from it or to it.
+
+    It is `partial` if only feeds have ended so far: ask again.
+    """
 
     stream: str
     first: int
     last: int
     cursors: int
+    readers: int
+    feeds: list[str]
+    partial: bool = False
 
 
 class StreamDelete(AdminChange[StreamDeleted]):
-    """Remove a stream that nobody reads, with its history and its cursors."""
+    """Remove a stream with its history.
+
+    It is refused while anything hangs on it, unless to `cascade`: then its subscriptions, its cursors, and
+    the feeds from it and to it end as well.
+    """
 
     topic = "stream.delete"
 
     stream: str = argument(NAME)
+    cascade: bool = argument(BOOLEAN, default=False)
 
 
 class FeedChanged(Row):

@@ -40,7 +40,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stream.create": {"stream": "made", "count": 5},
     "stream.retain": {"stream": "s", "count": 5},
     "stream.purge": {"stream": "s"},
-    "stream.delete": {"stream": "s"},
+    "stream.delete": {"stream": "s", "cascade": True},
     "feed.set": {"source": "stream/s", "feed": "w", "target": "service/w", "start": "since:1h"},
     "feed.enable": {"source": "stream/t", "feed": "fed"},
     "feed.disable": {"source": "stream/t", "feed": "fed"},
@@ -326,7 +326,7 @@ def test_a_purge_of_dead_letters_that_is_under_way_is_not_redriven_or_purged_aga
 
 
 def test_a_stream_that_is_used_again_before_its_deletion_is_stored_keeps_what_is_new(bench):
-    bench.tell("op", Change(1, "stream.delete", {"stream": "s"}))
+    bench.tell("op", Change(1, "stream.delete", {"stream": "s", "cascade": True}))
     bench.tell("alice", publish(b"new"), subscribe(start="first", credit=10))
     bench.settle()
     assert bench.bodies("alice")[-1:] == [b"new"]
@@ -459,7 +459,7 @@ def test_a_refusal_is_stored_with_the_numbers_behind_it_though_the_disk_refused_
 
 
 def test_a_stream_that_feeds_a_service_while_its_deletion_is_stored_stays(bench):
-    bench.tell("op", Change(1, "stream.delete", {"stream": "s"}))
+    bench.tell("op", Change(1, "stream.delete", {"stream": "s", "cascade": True}))
     bench.tell("op", Change(2, "feed.set", {"source": "stream/s", "feed": "w", "target": "service/w"}))
     bench.settle()
     assert [type(m) for m in bench.sent("op")] == [Ok, Ok]

@@ -84,10 +84,10 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "target": ("",),
     "operation": ("copy",),
     "when": ("match",),
+    "cascade": (True, False),
     "dry_run": (False, False, True),
 }
 """Values of each argument of a change, by its name. The criteria of a feed go with its condition."""
-
 
 
 def target_of(feed: str) -> str:

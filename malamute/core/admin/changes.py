@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.clients import session_of
+from malamute.core.admin.deletion import delete_stream
 from malamute.core.admin.feeds import delete_feed, disable_feed, enable_feed, set_feed
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
@@ -56,8 +57,6 @@ from malamute.protocol.admin import (
     QueueRedrive,
     Row,
     StreamCreate,
-    StreamDelete,
-    StreamDeleted,
     StreamKept,
     StreamPurge,
     StreamPurged,
@@ -243,26 +242,6 @@ def purge_stream(
         stream.purge(lambda: core.effects.event(what, first=purged.first, last=purged.last))
         core.feeds.put_again(name)
     answered(purged, before=purged)
-
-
-def delete_stream(
-    core: Engines, session: Session, wanted: StreamDelete, answered: Answered, failed: Failed
-) -> None:
-    """Remove a stream that nobody reads and no feed goes to, with its history and its cursors."""
-    name = wanted.stream
-    stream = stream_of(core, name)
-    core.feeds.check_stream(name)
-    core.feeds.check_no_target(Place("stream", name))
-    stream.flush()
-    if len(stream.audience):
-        readers = len(stream.audience)
-        raise InvalidValue(f"stream {name!r} has readers ({readers} selectors): cancel their subscriptions")
-    gone = StreamDeleted(stream=name, first=stream.first_kept, last=stream.last, cursors=len(stream.cursors))
-    if not wanted.dry_run:
-        what = f"stream.deleted.{name}"
-        core.streams.delete(stream, lambda: core.effects.event(what, first=gone.first, last=gone.last))
-        core.feeds.forget(name)
-    answered(gone, before=gone)
 
 
 def redrive(

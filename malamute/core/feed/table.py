@@ -181,13 +181,12 @@ class Feeds:
         if self.changes(Place("stream", stream)):
             raise TryLater(f"a feed from the stream {stream!r} is being changed: retry after its answer")
 
+    def of(self, place: Place) -> list[FeedName]:
+        """The feeds from a place and to it, in order."""
+        return sorted(n for n, feed in self.by_name.items() if place in (n.source, feed.rule.target))
+
     def check_no_target(self, place: Place) -> None:
-        """Raise `InvalidValue` if a feed goes to a place, and `TryLater` while one is being set that does."""
-        for name, feed in self.by_name.items():
-            if feed.rule.target == place:
-                raise InvalidValue(
-                    f"{place} is the target of the feed {name}: delete it or set another target"
-                )
+        """Raise `TryLater` while a feed to a place is being set."""
         if any(target == place for _, target in self._coming):
             raise TryLater(f"a feed to {place} is being set: retry after its answer")
 
@@ -408,16 +407,19 @@ class Feeds:
 
     def delete(self, name: FeedName, report: FeedReport, failed: Callable[[MalamuteError], None]) -> None:
         """End a feed; what it has passed on stays. `report` is as for `set`."""
-        run_workflow(self.effects, self._delete(name, report, failed))
 
-    def _delete(
-        self, name: FeedName, report: FeedReport, failed: Callable[[MalamuteError], None]
-    ) -> Workflow:
+        def steps() -> Workflow:
+            if not (yield from self.deletion(name, report)):
+                failed(name.missing)
+
+        run_workflow(self.effects, steps())
+
+    def deletion(self, name: FeedName, report: FeedReport) -> Generator[Literal["stored"], Any, bool]:
+        """End a feed, as a part of a workflow. Returns whether there was one; the disk may refuse it."""
         feed = yield from self._begin_change(name)
         if name not in self.values:
             self._end_change(name)
-            failed(name.missing)
-            return
+            return False
         source, cursor = name.source.name, name.cursor
         self.effects.store_bound(DeleteValue(FEEDS, (source, name.name)))
         self.effects.store_bound(DeleteValue(CURSORS, (source, cursor)))
@@ -427,7 +429,7 @@ class Feeds:
         if error is not None:
             if feed is not None:
                 feed.resume()
-            return
+            return True
         if feed is not None:
             feed.cancel()
             del self.by_name[name]
@@ -438,6 +440,7 @@ class Feeds:
             stream.cursors.pop(cursor, None)
             stream.lost_cursors.discard(cursor)
         self.tell("deleted", name)
+        return True
 
     def _add(self, name: FeedName, rule: FeedRule, stream: Stream, target: FeedTarget) -> StreamFeed:
         feed = self.by_name[name] = StreamFeed(self, name, rule, stream, target)

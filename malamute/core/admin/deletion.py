@@ -1,0 +1,141 @@
+"""Deleting with what hangs on it.
+
+Without `cascade` a deletion is refused while anything hangs on what is to go, and the refusal lists that.
+With it the feeds end first, each with a commit of its own, and then the rest is one commit: who reads is told
+why when that is on the disk. So if the broker dies or the disk refuses the last of it, some feeds may have
+ended and nothing else, and the answer is `partial`; to ask again goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from malamute.core.admin.answered import Answered, Failed
+from malamute.core.admin.streams import stream_of
+from malamute.core.start import removed
+from malamute.core.subscription import Subscription
+from malamute.core.workflow import GO_ON, Workflow, run_workflow
+from malamute.errors import InvalidValue, MalamuteError, NotFound, TryLater
+from malamute.protocol.admin import StreamDelete, StreamDeleted
+from malamute.protocol.arguments import FEED_PREFIX
+from malamute.protocol.names import Place
+
+if TYPE_CHECKING:
+    from malamute.core.engines import Engines
+    from malamute.core.session import Session
+    from malamute.core.stream import Stream
+
+LISTED_MAX = 5
+"""Of each kind that hangs on something so many are in a refusal."""
+
+END_WORK = 20
+"""Work that it takes to end a subscription."""
+
+
+def delete_stream(
+    core: Engines, session: Session, wanted: StreamDelete, answered: Answered, failed: Failed
+) -> None:
+    """Remove a stream with its history, and with all that hangs on it to `cascade`."""
+    stream = stream_of(core, wanted.stream)
+    _check_changes(core, stream.name)
+    stream.flush()
+    gone = _deleted(core, stream)
+    if not wanted.cascade:
+        _check_unused(stream, gone)
+    if wanted.dry_run:
+        answered(gone, before=gone)
+    else:
+        run_workflow(core.effects, _deletion(core, stream, gone, answered))
+
+
+def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answered) -> Workflow:
+    feeds_only = StreamDeleted(**{**vars(gone), "partial": True})
+    otherwise = None
+
+    def told(sequence: int | None, *, created: bool) -> None:
+        answered(feeds_only, final=False, otherwise=otherwise, before=gone)
+
+    for name in core.feeds.of(Place("stream", stream.name)):
+        yield from core.feeds.deletion(name, told)
+        otherwise = feeds_only
+    try:
+        _check_still(core, stream)
+    except MalamuteError:
+        if otherwise is None:
+            raise
+        answered(otherwise, before=gone)
+        return
+    stream.flush()
+    readers = _readers(stream)
+
+    def deleted() -> None:
+        core.effects.event(f"stream.deleted.{stream.name}", first=gone.first, last=gone.last)
+        run_workflow(core.effects, _end(core, readers, NotFound(f"stream {stream.name!r} was deleted")))
+
+    core.streams.delete(stream, deleted)
+    core.feeds.forget(stream.name)
+    answered(gone, otherwise=otherwise, before=gone)
+
+
+def _check_still(core: Engines, stream: Stream) -> None:
+    """Raise what stands against the end of a stream by now: others may have come meanwhile."""
+    _check_changes(core, stream.name)
+    if core.streams.by_name.get(stream.name) is not stream:
+        raise removed(stream.name)
+    if core.feeds.of(Place("stream", stream.name)):
+        raise TryLater(f"stream {stream.name!r} has feeds yet: retry later")
+
+
+def _end(core: Engines, readers: Sequence[Subscription], reason: NotFound) -> Workflow:
+    """End subscriptions, so many of them in each iteration."""
+    for reader in readers:
+        if core.effects.work <= 0:
+            yield GO_ON
+        core.effects.work -= END_WORK
+        reader.fail(reason)
+
+
+def _check_changes(core: Engines, stream: str) -> None:
+    """Raise `TryLater` while a feed from a stream or to it is being changed."""
+    core.feeds.check_stream(stream)
+    core.feeds.check_no_target(Place("stream", stream))
+
+
+def _check_unused(stream: Stream, gone: StreamDeleted) -> None:
+    """Raise `InvalidValue` if anything hangs on a stream, and say what."""
+    readers = (f"{reader.session.ident} ({reader.source})" for reader in _readers(stream))
+    hanging = {"reader": readers, "cursor": _own_cursors(stream), "feed": gone.feeds}
+    if found := [words for what, names in hanging.items() if (words := _listed(what, [*names]))]:
+        raise InvalidValue(
+            f"stream {stream.name!r} is in use: {'; '.join(found)}; end them, or delete it with cascade"
+        )
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    shown, more = names[:LISTED_MAX], len(names) - LISTED_MAX
+    return f"{len(names)} {what}{'s' * (len(names) > 1)}: {', '.join(shown)}{', …' * (more > 0)}"
+
+
+def _readers(stream: Stream) -> list[Subscription]:
+    everybody = chain.from_iterable(group.members.values() for group in stream.audience.groups())
+    return [reader for reader in everybody if isinstance(reader, Subscription)]
+
+
+def _own_cursors(stream: Stream) -> list[str]:
+    """The cursors of a stream, but for those of feeds: they go with these."""
+    return [name for name in chain(stream.cursors, stream.lost_cursors) if not name.startswith(FEED_PREFIX)]
+
+
+def _deleted(core: Engines, stream: Stream) -> StreamDeleted:
+    return StreamDeleted(
+        stream=stream.name,
+        first=stream.first_kept,
+        last=stream.last,
+        cursors=len(_own_cursors(stream)),
+        readers=len(_readers(stream)),
+        feeds=[str(name) for name in core.feeds.of(Place("stream", stream.name))],
+    )
