@@ -408,7 +408,7 @@ BROKEN = {
     "a feed stays as it was": (f"{FEED}.change", _nothing),
     "a feed does not survive a restart": ("malamute.core.feed.table.Feeds.restore", _nothing),
     "an idle queue stays": ("malamute.core.queue.table.QueueTable._collect", _nothing),
-    "an idle queue stays on the disk": ("malamute.core.queue.table.QueueTable._delete", _nothing),
+    "an idle queue stays on the disk": ("malamute.core.queue.queue.Queue.delete", _nothing),
     "a queue is removed too early": (
         "malamute.core.queue.table.QueueTable._collect_unless_used",
         _collect_early,
