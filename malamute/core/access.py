@@ -116,9 +116,9 @@ class Access(NamedTuple):
     """What a command does to a thing, whose name is in this field, and its subjects in that one.
 
     The kind is one of `access.KINDS`, or `cursor` or `topic`. If it is empty, the command says in its own
-    field `kind` what it is, and an empty action is what `CONSUMES` says of that; if it is `PLACE`, the field
-    names a place, and `CONSUME` is the action for its kind. An action that is none of `access.ACTIONS` needs
-    no rule. The subjects are `WHOLE` if it needs the whole of the thing: every subject, and every row.
+    field `kind` what it is; if it is `PLACE`, the field names a place. The action `CONSUME` is the one for
+    the kind. An action that is none of `access.ACTIONS` needs no rule. The subjects are `WHOLE` if it needs
+    the whole of the thing: every subject, and every row.
     """
 
     action: str
@@ -136,7 +136,7 @@ PLACE = "place"
 CONSUME = "consume"
 
 _CONSUMING = {"stream": "subscribe", "mailbox": "receive", "service": "offer"}
-"""What it is to consume messages, by the kind of the place."""
+"""What it is to consume messages, by the kind of where they are."""
 
 _OWN: tuple[Access, ...] = ()
 """Of the session itself, or of sources that it was allowed to have."""
@@ -148,7 +148,7 @@ ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Request: (Access("request", "service", "service", "subjects"),),
     Reply: _OWN,
     Subscribe: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
-    Offer: (Access("", "", "service"),),
+    Offer: (Access(CONSUME, "", "service"),),
     Cancel: _OWN,
     Credit: _OWN,
     Ack: _OWN,
@@ -166,9 +166,6 @@ ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Change: (Access("change", "topic", "topic"),),
 }
 """What each command of an open session needs."""
-
-CONSUMES = {"service": "offer", "mailbox": "receive"}
-"""What it is to consume from a queue of each kind."""
 
 _CURSOR = (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor"))
 _STREAM = (Access("admin", "stream", "stream"),)
@@ -528,7 +525,7 @@ def _needs(message: Any) -> Iterator[tuple[str, str, str, Sequence[str]]]:
         if name:
             subjects = getattr(message, access.subjects) if access.subjects else ()
             kind = access.kind or message.kind
-            yield access.action or CONSUMES[kind], kind, name, subjects
+            yield _action(access, kind), kind, name, subjects
 
 
 def _needs_of_topic(
@@ -543,11 +540,11 @@ def _needs_of_topic(
             kind, _, name = name.partition("/")
         if type(name) is str and type(kind) is str and name:
             named = True
-            yield (
-                _CONSUMING.get(kind, "") if access.action == CONSUME else access.action,
-                kind,
-                name,
-                access.subjects,
-            )
+            yield _action(access, kind), kind, name, access.subjects
     if not named:
         yield action, "broker", message.topic.rpartition(".")[2], ()
+
+
+def _action(access: Access, kind: str) -> str:
+    """The action on a thing of a kind, empty if nothing is consumed from such things."""
+    return _CONSUMING.get(kind, "") if access.action == CONSUME else access.action
