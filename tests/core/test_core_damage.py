@@ -313,8 +313,8 @@ def test_a_lost_cursor_goes_with_its_stream_though_a_purge_follows(refused):
     bench.settle()
     again(bench, values={}, lost=frozenset({(CURSORS, ("s", "c"))}))
     bench.open("alice")
-    topics = ("stream.delete", "stream.purge")
-    bench.tell("alice", *(Change(0, topic, {"stream": "s"}) for topic in topics))
+    deletion = Change(0, "stream.delete", {"stream": "s", "cascade": True})
+    bench.tell("alice", deletion, Change(0, "stream.purge", {"stream": "s"}))
     while refused and bench.appends:
         bench.fail()
     bench.settle()
