@@ -84,7 +84,8 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "target": ("",),
     "operation": ("copy",),
     "when": ("match",),
-    "cascade": (True, False),
+    # The books do not know of what ends with a stream.
+    "cascade": (False, False),
     "dry_run": (False, False, True),
 }
 """Values of each argument of a change, by its name. The criteria of a feed go with its condition."""
