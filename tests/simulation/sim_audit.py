@@ -195,9 +195,12 @@ class AuditBook:
         self._owed, self._refused_again = self._owed + again, self._refused_again - again
         first = self._now() - PERIOD_SECONDS
         self._notes = [at for at in self._notes if at >= first]
-        if self._owed > 0 and len(self._notes) <= REFUSALS_MAX:
+        remembered = not self._ended and self._unconfirmed > OUTCOMES_EVER
+        # The broker counts these, too, when nothing tells of them, since their outcomes are forgotten.
+        unseen = 0 if remembered else sum(change.topic in COUNTED for change in self._changes.values())
+        if self._owed > 0 and len(self._notes) + unseen <= REFUSALS_MAX:
             raise Violation("a refusal has no record", owed=self._owed, notes=self._notes)
-        exact = not self._ended and not self._has_failed() and self._unconfirmed > OUTCOMES_EVER
+        exact = remembered and not self._has_failed()
         if self._owed < 0 and exact:
             raise Violation("a record of a refusal that nobody had", owed=self._owed)
 
