@@ -483,7 +483,8 @@ class Client:
             return f"takes reply {origin.body!r} once more"
         if origin in asked.replies:
             raise Violation("a program was handed a reply twice", body=asked.body, reply=origin.body)
-        twice = self.book.author.origins[asked.body].order.twice
+        # What a restore brought back is done again, and nobody keeps a book of unconfirmed commands.
+        twice = self.book.author.origins[asked.body].order.twice or asked.body in self.book.queues.again
         if any(reply.final for reply in asked.replies) and not twice:
             raise Violation("a reply came behind the final one", body=asked.body, reply=origin.body)
         asked.replies.append(origin)
