@@ -65,6 +65,7 @@ class Feeds:
         self.selectors = selectors
         self.recovery = recovery
         self.by_name: dict[FeedName, StreamFeed] = {}
+        self._by_source: dict[Place, list[StreamFeed]] = {}
         self.values: StoredValues[FeedName, bytes] = StoredValues(self.effects)
         """What the store has of each, and of those that could not be taken up."""
         self.waiting: dict[int, StreamFeed] = {}
@@ -174,7 +175,7 @@ class Feeds:
 
     def claiming(self, source: Place) -> Iterator[StreamFeed]:
         """The feeds from a place that leave nothing of what they take to one that is the default there."""
-        return (f for n, f in self.by_name.items() if n.source == source and f.rule.when == "match")
+        return (feed for feed in self._by_source.get(source, ()) if feed.rule.when == "match")
 
     def check_stream(self, stream: str) -> None:
         """Raise `TryLater` while a feed from this stream is being changed."""
@@ -433,6 +434,9 @@ class Feeds:
         if feed is not None:
             feed.cancel()
             del self.by_name[name]
+            self._by_source[name.source].remove(feed)
+            if not self._by_source[name.source]:
+                del self._by_source[name.source]
             self.waiting.pop(id(feed), None)
         self.recovery.settled("feed", str(name))
         self.values.pop(name, None)
@@ -444,6 +448,7 @@ class Feeds:
 
     def _add(self, name: FeedName, rule: FeedRule, stream: Stream, target: FeedTarget) -> StreamFeed:
         feed = self.by_name[name] = StreamFeed(self, name, rule, stream, target)
+        self._by_source.setdefault(name.source, []).append(feed)
         if self._keeper is None:
             self._keep_later()
         return feed
