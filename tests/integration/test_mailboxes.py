@@ -178,3 +178,11 @@ def test_a_mailbox_has_a_limit_of_messages_too(tmp_path: Path) -> None:
             out.close()
         assert alice.query("status")["queue_bytes"] == before
         assert sorted(row["name"] for row in alice.query("mailboxes")) == ["batch", "one-by-one"]
+
+
+def test_a_client_forgets_the_shared_mailboxes_that_it_has_closed(connect: Connect) -> None:
+    client = connect("ann")
+    for _ in range(3):
+        with client.consume("orders") as mailbox:
+            pass
+    assert client._shared == [mailbox]

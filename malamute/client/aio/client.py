@@ -219,7 +219,7 @@ class Client(ClientBase):
 
     async def _consume(self, call: Coroutine[Any, Any, Any], auto_ack: bool) -> Mailbox:
         mailbox = Mailbox(self._driver, await call, auto_ack=auto_ack)
-        self._shared.append(mailbox)
+        self._keep_shared(mailbox)
         return mailbox
 
     async def receive(self, timeout: float | None = None) -> Mail:

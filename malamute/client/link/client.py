@@ -377,8 +377,12 @@ class ClientBase:
 
     def _mailboxes(self) -> list[MailboxBase]:
         """Those that are open, its own among them."""
-        self._shared = [mailbox for mailbox in self._shared if not mailbox.closed]
-        return self._shared if self._mailbox is None else [*self._shared, self._mailbox]
+        shared = [mailbox for mailbox in self._shared if not mailbox.closed]
+        return shared if self._mailbox is None else [*shared, self._mailbox]
+
+    def _keep_shared(self, mailbox: MailboxBase) -> None:
+        """It consumes from this one, too. Those that are closed are forgotten: there may be ever new ones."""
+        self._shared = [*(kept for kept in self._shared if not kept.closed), mailbox]
 
     async def _opened(self, source: Source, timeout: float | None) -> None:
         try:

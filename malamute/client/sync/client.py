@@ -264,7 +264,7 @@ class Client(ClientBase):
         """
         source = self._driver.run(self._offer(name, senders, kind="mailbox", **options))
         mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
-        self._shared.append(mailbox)
+        self._keep_shared(mailbox)
         return mailbox
 
     def receive(self, timeout: float | None = None) -> Mail:
