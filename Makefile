@@ -26,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	         "name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
-	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m venv --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
