@@ -86,8 +86,10 @@ def test_each_message_of_a_stream_is_one_request_over_kills_of_the_broker(
             request.reply(b"done")
         worker.flush()
     assert done == Counter(wanted)
-    copies = publisher.subscribe("t", start="first")
-    assert Counter(copy.body for copy in copies.take(len(wanted), timeout=PATIENCE)) == done
+    with publisher.subscribe("t", start="first") as copies:
+        assert Counter(copies.receive(timeout=PATIENCE).body for _ in wanted) == done
+        publisher.publish("t", "end", b"nothing came between")
+        assert copies.receive(timeout=PATIENCE).body == b"nothing came between"
     assert publisher.query("stream", name="t")["last"] >= len(wanted)
     assert publisher.query("service", name="svc")["messages"] == 0
     assert publisher.query("mailboxes") == []
