@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,10 +36,11 @@ settings.load_profile("fixed")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Processes that tests fork have these imported already: that takes longer than most tests.
-multiprocessing.set_forkserver_preload(
-    ["malamute.server.daemon", "malamute.client.sync.client", "malamute.cli.broker"]
+# The server of forks looks for it on the path of a new interpreter.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
 )
+multiprocessing.set_forkserver_preload(["forks"])
 
 # A process that a shell starts in the background ignores Control-C, and so do all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

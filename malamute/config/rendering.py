@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from malamute.access import AccessRule, Quota
@@ -108,6 +109,7 @@ def _commented(lines: Iterable[str]) -> list[str]:
     return [f"# {line}" for line in lines]
 
 
+@cache
 def docstrings(section: type[Any]) -> dict[str, str]:
     """The docstring after each field of a class, from its source, since Python does not keep it."""
     (definition,) = ast.parse(inspect.getsource(section)).body
