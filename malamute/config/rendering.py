@@ -79,8 +79,9 @@ def render(sections: Mapping[str, Any]) -> str:
 
 
 def _section(name: str, section: Any) -> str:
-    type_of, words_of, default = types_of(type(section)), docstrings(type(section)), type(section)()
-    words = LIMITS_WORDS if isinstance(section, Limits) else inspect.getdoc(type(section)) or ""
+    kind: Any = type(section)
+    type_of, words_of, default = types_of(kind), docstrings(kind), kind()
+    words = LIMITS_WORDS if kind is Limits else inspect.getdoc(kind) or ""
     options = (
         _option(option, getattr(section, option), getattr(default, option), option_type, words_of[option])
         for option, option_type in type_of.items()
