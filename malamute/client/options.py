@@ -42,7 +42,8 @@ class PublisherOptions(TypedDict, total=False):
     assurance: str
     """`stored`: every message is confirmed when it is durable. `none`: nothing is. Default: `stored`."""
     batch: int
-    """The most messages in one command; 64 KiB end one, too. Default: 1000."""
+    """The most messages in one command; 64 KiB end one, too. With 1, each goes at once where the connection
+    is free, and those that wait for it go together. Default: 1000."""
     linger: float
     """How long a message may wait for others, in seconds; 0: each is sent at once. Default: 0.005."""
     timeout: float

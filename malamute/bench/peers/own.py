@@ -22,7 +22,7 @@ def publish_unconfirmed(begin: Begin, work: PeerWork) -> Measured:
 
 
 def publish_confirmed(begin: Begin, work: PeerWork) -> Measured:
-    """A message a command, each confirmed, as many under way as the publisher's window has."""
+    """A message a call, each confirmed, as many under way as the publisher's window has."""
     return workloads.publish_each(begin, work.workload._replace(batch=1))
 
 

@@ -313,7 +313,7 @@ class ClientBase:
 
     def _to_stream(self, stream: str, ttl: Span | None) -> Carry:
         self._driver.check()
-        return partial(self._session.sending.publish, stream, ttl=ttl_milliseconds(ttl))
+        return partial(self._session.sending.publish_batch, stream, ttl=ttl_milliseconds(ttl))
 
     def _to_mailbox(self, address: str) -> Carry:
         self._driver.check()

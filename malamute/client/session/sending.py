@@ -59,6 +59,20 @@ class Sending:
             command.count = 1
         self._outbox.publish(stream, subject, record, command, ttl)
 
+    def publish_batch(
+        self,
+        stream: str,
+        subjects: Sequence[str],
+        records: Sequence[Frame],
+        command: Command | None,
+        ttl: int = 0,
+    ) -> None:
+        """Publish what a publisher has gathered: if that is one message, with others that wait."""
+        if len(subjects) == 1:
+            self.publish_single(stream, subjects[0], records[0], command, ttl)
+        else:
+            self.publish(stream, subjects, records, command, ttl)
+
     def send(
         self,
         address: str,

@@ -235,11 +235,20 @@ def test_one_refused_batch_is_raised_at_the_end_and_by_its_receipts(broker, clie
     broker.answers[wire.Publish] = lambda m: [
         Error(503, "full", 2, 2) if m.number == 2 else Stored([[m.number, m.number, m.number]])
     ]
-    out = client.publisher("s", batch=1)
-    receipts = [out.publish("a", b"") for _ in range(3)]
+    out = client.publisher("s", batch=2, linger=60)
+    receipts = [out.publish("a", b"") for _ in range(5)]
     with pytest.raises(errors.TryLater):
         out.close()
-    assert [receipt.error is None for receipt in receipts] == [True, False, True]
+    assert [receipt.error is None for receipt in receipts] == [True, False, False, True, True]
+
+
+def test_single_messages_that_wait_go_as_one_command_and_each_has_its_sequence(broker, client):
+    broker.answers[wire.Publish] = lambda m: [Stored([[m.number, m.number, 10 * m.number]])]
+    with client.publisher("s", batch=1, linger=60) as out:
+        receipts = [out.publish("a", b"") for _ in range(4)]
+    heard = [broker.hears(wire.Publish) for _ in range(2)]
+    assert [len(publish.records) for publish in heard] == [1, 3], "the first does not wait"
+    assert [receipt.sequence for receipt in receipts] == [10, 20, 21, 22]
 
 
 def test_waiting_for_a_receipt_ships_its_batch(broker, client):
