@@ -5,6 +5,7 @@ Time is what the test says. Nothing sleeps: whoever waits, waits for the monitor
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,7 +22,7 @@ from malamute.server import transport as transport_module
 from malamute.server.authentication import address_of, user_of
 from malamute.server.edge import RefusedConnection
 from malamute.server.flow import Windows
-from malamute.server.guard import HELLO_BYTES_MAX, Rules
+from malamute.server.guard import HELLO_BYTES_MAX, PendingConnection, Rules
 from malamute.server.transport import Transport
 
 PEER = b"\x01" * 16
@@ -159,6 +160,20 @@ def test_who_says_nothing_is_late_when_all_that_came_was_read_or_after_six_times
     stranger.until_ended(transport, ends)
     stranger.close()
     other.close()
+
+
+def test_what_libzmq_has_not_read_does_not_make_who_said_it_late(make):
+    guard = make(hello_seconds=10).guard
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        inode = os.fstat(ours.fileno()).st_ino
+        guard.waiting[ours.fileno()] = PendingConnection(100.0, inode, False, HELLO_BYTES_MAX, "")
+        theirs.send(b"HELLO")
+        for now, waiting in ((110.0, 1), (159.9, 1), (160.0, 0)):
+            guard.read_until = now
+            guard.check(now)
+            assert len(guard.waiting) == waiting
+        assert theirs.recv(1) == b""
 
 
 def test_a_connection_with_a_session_stays(make):
