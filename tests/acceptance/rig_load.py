@@ -27,9 +27,12 @@ ROLES = GIVERS + TAKERS
 
 
 class Load:
-    """The clients, and what they have seen. `urls` says where each of them connects."""
+    """The clients, and what they have seen.
 
-    def __init__(self, urls: Mapping[str, str]) -> None:
+    `urls` says where each of them connects. Each who gives rests for `pause_seconds` after each round.
+    """
+
+    def __init__(self, urls: Mapping[str, str], pause_seconds: float = 0.0) -> None:
         self.confirmed: Counter[str] = Counter()
         self.connections: Counter[str] = Counter()
         self.given: Counter[str] = Counter()
@@ -38,6 +41,7 @@ class Load:
         self.live: list[malamute.Message] = []
         self.gaps: list[Gap] = []
         self._urls = urls
+        self._pause_seconds = pause_seconds
         self._enough = threading.Event()
         self._over = threading.Event()
         self._failures: list[BaseException] = []
@@ -128,7 +132,7 @@ class Load:
 
     def _give(self, out: "malamute.client.sync.publisher.Publisher", role: str, count: int) -> None:
         # The batches of a round are under way together, so that a fault meets them at every stage.
-        while not self._enough.is_set():
+        while not self._enough.wait(self._pause_seconds):
             for _ in range(count):
                 receipt = out.publish(role, b"%d" % self.given[role])
                 self.given[role] += 1
@@ -136,7 +140,7 @@ class Load:
             self.confirmed[role] += 1
 
     def _ask(self, client: malamute.Client, role: str) -> None:
-        while not self._enough.is_set():
+        while not self._enough.wait(self._pause_seconds):
             bodies = [b"%d" % (self.given[role] + n) for n in range(5)]
             self.given[role] += 5
             exchanges = [client.request("svc", "do", body, timeout=PATIENCE) for body in bodies]

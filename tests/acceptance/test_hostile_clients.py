@@ -38,6 +38,9 @@ DEPTH = 20_000
 CROWD = 5_000
 """Peers that connect at the same time."""
 
+PAUSE_SECONDS = 0.02
+"""The others do what is usual, not all they can: an attack lasts as long as the machine is busy with it."""
+
 LOOK_SECONDS = 0.01
 
 OTHERS_MIB = 64
@@ -149,7 +152,7 @@ def promised_mib() -> float:
 def attack_beside_a_load(broker: Daemon, attacks: Sequence[str]) -> None:
     """Nobody else notices: no error, no loss, no memory beyond the limits."""
     with ExitStack() as stack:
-        load = stack.enter_context(Load(dict.fromkeys(ROLES, broker.url)))
+        load = stack.enter_context(Load(dict.fromkeys(ROLES, broker.url), PAUSE_SECONDS))
         load.progress()
         depth = DEPTH // max(len(attacks), 1)
         strikers = [stack.enter_context(striking(broker.url, what, depth)) for what in attacks]
