@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MADE = {
-    ROOT / "docs" / path: make()
-    for path, make in runpy.run_path(str(ROOT / "docs" / "make" / "pages.py"))["PAGES"].items()
-}
-"""The pages that are made when the site is built, and what is in them."""
 PAGES = sorted(
     page
     for place in ("*.md", "docs/**/*.md", "deploy/**/*.md", "malamute/**/*.md")
@@ -23,8 +19,15 @@ PAGES = sorted(
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
+@cache
+def _made() -> dict[Path, str]:
+    """The pages that are made when the site is built, and what is in them."""
+    pages = runpy.run_path(str(ROOT / "docs" / "make" / "pages.py"))["PAGES"]
+    return {ROOT / "docs" / path: make() for path, make in pages.items()}
+
+
 def _text(page: Path) -> str:
-    return MADE[page] if page in MADE else page.read_text(encoding="utf-8")
+    return _made()[page] if page in _made() else page.read_text(encoding="utf-8")
 
 
 def _prose(page: Path) -> str:
@@ -44,7 +47,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        assert target in MADE or target.exists(), f"{link} leads nowhere"
+        assert target in _made() or target.exists(), f"{link} leads nowhere"
         assert not anchor or anchor in _anchors(target), f"{link} has no such heading"
 
 
