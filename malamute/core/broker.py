@@ -31,7 +31,7 @@ from malamute.core.events import Events, tell_worker
 from malamute.core.feed.rule import FeedName
 from malamute.core.feed.stream_feed import StreamFeed
 from malamute.core.feed.table import Feeds
-from malamute.core.grace_period import GracePeriod, newest_time
+from malamute.core.grace_period import ClockNote, GracePeriod, last_time
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.entry import ENTRY_BYTES
@@ -142,7 +142,7 @@ RESTORED_WORDS = "the store was restored: sequences begin far beyond all that ma
 LOST_WORDS = "messages that were in memory only are gone with the broker that had them"
 
 CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
-"""Seconds that the clock may be behind or ahead of the newest message at the start without a report."""
+"""Seconds that the clock may be behind or ahead of what was stored last at the start without a report."""
 
 
 class Core(Engines):
@@ -173,10 +173,10 @@ class Core(Engines):
         self.queue_limits = QueueLimits(
             self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
         )
-        self._newest = newest_time(recovered)
-        self.queue_limits.grace_period = GracePeriod(
-            self.effects, self.timers, self._newest, self._give_time_back
-        )
+        last = last_time(recovered)
+        grace_period = GracePeriod(self.effects, self.timers, last, self._give_time_back)
+        self.queue_limits.grace_period = grace_period
+        self._clock_note = ClockNote(self.effects, grace_period, recovered)
         self.mailboxes = Mailboxes(self.queue_limits)
         self.queue_limits.trackers = Trackers(self.mailboxes)
         self.services = Services(self.queue_limits, self.mailboxes)
@@ -242,15 +242,15 @@ class Core(Engines):
         if recovered.restored:
             self.effects.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
             self.effects.event("broker.restored", incarnation=recovered.incarnation)
-        self._check_clock()
+        self._check_clock(last)
 
-    def _check_clock(self) -> None:
-        """Tell if the clock is not where the newest messages were left: it may be wrong now, or was then."""
-        seconds = self.effects.now - to_seconds(self._newest)
-        if self._newest and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
-            what = "behind" if seconds < 0 else "ahead"
-            self.effects.notice(f"the clock is {what} of the newest message", seconds=abs(seconds))
-            self.effects.event(f"clock.{what}", seconds=abs(seconds))
+    def _check_clock(self, last: int) -> None:
+        """Tell if the clock is not where it was when something was stored last: it is wrong, or was then."""
+        seconds = self.effects.now - to_seconds(last)
+        if last and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
+            what = "behind" if seconds < 0 else "ahead of"
+            self.effects.notice(f"the clock is {what} the time of what was stored last", seconds=abs(seconds))
+            self.effects.event(f"clock.{what.split()[0]}", seconds=abs(seconds))
 
     def _restore_accounts(self, recovered: Recovered) -> None:
         for key, value in recovered.table(ACCOUNTS).items():
@@ -709,6 +709,7 @@ class Core(Engines):
         self.effects.now = now
         self.effects.ahead = step.ahead
         self.queue_limits.grace_period.note(step)
+        self._clock_note.due = 0.0
         self.streams.begin_ageing()
         self._tell_clock(step.what, step.seconds)
 
@@ -761,6 +762,8 @@ class Core(Engines):
             self._refused_peers.clear()
         if self.answers.given:
             self.answers.flush()
+        if effects.operations and effects.now >= self._clock_note.due:
+            self._clock_note.store()
         return effects.finish()
 
     def _deliver(self) -> None:

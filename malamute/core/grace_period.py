@@ -6,6 +6,9 @@ If it is far ahead of the newest of them, either no message came for long, or th
 it wrongly, or the daemon that keeps the time, needs a while to mend that. So nothing that was stored before
 expires during a grace period: what would be over is kept back, and delivered to nobody. If the clock was set
 back meanwhile, all get the time back that they had lost.
+
+The newest message does not tell when the last broker ran if a clock was ahead once and was set right: it has
+a time that is still to come. So the clock is noted with what is stored, and the note counts in its place.
 """
 
 from __future__ import annotations
@@ -14,11 +17,19 @@ from collections.abc import Callable
 
 from malamute.core.effects import ClockStep, Effects
 from malamute.core.timers import Timers
-from malamute.protocol.time_units import to_seconds
-from malamute.store.operations import Recovered
+from malamute.errors import MalamuteError
+from malamute.protocol.time_units import to_ns, to_seconds
+from malamute.store.operations import PutValue, Recovered
+from malamute.store.tables import CLOCK
 
 GRACE_SECONDS = 600.0
-"""How long a grace period lasts, and how far the clock may be ahead of the newest message without any."""
+"""How long a grace period lasts, and how far the clock may be ahead of what was stored last without any."""
+
+NOTE_AGAIN_SECONDS = 10.0
+"""How long after the disk has refused a note of the clock the next one is stored."""
+
+KEY = ("",)
+"""The only key of the table."""
 
 
 def newest_time(recovered: Recovered) -> int:
@@ -28,24 +39,46 @@ def newest_time(recovered: Recovered) -> int:
     return max((*streams, *queues), default=0)
 
 
+def note_seconds() -> float:
+    """For how long a note of the clock counts: the newest message may be later than the note by so much."""
+    return GRACE_SECONDS / 2
+
+
+def noted_time(recovered: Recovered) -> int:
+    """What was noted of the clock, in nanoseconds UTC; 0 if an older version of Malamute has written all."""
+    noted: int = recovered.table(CLOCK).get(KEY, 0)
+    return noted
+
+
+def last_time(recovered: Recovered) -> int:
+    """When something was stored last, by the clock of then, in nanoseconds UTC; 0 if there is nothing."""
+    newest, noted = newest_time(recovered), noted_time(recovered)
+    return newest if not noted or 0 <= newest - noted <= to_ns(note_seconds()) else noted
+
+
 class GracePeriod:
     """The grace period of one start. It is over at `until`, in seconds; 0 if there was none."""
 
-    def __init__(self, effects: Effects, timers: Timers, newest: int, over: Callable[[float], None]) -> None:
-        """`newest` is the newest time that was stored; `over` gets the seconds by which it was wrong."""
+    def __init__(self, effects: Effects, timers: Timers, last: int, over: Callable[[float], None]) -> None:
+        """`last` is when something was stored last; `over` gets the seconds by which `now` was wrong."""
         self.until = 0.0
         self._effects = effects
         self.began = effects.time_ns
         self._over = over
         self._stepped = 0.0
         """The step of the clock that is not believed yet."""
-        if newest and effects.now - to_seconds(newest) > GRACE_SECONDS:
+        if last and effects.now - to_seconds(last) > GRACE_SECONDS:
             self.until = effects.now + GRACE_SECONDS
             timers.at(self.until, self._end)
 
     def holds(self, time: int) -> bool:
         """Whether nothing ends yet that was stored at a time in ns."""
         return self.until > 0 and time < self.began
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the clock of this start may still turn out to be wrong, or has and is followed later."""
+        return self.until > 0 or self._stepped < 0
 
     def note(self, step: ClockStep) -> None:
         """The wall clock was set."""
@@ -56,3 +89,31 @@ class GracePeriod:
         wrong = -(self._effects.ahead + self._stepped)
         if wrong > 0:
             self._over(wrong)
+
+
+class ClockNote:
+    """The note of the clock, which is stored with all else of an iteration that is `due` or later.
+
+    So it is as late as what was stored last, but for `note_seconds`, whatever crash comes. While the clock is
+    doubtful the note stays: the next start is to doubt it, too.
+    """
+
+    def __init__(self, effects: Effects, grace_period: GracePeriod, recovered: Recovered) -> None:
+        self._effects = effects
+        self._grace_period = grace_period
+        self._believed = last_time(recovered)
+        noted = to_seconds(noted_time(recovered))
+        self.due = noted + note_seconds() if noted <= effects.now else 0.0
+        """In seconds since the epoch."""
+
+    def store(self) -> None:
+        """Store the note with this iteration."""
+        if not self._grace_period.is_doubtful:
+            self._believed = self._effects.time_ns
+        self.due = self._effects.now + note_seconds()
+        self._effects.store(PutValue(CLOCK, KEY, self._believed))
+        self._effects.when_stored(self._stored, awaited=False)
+
+    def _stored(self, error: MalamuteError | None) -> None:
+        if error is not None:
+            self.due = min(self.due, self._effects.now + NOTE_AGAIN_SECONDS)

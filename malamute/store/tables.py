@@ -47,6 +47,9 @@ MEMORY_QUEUES = "memory-queues"
 """Of (kind, name): how many messages a queue that is in memory only had at the last graceful shutdown, or -1
 since its first one. After the start they are gone."""
 
+CLOCK = "clock"
+"""Of ("",): what the clock of the broker said when something was stored last, in nanoseconds UTC."""
+
 TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
     RETENTIONS: Table(of_stream=True),
@@ -54,6 +57,7 @@ TABLES = {
     SESSIONS: Table(gives_room=True),
     ACCOUNTS: Table(),
     MEMORY_QUEUES: Table(gives_room=True),
+    CLOCK: Table(),
 }
 
 OF_STREAMS = frozenset(name for name, table in TABLES.items() if table.of_stream)

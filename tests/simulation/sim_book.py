@@ -414,6 +414,7 @@ class Book:
     def handed_out(self, append: Append) -> None:
         """The broker wants to store something."""
         self.audit.handed_out(append)
+        self.queues.times.handed_out(append)
         self._to_store = {value for value in self._to_store if not _covers(append.operations, *value)}
         for operation in append.operations:
             if isinstance(operation, AppendChunk):
@@ -434,6 +435,7 @@ class Book:
         """The disk has committed something."""
         self.queues.disk_failed = self.has_failed()
         self.audit.committed(operations)
+        self.queues.times.committed(operations)
         for operation in operations:
             if is_put(operation, SESSIONS) and operation.key[1] == OUTCOMES:
                 self._unnoted.discard(operation.key[0])
@@ -461,6 +463,7 @@ class Book:
     def failed(self, append: Append) -> None:
         """The broker is about to learn that something could not be stored."""
         self.audit.failed(append)
+        self.queues.times.failed(append)
         for operation in append.operations:
             if isinstance(operation, AppendChunk | Reserve):
                 self.streams.failed(operation)

@@ -7,11 +7,15 @@ or not believed, is in `Machine.now` from the next start on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sim_origin import Violation
 
 from malamute.core import grace_period
 from malamute.server.clock import STEP_MAX
-from malamute.store.operations import AppendChunk, Recovered, StoredMessage
+from malamute.store.commit import Append
+from malamute.store.operations import AppendChunk, Operation, PutValue, Recovered, StoredMessage
+from malamute.store.tables import CLOCK
 
 HOUR, YEAR = 3_600.0, 365 * 86_400.0
 STEPS = (-5.0, 5.0, HOUR, -HOUR, 9 * YEAR, -YEAR)
@@ -61,6 +65,11 @@ class Wall:
         self.ahead = 0.0
 
 
+def is_note(operation: Operation) -> bool:
+    """Whether it stores what the clock says."""
+    return isinstance(operation, PutValue) and operation.table == CLOCK
+
+
 class MailTimes:
     """When mail came and what time it was then, as the broker must have it.
 
@@ -75,6 +84,10 @@ class MailTimes:
         """How far the clock is ahead that the broker believes in, now and in the last iteration."""
         self.began = wall.now
         self.grace_until = 0.0
+        self._stored_at: float | None = None
+        """The time of what was stored last, as far as it must count at the next start."""
+        self._handed_out: dict[int, tuple[Operation, float | None]] = {}
+        self._is_refused = False
 
     def now(self) -> float:
         """The time as it is counted."""
@@ -87,8 +100,37 @@ class MailTimes:
         newest = max([state.time_ns for state in recovered.streams.values()], default=0)
         for queue in recovered.queues.values():
             newest = max([newest, *(message.time_ns for message in queue.messages[-1:])])
+        noted = recovered.table(CLOCK).get(("",), 0)
+        if noted and not 0 <= newest - noted <= grace_period.GRACE_SECONDS / 2 * 1e9:
+            newest = noted
         far = newest > 0 and self.began - newest / 1e9 > grace_period.GRACE_SECONDS
+        if not far and self._stored_at and self.began - self._stored_at > 2 * grace_period.GRACE_SECONDS:
+            raise Violation("a start far ahead is not doubted", stored_at=self._stored_at, began=self.began)
+        self.forget()
         self.grace_until = self.began + grace_period.GRACE_SECONDS if far else 0.0
+
+    def handed_out(self, append: Append) -> None:
+        """The broker wants to store something now. In a grace period it does not believe its clock."""
+        if self.wall.now >= self.grace_until:
+            for operation in append.operations:
+                self._handed_out[id(operation)] = operation, self.wall.now + self.ahead
+
+    def committed(self, operations: Sequence[Operation]) -> None:
+        """Something is on the disk: the next start is to go by the time at which it was handed out."""
+        for operation in operations:
+            self._stored_at = self._handed_out.pop(id(operation), (operation, self._stored_at))[1]
+            self._is_refused &= not is_note(operation)
+        if self._is_refused:
+            self._stored_at = None
+
+    def failed(self, append: Append) -> None:
+        """The disk has refused something. A note of the clock is stored again after a while."""
+        self._is_refused |= any(map(is_note, append.operations))
+
+    def forget(self) -> None:
+        """The store is another one, or is damaged: what was noted may be gone."""
+        self._stored_at, self._is_refused = None, False
+        self._handed_out.clear()
 
     def iterated(self) -> None:
         """An iteration is over."""

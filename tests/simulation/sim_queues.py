@@ -523,6 +523,7 @@ class QueueBook:
         Of attempts it may have lost some, and when messages come again, but nowhere that one was delivered:
         but for those with one attempt only, of which each is stored by itself.
         """
+        self.times.forget()
         self._marks = {name: mark for name, mark in found.marks.items() if not is_dead(name[0])}
         kept, self._kept = self._kept, {key: attempts for key, (attempts, _) in found.attempts.items()}
         for key in kept.keys() & self.mail.keys():
@@ -588,6 +589,7 @@ class QueueBook:
 
         What left later is back, though some may have had it.
         """
+        self.times.forget()
         copies = {id(mail): copy(mail) for mail in (*before.mail.values(), *before.identities.values())}
         self.mail = {key: copies[id(mail)] for key, mail in before.mail.items()}
         self.identities = {name: copies[id(mail)] for name, mail in before.identities.items()}

@@ -440,6 +440,7 @@ BROKEN = {
         "malamute.journal.ring.Ring.time_passed",
         lambda ring, stream, age: (stream.last_time, 0.0),
     ),
+    "the clock is not noted": ("malamute.core.grace_period.ClockNote.store", _nothing),
     "a restored queue goes on where the backup ends": (
         "malamute.core.queue.queue.Queue.restore",
         _go_on_with_old_numbers,
@@ -527,6 +528,7 @@ NOTICED = {
     "a queue is removed with its dead letters": (plan_of, 30),
     "a queue is removed with its identities": (pressed, 105),
     "the times of a stream go back with the clock": (plan_of, 100),
+    "the clock is not noted": (plan_of, 4),
     "what a jump of the clock makes old is dropped": (plan_of, 132),
     "a restored queue goes on where the backup ends": (plan_of, 123),
     "a lost cursor begins at the head": (plan_of, 58),
