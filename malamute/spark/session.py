@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from malamute.errors import NotInstalled
 from malamute.spark.dependencies import need
+from malamute.spark.spark_home import compiled_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +74,7 @@ def open_session(name: str = "malamute", master: str = "", **settings: str) -> S
     options = SETTINGS | {option.replace("__", "."): value for option, value in settings.items()}
     for option, value in options.items():
         builder = builder.config(option, value)
-    with _quiet_start():
+    with _quiet_start(), compiled_spark():
         session: SparkSession = builder.getOrCreate()
     register(session)
     return session

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from malamute.errors import NotInstalled
 from malamute.spark.dependencies import need
 from malamute.spark.session import check_java, java_version
+from malamute.spark.spark_home import compiled_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,14 +52,48 @@ def test_without_java_the_tests_of_spark_are_skipped_unless_it_has_to_be_there(
     assert "install a Java runtime of version 17 or later" in run.stdout
 
 
-def test_a_session_starts_without_a_word_and_what_goes_wrong_is_reported(spark: SparkSession) -> None:
+def test_workers_import_a_library_that_is_compiled(spark: SparkSession) -> None:
+    def compiled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import py4j
+        import pyspark
+
+        files = [module.__cached__ for module in (pyspark, py4j)]
+        yield pa.RecordBatch.from_pydict({"there": [os.path.exists(file) for file in files]})
+
+    found = spark.range(1, numPartitions=1).mapInArrow(compiled, "there boolean").collect()
+    assert [row.there for row in found] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["SPARK_HOME", "HADOOP_CONF_DIR", "YARN_CONF_DIR"])
+def test_a_spark_home_that_is_said_is_kept_and_yarn_gets_its_archives(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with compiled_spark():
+        assert Path(os.environ["SPARK_HOME"], "bin", "spark-submit").is_file()
+    assert "SPARK_HOME" not in os.environ
+    monkeypatch.setenv(name, "/said")
+    before = dict(os.environ)
+    with compiled_spark():
+        assert os.environ == before
+
+
+def test_a_session_starts_without_a_word_and_what_goes_wrong_is_reported(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     words = (
         "import sys; from malamute.spark.session import open_session; "
         "session = open_session('quiet', 'local[1]'); print(session.range(3).count()); "
         "session._jvm.java.lang.System.err.println('an error'); session.stop(); print('own', file=sys.stderr)"
     )
-    run = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", words],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert run.stdout == "3\n"
+    assert [*tmp_path.glob("malamute-spark-*")] == []
     assert [line for line in run.stderr.splitlines() if "WARN" in line] == []
     assert "an error" in run.stderr
     assert "own" in run.stderr
