@@ -28,7 +28,7 @@ ROOT = HERE.parents[1]
 def environment() -> Iterator[None]:
     """Every session, of this process or of one that a test starts, is one for small tables."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{HERE}")
         patch.setenv("SPARK_CONF_DIR", str(HERE / "conf"))
         yield
 

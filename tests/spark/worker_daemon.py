@@ -1,0 +1,19 @@
+"""What the workers of Spark are forked from: as pyspark's own, with what they all import imported already.
+
+Only one thread is there before they are forked, that of jemalloc, which knows of forks.
+"""
+
+from __future__ import annotations
+
+import pandas  # noqa: F401
+import pyarrow.dataset  # noqa: F401
+import pyspark.worker  # noqa: F401
+from pyspark.daemon import manager
+
+import malamute.spark.match
+import malamute.spark.partial_aggregates
+import malamute.spark.replay
+import malamute.spark.source  # noqa: F401
+
+if __name__ == "__main__":
+    manager()
