@@ -81,6 +81,8 @@ class SubscribeOptions(SelectorOptions, total=False):
     is set at `start`; `Subscription.commit` moves it."""
     committed: bool
     """Whether a message is delivered only when it is durable on the broker. Default: False."""
+    existing: bool
+    """Whether a stream that is not there is refused, with `NotFound`, and not made. Default: False."""
 
 
 class WorkOptions(SelectorOptions, total=False):

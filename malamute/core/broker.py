@@ -945,6 +945,8 @@ class Core(Engines):
         self._check_source(session, message.source)
         asked = Selector.parse(message.criteria, message.where)
         selector = session.may.narrow("subscribe", "stream", message.stream, asked)
+        if message.existing and message.stream not in self.streams.by_name:
+            raise NotFound(f"there is no stream {message.stream!r}: publish to it, or create it, first")
         session.may.require_there("stream", message.stream, self.streams.by_name)
         cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
         self.streams.subscribe(session, message, selector, asked)

@@ -158,7 +158,7 @@ async def read_page(gateway: Gateway, client: Client, name: str, limit: int, **o
     Raises `TimedOut` if none came in time.
     """
     settings = gateway.settings
-    async with client.subscribe(name, credit=1) as probe:
+    async with client.subscribe(name, credit=1, existing=True) as probe:
         head = probe.first
     credit_bytes = settings.page_bytes
     found: list[Message] = []
@@ -198,8 +198,8 @@ async def events(request: Request, arguments: Arguments) -> Response:
     """Follow a stream."""
     last = arguments["last_event_id"]
     start = arguments["start"] if last is None else f"seq:{last + 1}"
-    options = {"start": start, "committed": arguments["committed"], **selection(arguments)}
-    return await follow(request, arguments["name"], **options)
+    options = {"committed": arguments["committed"], "existing": True, **selection(arguments)}
+    return await follow(request, arguments["name"], start=start, **options)
 
 
 ENDPOINTS = (
@@ -230,6 +230,7 @@ ENDPOINTS = (
         ),
         (),
         {200: Documented("The page. `next` leads to the following one.", (bodies.JSON, bodies.NDJSON))},
+        (404,),
     ),
     Endpoint(
         "GET",
@@ -254,5 +255,6 @@ ENDPOINTS = (
         ),
         (),
         {200: Documented("Events `message` and `gap`, without end.", ("text/event-stream",))},
+        (404,),
     ),
 )

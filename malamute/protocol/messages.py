@@ -109,7 +109,7 @@ class Subscribe(NamedTuple):
 
     With a cursor that the broker knows it begins behind it; one that is new is set to `start`. `had` is the
     last message that came before, on an older connection: GAP tells if the broker has lost it since. What is
-    `committed` is on the disk before it is delivered.
+    `committed` is on the disk before it is delivered. Of an `existing` stream alone: it makes none.
     """
 
     source: int
@@ -122,6 +122,7 @@ class Subscribe(NamedTuple):
     cursor: str = ""
     had: int = 0
     committed: bool = False
+    existing: bool = False
 
 
 class Offer(NamedTuple):
@@ -622,7 +623,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         6,
         Subscribe,
-        (NEW_SOURCE, NAME, CRITERIA, TEXT, WORDS, CREDIT, CREDIT, ADDRESS, NUMBER, BOOLEAN),
+        (NEW_SOURCE, NAME, CRITERIA, TEXT, WORDS, CREDIT, CREDIT, ADDRESS, NUMBER, BOOLEAN, BOOLEAN),
         3,
         0,
     ),

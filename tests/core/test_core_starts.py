@@ -97,6 +97,13 @@ def test_wp18_a_subscription_begins_at_its_start(bench, start, value, sequences)
     assert begin(bench, start) == (value, sequences)
 
 
+def test_a_subscription_to_an_existing_stream_makes_none(bench):
+    bench.tell("bob", subscribe(stream="none", existing=True))
+    [error] = bench.sent("bob")
+    assert (error.code, error.ref, "none" in bench.core.streams.by_name) == (404, 1, False)
+    assert begin(bench, "first", existing=True) == (1, [1, 2, 3, 4, 5, 6])
+
+
 @pytest.mark.parametrize("start", ["new", "first", "last", "last-per-subject", "seq:4", "since:15"])
 def test_wp7_from_every_start_it_continues_live_without_gap_or_duplicate(bench, start):
     _, sequences = begin(bench, start)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from restms_client import RestClient, gateway_before
 from running_gateway import WAIT_SECONDS, RunningGateway
+from server_events import make_stream
 
 import malamute
 from malamute.gateway import tracing
@@ -65,6 +66,12 @@ def client(broker: Broker) -> Iterator[malamute.Client]:
     """A native client of the same broker."""
     with malamute.connect(broker.url, address="native", timeout=WAIT_SECONDS) as client:
         yield client
+
+
+@pytest.fixture
+def weather(broker: Broker) -> None:
+    """A stream `weather`, with nothing in it."""
+    make_stream(broker.url)
 
 
 @pytest.fixture(scope="session")

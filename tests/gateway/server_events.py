@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 import malamute
+from malamute.protocol.admin import StreamCreate
 
 EVENTS = "/v1/streams/weather/events"
 
@@ -40,6 +41,12 @@ def following(http: httpx.Client, **options: Any) -> Iterator[Blocks]:
 def messages_of(blocks: Blocks, count: int) -> list[tuple[int, str]]:
     found = (block for block in blocks if "data" in block)
     return [(int(block["id"]), json.loads(block["data"])["body"]) for block in islice(found, count)]
+
+
+def make_stream(url: str) -> None:
+    """Make a stream `weather` in the broker at `url`, with nothing in it."""
+    with malamute.connect(url) as client:
+        client.change(StreamCreate(stream="weather"))
 
 
 def publish_numbers(client: malamute.Client, first: int, last: int) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from running_gateway import WAIT_SECONDS, RunningGateway
-from server_events import EVENTS, following, messages_of, publish_numbers
+from server_events import EVENTS, following, make_stream, messages_of, publish_numbers
 
 import malamute
 from malamute.client.events import Gap
@@ -64,6 +64,7 @@ def test_what_cannot_be_followed_is_a_problem_and_no_stream(http: httpx.Client) 
     assert (answer.status_code, answer.json()["code"]) == (400, 415)
 
 
+@pytest.mark.usefixtures("weather")
 def test_a_connection_without_news_is_kept_alive(start: Callable[..., RunningGateway]) -> None:
     with start(keep_alive_seconds=0.01).client() as http, following(http) as blocks:
         next(blocks)
@@ -91,6 +92,7 @@ def test_a_page_that_does_not_read_goes_into_replay_and_loses_nothing(tmp_path: 
     with Broker(tmp_path, config=config) as broker:
         gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
         with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
+            make_stream(broker.url)
             with following(http) as blocks:
                 next(blocks)
                 for first in range(1, 301, 10):
@@ -104,6 +106,7 @@ def test_a_page_that_does_not_read_goes_into_replay_and_loses_nothing(tmp_path: 
         gateway.stop()
 
 
+@pytest.mark.usefixtures("weather")
 def test_who_follows_is_let_go_when_the_gateway_stops(start: Callable[..., RunningGateway]) -> None:
     gateway = start()
     with gateway.client() as http, following(http) as blocks:
@@ -112,6 +115,7 @@ def test_who_follows_is_let_go_when_the_gateway_stops(start: Callable[..., Runni
         assert [*blocks] == []
 
 
+@pytest.mark.usefixtures("weather")
 def test_a_subscription_ends_with_the_page_that_follows(
     gateway: RunningGateway, http: httpx.Client, client: malamute.Client
 ) -> None:

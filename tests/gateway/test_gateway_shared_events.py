@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from running_gateway import WAIT_SECONDS, RunningGateway
-from server_events import following, messages_of, publish_numbers
+from server_events import following, make_stream, messages_of, publish_numbers
 
 import malamute
 from malamute.gateway.events import EventWriter
@@ -37,6 +37,7 @@ def test_pages_that_ask_for_the_same_share_a_subscription(
             assert len(gateway.state._followed) == 1
 
 
+@pytest.mark.usefixtures("weather")
 @pytest.mark.parametrize(
     "other", [{"params": {"pattern": "s"}}, {"params": {"committed": "true"}}, {"params": {"where": "a = 1"}}]
 )
@@ -65,6 +66,7 @@ def test_a_page_that_is_behind_catches_up_and_shares_again(
 
 def test_a_page_that_does_not_read_takes_nothing_of_one_that_does(tmp_path: Path) -> None:
     with Broker(tmp_path, config=small_config()) as broker:
+        make_stream(broker.url)
         gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
         with (
             gateway.client() as http,
@@ -83,6 +85,7 @@ def test_a_page_that_does_not_read_takes_nothing_of_one_that_does(tmp_path: Path
         gateway.stop()
 
 
+@pytest.mark.usefixtures("weather")
 def test_what_all_share_ends_with_the_last_of_them(gateway: RunningGateway) -> None:
     with gateway.client() as http, following(http) as first:
         with following(http) as second:

@@ -13,7 +13,7 @@ import pytest
 from damaged_messages import publish_damaged
 
 import malamute
-from malamute.protocol.admin import StreamPurge
+from malamute.protocol.admin import StreamPurge, StreamsQuery
 from malamute.protocol.limits import BATCH_MESSAGES_MAX
 from malamute.testing import Broker
 
@@ -32,6 +32,14 @@ def test_one_message_is_published_as_it_is_and_confirmed(http: httpx.Client, cli
     assert (answer.status_code, answer.json()) == (201, {"count": 1, "first": 1, "last": 1})
     expected = {"unit": "celsius", "content-type": "text/plain"}
     assert _held(client, "weather", 1) == [(1, "temp.oslo", b"\x00-3.5\xff", expected)]
+
+
+@pytest.mark.parametrize("path", ["messages", "events"])
+def test_what_only_reads_makes_no_stream(http: httpx.Client, client: malamute.Client, path: str) -> None:
+    answer = http.get(f"/v1/streams/none/{path}")
+    assert (answer.status_code, answer.json()["code"]) == (404, 404)
+    assert "publish to it, or create it, first" in answer.json()["detail"]
+    assert "none" not in [row.name for row in client.query(StreamsQuery())]
 
 
 def test_messages_that_expired_stand_in_the_gaps_of_a_page(http: httpx.Client) -> None:
@@ -161,7 +169,7 @@ def test_a_bad_line_is_refused_and_nothing_of_the_batch_is_published(
 ) -> None:
     body = b"{}\n" + content + b"\n" if content else b"\n"
     _refused(http.post(WEATHER, content=body, headers={"content-type": "application/x-ndjson"}), status, code)
-    assert http.get(WEATHER).json() == {"messages": [], "gaps": [], "next": None}
+    assert http.get(WEATHER).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -187,7 +195,7 @@ def test_a_bad_line_is_refused_and_nothing_of_the_batch_is_published(
     ],
 )
 def test_bad_requests_are_problems_with_a_number(
-    http: httpx.Client, path: str, params: Any, status: int, code: int
+    http: httpx.Client, weather: None, path: str, params: Any, status: int, code: int
 ) -> None:
     _refused(http.get(path, params=params), status, code)
 

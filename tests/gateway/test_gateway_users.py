@@ -50,18 +50,20 @@ def test_wrong_credentials_have_to_log_in_and_keep_no_session(
     assert (answer.status_code, answer.json()["code"]) == (401, 905)
     assert "secret" not in answer.text
     with secured.client(auth=BOB) as http:
-        assert http.get("/v1/streams/bob/messages").status_code == 200
+        assert http.get("/v1/streams/bob/messages").status_code == 404
 
 
 def test_wrong_credentials_take_the_place_of_nobody(secured: RunningGateway) -> None:
     gateway = RunningGateway(replace(secured.state.settings, users=1))
     try:
         with gateway.client(auth=BOB) as http, gateway.client(auth=("bob", "wrong")) as guesser:
-            assert http.get("/v1/streams/bob/messages").status_code == 200
+            assert http.post("/v1/streams/bob/messages", content=b"x").status_code == 201
             [session] = gateway.state.users._entries.values()
             assert [guesser.get("/v1/streams/bob/messages").status_code for _ in range(3)] == [401] * 3
             assert [*gateway.state.users._entries.values()] == [session]
         # Who has right ones is told that there is no place, and others still that theirs are wrong.
+        with gateway.client(auth=ANN) as http:
+            assert http.post("/v1/streams/ann/messages", content=b"x").status_code == 201
         with gateway.client(auth=ANN) as http, http.stream("GET", "/v1/streams/ann/events") as following:
             assert following.status_code == 200
             assert http.get("/v1/streams/ann/messages").status_code == 503

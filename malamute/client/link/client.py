@@ -332,6 +332,7 @@ class ClientBase:
         start: When = "new",
         cursor: str = "",
         committed: bool = False,
+        existing: bool = False,
         credit: float = CREDIT_MESSAGES,
         credit_bytes: float = CREDIT_BYTES,
         timeout: float | None = None,
@@ -344,6 +345,7 @@ class ClientBase:
             start=start_words(start),
             cursor=cursor,
             committed=committed,
+            existing=existing,
             credit=_window(credit),
             credit_bytes=_window(credit_bytes),
         )

@@ -64,6 +64,7 @@ class Inbox:
         credit_bytes: int,
         cursor: str = "",
         committed: bool = False,
+        existing: bool = False,
     ) -> StreamSource:
         """Subscribe. It stands when `open` is set, and was refused when `ended` is."""
         _check_criteria(stream, criteria)
@@ -77,6 +78,7 @@ class Inbox:
             start,
             cursor=cursor,
             committed=committed,
+            existing=existing,
         )
         source = StreamSource(self._next_source, Window(credit, credit_bytes), subscribe)
         self._begin(source)

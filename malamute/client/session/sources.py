@@ -122,6 +122,9 @@ class StreamSource(Source):
         self._asked = 0 if self.last is None else self.last + 1
         if self._asked:
             subscribe = subscribe._replace(start=f"seq:{self._asked}", cursor="")
+        if self.first is not None:
+            # The stream was there: one in memory is there again after a restart of the broker.
+            subscribe = subscribe._replace(existing=False)
         credit, credit_bytes = self.window.grant()
         return subscribe._replace(credit=credit, credit_bytes=credit_bytes, had=self.had)
 

@@ -163,6 +163,7 @@ class Client(ClientBase):
             InvalidName: the stream or the cursor is no valid name.
             InvalidSelector: a pattern or the match expression is wrong.
             InvalidValue: another option is wrong.
+            NotFound: it is for an existing stream, and there is none.
             TooMany, QuotaExceeded: a limit on subscriptions or patterns is reached.
             TimedOut: the broker did not answer in time.
 

@@ -158,6 +158,7 @@ async def events(request: Request, arguments: Arguments) -> Response:
         writer,
         start=start if last is None else f"seq:{last + 1}",
         committed=False,
+        existing=True,
         **_selection(arguments),
     )
     response.body_iterator = _while_signed_in(visit, response.body_iterator)

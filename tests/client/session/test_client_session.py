@@ -18,9 +18,9 @@ RECORD = pack_record(None, b"x")
 SIZE = len("a") + len(RECORD)
 
 
-def subscribe(dialogue, *, credit=10, credit_bytes=1000, start="new"):
+def subscribe(dialogue, *, credit=10, credit_bytes=1000, start="new", **options):
     return dialogue.session.inbox.subscribe(
-        "s", [("all", "")], where="", start=start, credit=credit, credit_bytes=credit_bytes
+        "s", [("all", "")], where="", start=start, credit=credit, credit_bytes=credit_bytes, **options
     )
 
 
@@ -294,6 +294,18 @@ def test_without_a_message_it_continues_at_the_first_sequence_that_was_reported(
     dialogue.broken()
     dialogue.receives(WELCOME)
     assert dialogue.said()[-1].start == "seq:42"
+
+
+def test_a_stream_that_was_there_may_be_made_again_when_the_broker_has_lost_it(dialogue):
+    subscribe(dialogue, existing=True)
+    assert dialogue.said()[-1].existing
+    dialogue.broken()
+    dialogue.receives(WELCOME)
+    assert dialogue.said()[-1].existing
+    dialogue.receives(Ok(6, 1, 42))
+    dialogue.broken()
+    dialogue.receives(WELCOME)
+    assert not dialogue.said()[-1].existing
 
 
 def test_a_start_at_a_sequence_is_the_position_before_it(dialogue, delivery):
