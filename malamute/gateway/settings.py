@@ -50,6 +50,10 @@ class GatewaySettings:
     """The credit in bytes of a page that follows a stream: about what is kept here for one that is slow."""
     keep_alive_seconds: float = 15.0
     """After how long without an event a comment is sent to a page that follows a stream."""
+    restms_definitions: int = 1_000
+    """The most feeds, pipes, joins and staged contents of a user in RestMS; a pipe comes with a join."""
+    restms_pipes: int = 250
+    """The most pipes of RestMS that a user reads at a time."""
     users: int = 200
     """The most sessions with the broker at a time."""
     session_followers: int = 50

@@ -41,6 +41,8 @@ class RestFeed(msgspec.Struct, frozen=True, tag="feed", tag_field="kind"):
     private: bool = False
     imported: str = ""
     """`stream` or `service`: it is one of the broker's, and no feed was made for it."""
+    owner: str = ""
+    """The user who has made it; empty for nobody in particular. The same of the others."""
 
     @property
     def stream(self) -> str:
@@ -57,6 +59,7 @@ class Pipe(msgspec.Struct, frozen=True, tag="pipe", tag_field="kind"):
     type: str = ""
     title: str = ""
     storage: str = DISK
+    owner: str = ""
 
     @property
     def service(self) -> str:
@@ -78,6 +81,7 @@ class Join(msgspec.Struct, frozen=True, tag="join", tag_field="kind"):
     """Whether it came with the pipe, and goes with it."""
     imported: str = ""
     """What its feed is, if that is the broker's."""
+    owner: str = ""
 
 
 class Staged(msgspec.Struct, frozen=True, tag="content", tag_field="kind"):
@@ -88,6 +92,7 @@ class Staged(msgspec.Struct, frozen=True, tag="content", tag_field="kind"):
     type: str
     sequence: int
     """Where it is in `CONTENTS`."""
+    owner: str = ""
 
 
 Definition = Union[RestFeed, Pipe, Join, Staged]  # noqa: UP007

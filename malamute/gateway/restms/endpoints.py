@@ -12,6 +12,7 @@ from malamute.gateway.bodies import ANY
 from malamute.gateway.restms import resources
 from malamute.gateway.restms.conditions import READ_CONDITIONS, WRITE_CONDITIONS, Representation, show
 from malamute.gateway.restms.documents import TYPES
+from malamute.gateway.restms.messages import user_of
 from malamute.gateway.restms.resources import Call, opened
 from malamute.gateway.restms.views import DOMAIN, domain_view, feed_view, profile_view
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
@@ -49,12 +50,12 @@ async def post_domain(request: Request, arguments: Arguments) -> Response:
     """Create a feed or a pipe."""
     async with opened(request) as call:
         _domain(call, arguments["name"])
-        element = await call.element("feed", "pipe")
+        element, owner = await call.element("feed", "pipe"), user_of(call.identity)
         restms = call.restms
         if element.name == "pipe":
-            pipe = await restms.create_pipe(call.identity, element)
+            pipe = await restms.create_pipe(call.identity, element, owner)
             return await resources.created(call, pipe, call.base.resource(pipe.name), new=True)
-        feed, new = await restms.create_feed(call.client, element)
+        feed, new = await restms.create_feed(call.client, element, owner)
         return await resources.created(call, feed, call.base.feed(feed), new=new)
 
 

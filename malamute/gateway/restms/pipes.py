@@ -228,7 +228,7 @@ class PipeReaders:
                 await self.drop(pipe)
                 reader = None
             if reader is None:
-                self._make_room()
+                self._check_room(identity)
                 reader = PipeReader(pipe, identity, credit)
                 await reader.open(self._users, self._settings.timeout_seconds)
                 self._readers[pipe.name] = reader
@@ -249,9 +249,15 @@ class PipeReaders:
         for reader in self._readers.values():
             reader.end()
 
-    def _make_room(self) -> None:
+    def _check_room(self, identity: Identity) -> None:
         if len(self._readers) >= READERS_MAX:
             raise TooMany(f"{len(self._readers)} pipes are read: expected at most {READERS_MAX}")
+        own = sum(one.identity == identity for one in self._readers.values())
+        if own >= (most := self._settings.restms_pipes):
+            raise TooMany(
+                f"{own} pipes are read by this user: expected at most {most}; those that nobody reads end in "
+                f"{IDLE_SECONDS:.0f} s"
+            )
 
     async def drop(self, pipe: Pipe) -> None:
         """Read a pipe no longer."""

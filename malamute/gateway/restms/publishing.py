@@ -26,7 +26,7 @@ async def post(
     """Publish the messages of a document, or stage a content of any other type."""
     media = media_type(request)
     if media and media not in TYPES:
-        return await _stage(restms, client, request, feed, body, base)
+        return await _stage(restms, client, request, feed, body, user, base)
     root = read(body, media)
     messages = [posted(element, user) for element in root.each("message")]
     if not messages:
@@ -47,8 +47,9 @@ async def post(
 
 
 async def _stage(
-    restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, base: BaseUri
+    restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, user: str, base: BaseUri
 ) -> Response:
+    restms.registry.check_room(user)
     kind = media_of(request.headers["content-type"])
     timeout = restms.settings.timeout_seconds
     sequence = await client.publish_batch(
@@ -56,7 +57,7 @@ async def _stage(
     )
     if not sequence:
         raise NotFound("the content was stored, and its number lost with the connection: post it again")
-    content = Staged(secrets.token_hex(16), feed.name, kind, sequence)
+    content = Staged(secrets.token_hex(16), feed.name, kind, sequence, user)
     await restms.registry.put(content)
     return Response(status_code=201, headers={"location": base.resource(content.name)})
 

@@ -8,6 +8,7 @@ of each subject. It is read and written as the gateway's own user.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from time import time_ns
@@ -16,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from malamute.aio import Client, Subscription
 from malamute.client.events import Connected, Event, Lost, Restored
 from malamute.client.session.message import Message
-from malamute.errors import MalamuteError, TimedOut, TryLater
+from malamute.errors import MalamuteError, TimedOut, TooMany, TryLater
 from malamute.gateway.restms.definitions import (
     BUILT_IN,
     CONTENTS,
@@ -80,6 +81,8 @@ class Registry:
         self._joins: dict[str, dict[str, Join]] = {}
         """The joins by their pipes, and by their feeds."""
         self._indexes: dict[str, Index] = {}
+        self._owned: Counter[str] = Counter()
+        """How many definitions each user has."""
         self._loading = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
@@ -138,6 +141,15 @@ class Registry:
             sum(len(group.members) for group in index.match(address, headers))
             for address, headers in messages
         ]
+
+    def check_room(self, owner: str, more: int = 1) -> None:
+        """Check that a user may have so many definitions more. Raises `TooMany`."""
+        most = self._settings.restms_definitions
+        if self._owned[owner] + more > most:
+            raise TooMany(
+                f"{self._owned[owner]} feeds, pipes, joins and contents are of user {owner!r}: "
+                f"expected at most {most}; delete some"
+            )
 
     # What is kept
 
@@ -258,6 +270,9 @@ class Registry:
         self._index(value, add=True)
 
     def _index(self, value: Definition, *, add: bool) -> None:
+        self._owned[value.owner] += 1 if add else -1
+        if not self._owned[value.owner]:
+            del self._owned[value.owner]
         if isinstance(value, Join):
             for place in (f"pipe.{value.pipe}", f"feed.{value.feed}"):
                 joins = self._joins.setdefault(place, {})

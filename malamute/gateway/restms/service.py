@@ -136,8 +136,8 @@ class RestMS:
         found = await imported.find_all(client, self._timeout)
         return defined + [feed for feed in found if feed.name not in known]
 
-    async def create_feed(self, client: Client, element: Element) -> tuple[RestFeed, bool]:
-        """Create a feed, and return whether it is new. Raises `InvalidValue`."""
+    async def create_feed(self, client: Client, element: Element, owner: str) -> tuple[RestFeed, bool]:
+        """Create a feed, and return whether it is new. Raises `InvalidValue` and `TooMany`."""
         name = element.get("name")
         kind, storage = element.get("type"), element.get("storage") or FEED_STORAGES[0]
         check_type("feed", kind, self.profiles.feeds)
@@ -150,6 +150,7 @@ class RestMS:
                 if (known.type, known.storage) != (kind, storage):
                     raise InvalidValue(f"feed {name[:100]!r} is there, and of type {known.type or 'none'!r}")
                 return known, False
+            self.registry.check_room(owner)
             feed = RestFeed(
                 name or secrets.token_hex(16),
                 kind,
@@ -159,6 +160,7 @@ class RestMS:
                 size,
                 await hashed(element.get("password")),
                 private=not name,
+                owner=owner,
             )
             await client.change(StreamCreate(stream=feed.stream, count=size or None), timeout=self._timeout)
             if self.profiles.feeds[kind].shared:
@@ -192,17 +194,20 @@ class RestMS:
 
     # Pipes
 
-    async def create_pipe(self, identity: Identity, element: Element) -> Pipe:
-        """Create a pipe, with its join to the default feed."""
+    async def create_pipe(self, identity: Identity, element: Element, owner: str) -> Pipe:
+        """Create a pipe, with its join to the default feed. Raises `InvalidValue` and `TooMany`."""
         kind, storage = element.get("type"), element.get("storage") or PIPE_STORAGES[0]
         check_type("pipe", kind, self.profiles.pipes)
         check_type("storage", storage, dict.fromkeys(PIPE_STORAGES))
-        pipe = Pipe(secrets.token_hex(16), kind, element.get("title"), storage)
-        join = Join(secrets.token_hex(16), pipe.name, BUILT_IN.name, address=pipe.name, default=True)
+        pipe = Pipe(secrets.token_hex(16), kind, element.get("title"), storage, owner)
+        join = Join(
+            secrets.token_hex(16), pipe.name, BUILT_IN.name, address=pipe.name, default=True, owner=owner
+        )
         try:
             # Whether he may read it is for the broker to say.
             await self.reader(pipe, identity)
             async with self.change() as own:
+                self.registry.check_room(owner, 2)
                 await self._set_feed(own, pipe.service, DEFAULT_STREAM, [("exact", pipe.name)])
                 await self.registry.put(pipe, join)
         except BaseException:
@@ -247,7 +252,7 @@ class RestMS:
     async def create_join(
         self, client: Client, identity: Identity, pipe: Pipe, feed: RestFeed, element: Element, user: str
     ) -> Join:
-        """Join a pipe to a feed. Raises `InvalidValue`, `InvalidSelector`, and `AccessRefused`."""
+        """Join a pipe to a feed. Raises `InvalidValue`, `InvalidSelector`, `AccessRefused` and `TooMany`."""
         check_type("join", element.get("type"), self.profiles.joins)
         if feed == BUILT_IN:
             raise AccessRefused("a join to the default feed: expected another one, a pipe has its own")
@@ -263,8 +268,10 @@ class RestMS:
             headers_of(element),
             user,
             imported=feed.imported,
+            owner=user,
         )
         async with self.change():
+            self.registry.check_room(user)
             if not shared:
                 joins = [*self._pair(pipe, feed), join]
                 await self._set_feed(client, pipe.service, feed.stream, self._criteria(feed, joins))
