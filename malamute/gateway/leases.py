@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any, NamedTuple
 
-from malamute.aio import Client
+from malamute.aio import Client, Mailbox, Work
 from malamute.client.events import Event, Recalled
 from malamute.client.session.message import Mail
 from malamute.errors import NotOutstanding, TimedOut, TooMany
@@ -23,16 +23,17 @@ from malamute.gateway.users import Identity, Users
 
 
 class LeasedQueue(NamedTuple):
-    """Whose leases they are, and of what: the mailbox of an address, or a service."""
+    """Whose leases they are, and of what: a mailbox, as its owner or shared with others, or a service."""
 
     identity: Identity
     kind: str
     name: str
+    shared: bool = False
 
     @property
-    def address(self) -> str:
-        """The address to connect with."""
-        return self.name if self.kind == "mailbox" else ""
+    def is_owned(self) -> bool:
+        """Whether they are the mail of who connects with this address."""
+        return self.kind == "mailbox" and not self.shared
 
 
 def lease_of(message: Mail) -> str:
@@ -95,7 +96,8 @@ class Leases:
                 if holder.client is not None and holder.client.ended:
                     await holder.end()
                 if holder.client is None:
-                    session = self._users.session(queue.identity, queue.address, holder.on_event)
+                    address = queue.name if queue.is_owned else ""
+                    session = self._users.session(queue.identity, address, holder.on_event)
                     holder.client = await holder.stack.enter_async_context(session)
                 return holder, holder.client
         except BaseException:
@@ -130,7 +132,7 @@ class Leases:
             raise TooMany(f"{len(self)} messages are leased: expected at most {self._settings.leases}")
         holder, client = await self._enter(queue)
         try:
-            take = self._take_mail if queue.kind == "mailbox" else self._take_requests
+            take = self._take_mail if queue.is_owned else self._take_offered
             return await take(holder, client, min(limit, room), wait_seconds, patterns)
         finally:
             await self._leave(holder)
@@ -146,32 +148,37 @@ class Leases:
             holder.over[lease_of(mail)] = _nothing
         return found
 
-    async def _take_requests(
+    async def _take_offered(
         self, holder: _Holder, client: Client, limit: int, wait_seconds: float, patterns: list[str]
     ) -> list[Mail]:
-        work = await client.work(holder.queue.name, *patterns, credit=limit)
+        name = holder.queue.name
+        consumer: Mailbox | Work
+        if holder.queue.shared:
+            consumer = await client.consume(name, *patterns, auto_ack=False, credit=limit)
+        else:
+            consumer = await client.work(name, *patterns, credit=limit)
         try:
-            found = await _received(work, limit, wait_seconds)
+            found = await _received(consumer, limit, wait_seconds)
         except BaseException:
-            work.cancel()
+            consumer.cancel()
             raise
         # Until they are settled it holds them; no more are to come.
-        work.drain()
-        left = {lease_of(request) for request in found}
+        consumer.drain()
+        left = {lease_of(message) for message in found}
         if not found:
-            work.cancel()
+            consumer.cancel()
 
         def settled(lease: str) -> Callable[[], None]:
             def over() -> None:
                 left.discard(lease)
                 if not left:
-                    work.cancel()
+                    consumer.cancel()
 
             return over
 
-        for request in found:
-            holder.messages[lease_of(request)] = request
-            holder.over[lease_of(request)] = settled(lease_of(request))
+        for message in found:
+            holder.messages[lease_of(message)] = message
+            holder.over[lease_of(message)] = settled(lease_of(message))
         return found
 
     async def settle(
@@ -181,9 +188,9 @@ class Leases:
 
         Returns when the broker has it. Raises `NotOutstanding` when there is no such lease.
         """
-        holder = self._holders.get(queue)
+        holder = self._holder_of(queue, lease)
         client = None if holder is None else holder.client
-        if holder is None or client is None or client.ended or lease not in holder.messages:
+        if holder is None or client is None or client.ended:
             raise NotOutstanding(f"there is no lease {lease[:50]!r} of {queue.kind} {queue.name!r}")
         holder.uses += 1
         try:
@@ -194,6 +201,11 @@ class Leases:
                 holder.drop(lease)
         finally:
             await self._leave(holder)
+
+    def _holder_of(self, queue: LeasedQueue, lease: str) -> _Holder | None:
+        """What holds a lease of a queue, whether its mailbox is shared or not."""
+        holders = (self._holders.get(queue._replace(shared=shared)) for shared in (False, True))
+        return next((one for one in holders if one is not None and lease in one.messages), None)
 
     async def close(self) -> None:
         """Give back all that is leased, by ending the sessions that hold it."""

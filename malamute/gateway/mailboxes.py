@@ -13,6 +13,17 @@ from malamute.gateway.tracing import sending
 
 NAME = Parameter("name", "The address of the mailbox.", place="path")
 
+SHARED = Parameter(
+    "shared",
+    "Consume beside its owner and others: each message goes to one of them.",
+    {"type": "boolean", "default": False},
+)
+SENDER = Parameter(
+    "sender",
+    "Messages whose sender's address matches one of these patterns; the mailbox is shared then.",
+    many=True,
+)
+
 
 async def send(request: Request, arguments: Arguments) -> Response:
     """Send one message to a mailbox, and answer when it is durable."""
@@ -44,5 +55,5 @@ ENDPOINTS = (
         {201: Documented("It is durable.")},
         (413, 415, 507),
     ),
-    *lease_endpoints("mailbox", "mailboxes", NAME, ()),
+    *lease_endpoints("mailbox", "mailboxes", NAME, (SHARED, SENDER)),
 )

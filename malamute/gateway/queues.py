@@ -152,8 +152,11 @@ def lease_endpoints(
 
     async def lease(request: Request, arguments: Arguments) -> Response:
         gateway = gateway_of(request)
-        queue = LeasedQueue(gateway.identity(request), kind, arguments["name"])
-        call = gateway.leases.take(queue, arguments["limit"], arguments["wait"], arguments.get("pattern", []))
+        senders = arguments.get("sender", [])
+        shared = arguments.get("shared", False) or bool(senders)
+        queue = LeasedQueue(gateway.identity(request), kind, arguments["name"], shared)
+        patterns = senders or arguments.get("pattern", [])
+        call = gateway.leases.take(queue, arguments["limit"], arguments["wait"], patterns)
         with receiving(queue.name) as received:
             found = await unless_gone(request, call)
             received(*found)

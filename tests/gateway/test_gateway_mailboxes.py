@@ -170,6 +170,43 @@ def test_a_second_program_with_the_address_takes_it_over_and_the_leases_with_it(
         bob.flush()
 
 
+def test_a_shared_mailbox_is_leased_beside_others(
+    http: httpx.Client, gateway: RunningGateway, client: malamute.Client
+) -> None:
+    """WP19: each message goes to one consumer, of HTTP or not, and its owner is not asked for."""
+    with client.consume("bob", auto_ack=False) as native:
+        for n in range(3):
+            client.send("bob", "s", b"%d" % n)
+        first = native.receive(WAIT_SECONDS)
+        found = _lease(http, shared="true", limit=5)
+        assert {first.body.decode(), *(m["body"] for m in found)} == {"0", "1", "2"}
+        # What is settled makes room for none that nobody has asked for.
+        _settle(http, found[0]["lease"], "acknowledge")
+        client.send("bob", "s", b"3")
+        _settle(http, found[1]["lease"], "release")
+        again = _lease(http, shared="true", limit=5)
+        assert [(m["body"], m["attempts"]) for m in again] == [(found[1]["body"], 1), ("3", 1)]
+        for message in again:
+            _settle(http, message["lease"], "acknowledge")
+            _settle(http, message["lease"], "acknowledge", 410)
+        first.ack()
+        client.flush()
+    _wait_until_stored(client)
+    assert len(gateway.state.leases) == 0
+
+
+def test_the_mail_of_some_senders_is_leased_and_the_rest_stays(http: httpx.Client, broker: Broker) -> None:
+    for name in ("shop.oslo", "shop.rome", "depot.one"):
+        with malamute.connect(broker.url, address=name, timeout=WAIT_SECONDS) as sender:
+            sender.send("bob", "s", name.encode())
+    found = _lease(http, sender=["shop.rome", "depot.*"], limit=5)
+    assert [m["body"] for m in found] == ["shop.rome", "depot.one"]
+    assert [m["body"] for m in _lease(http, limit=5)] == ["shop.oslo"]
+    # A lease is found by its name, however it was taken.
+    for lease in ("1-1", "2-1", "3-1"):
+        _settle(http, lease, "acknowledge")
+
+
 @pytest.mark.parametrize(
     ("path", "params", "body", "status", "code"),
     [
@@ -181,6 +218,9 @@ def test_a_second_program_with_the_address_takes_it_over_and_the_leases_with_it(
         (f"{BOB}/leases", {"limit": 0}, b"", 400, 416),
         (f"{BOB}/leases", {"limit": 101}, b"", 400, 416),
         (f"{BOB}/leases", {"wait": 61}, b"", 400, 416),
+        (f"{BOB}/leases", {"shared": "maybe"}, b"", 400, 416),
+        (f"{BOB}/leases", {"sender": "a*b"}, b"", 400, 415),
+        (f"{BOB}/leases", {"pattern": "a"}, b"", 400, 416),
         (f"{BOB}/leases/1-1/explode", {}, b"", 400, 416),
         (f"{BOB}/leases/9-9/acknowledge", {}, b"", 410, 420),
     ],

@@ -476,6 +476,18 @@ def test_several_consume_from_a_mailbox_each_from_the_senders_that_it_names(play
         assert (again.body, again.attempts >= 2) == (b"1", True)
         await carol.flush()
         assert await alice.query("messages", kind="mailbox", name="orders") == []
+        drained = await carol.consume("orders", auto_ack=False)
+        await alice.send("orders", "a", b"held")
+        held = await drained.receive(PATIENCE)
+        drained.drain()
+        await alice.send("orders", "a", b"left")
+        held.ack()
+        await carol.flush()
+        with pytest.raises(errors.Closed):
+            await drained.receive(PATIENCE)
+        drained.cancel()
+        async with carol.consume("orders") as rest:
+            assert (await rest.receive(PATIENCE)).body == b"left"
         with pytest.raises(errors.InvalidName):
             await carol.consume("")
         with pytest.raises(errors.AccessRefused):

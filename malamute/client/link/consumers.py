@@ -206,6 +206,18 @@ class QueueConsumer:
         """How often to report progress on a message that is still worked on, in seconds."""
         return self._source.ack_timeout / 3 or PROGRESS_SECONDS
 
+    def drain(self) -> None:
+        """Take no more: what waits here goes back unread, and what is held can still be settled.
+
+        `cancel` ends it when that is done.
+        """
+        driver = self._driver
+        driver.check_owner()
+        if driver.session.error is None:
+            driver.session.inbox.drain_offer(self._source)
+            driver.send()
+            driver.changed()
+
     # To be called by the messages themselves.
 
     def finish(self, message: Mail, reason: str | None = None) -> None:
@@ -300,6 +312,14 @@ class MailboxBase(QueueConsumer):
         """With `auto_ack`: leave what was handed out last unacknowledged; it will be redelivered."""
         self._current = None
 
+    def drain(self) -> None:
+        """Take no more: what waits here goes back unread, and what is held can still be settled."""
+        if self._source.name:
+            super().drain()
+        else:
+            # One's own may be opened again.
+            self.cancel()
+
     def cancel(self) -> None:
         """End it, or the block: acknowledge what was handed out last, and give back the rest."""
         driver = self._driver
@@ -342,18 +362,6 @@ class WorkerBase(QueueConsumer):
             command.settle()
         await driver.ship()
         return command
-
-    def drain(self) -> None:
-        """Take no more requests: those that wait here go back unread. What is held can still be settled.
-
-        `cancel` ends it when that is done.
-        """
-        driver = self._driver
-        driver.check_owner()
-        if driver.session.error is None:
-            driver.session.inbox.drain_offer(self._source)
-            driver.send()
-            driver.changed()
 
     async def _wait(self, command: Command, timeout: float | None) -> None:
         await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")
