@@ -1,6 +1,7 @@
 """What was sent under an Idempotency-Key: a request that is repeated gets the answer to the first one.
 
-The answers are kept in the memory of the gateway: they do not outlive it, and two gateways do not share them.
+The answers are kept in the memory of the gateway. What it does not know there may be in the stream: see
+`stored_keys`.
 """
 
 from __future__ import annotations

@@ -211,9 +211,10 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
         )
     stream = settings.mercure_stream
 
-    async def publish_all(timeout: float) -> int:
+    async def publish_all(timeout: float, more: Mapping[str, str]) -> int:
+        first, *rest = update.headers_of_each()
         async with gateway.session(request) as client:
-            with sending("publish", stream, update.headers_of_each(), client) as headers:
+            with sending("publish", stream, [{**first, **more}, *rest], client) as headers:
                 return await client.publish_batch(
                     stream, update.topics, [update.data] * count, headers, timeout=timeout
                 )
@@ -221,14 +222,9 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
     fingerprint = blake2b(repr(update).encode(), digest_size=16)
     key = _key_of(update, arguments["idempotency_key"], fingerprint.hexdigest())
     if key is None:
-        first = await publish_all(settings.timeout_seconds)
+        first = await publish_all(settings.timeout_seconds, {})
     else:
-        first = await gateway.keys.once(
-            (identity.digest, PATH, *key),
-            fingerprint.digest(),
-            lambda: publish_all(settings.key_seconds),
-            settings.timeout_seconds,
-        )
+        first = await gateway.publish_once(identity, stream, key, fingerprint.digest(), publish_all)
     # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
     return Response(f"#{first}" if first else "", headers=DISCOVERY, media_type=TEXT)
 

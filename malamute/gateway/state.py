@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
@@ -14,7 +15,8 @@ from malamute.gateway.requests import Requests
 from malamute.gateway.restms.service import RestMS
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.shared_events import SharedEventsTable
-from malamute.gateway.users import Identity, Users, identity_of
+from malamute.gateway.stored_keys import HEADER, KeyMark, StoredKeys
+from malamute.gateway.users import Identity, Users, identity_of, user_of
 
 
 class Gateway:
@@ -24,6 +26,7 @@ class Gateway:
         self.settings = settings
         self.users = Users(settings)
         self.keys = IdempotencyKeys(settings.keys, settings.key_seconds)
+        self.stored_keys = StoredKeys(settings, self.users)
         self.leases = Leases(settings, self.users)
         self.requests = Requests(settings, self.users)
         self.restms = RestMS(settings, self.users)
@@ -38,6 +41,7 @@ class Gateway:
                 yield
             finally:
                 await self.keys.close()
+                await self.stored_keys.close()
                 await self.requests.close()
                 await self.leases.close()
                 await self.restms.close()
@@ -61,6 +65,29 @@ class Gateway:
         """Who sends a request; the console knows that by its cookie. Raises `LoginNeeded`."""
         known: Identity | None = connection.scope.get("malamute.identity")
         return known or identity_of(connection.headers, anonymous=self.settings.anonymous)
+
+    async def publish_once(
+        self,
+        identity: Identity,
+        stream: str,
+        key: tuple[str, ...],
+        fingerprint: bytes,
+        publish: Callable[[float, Mapping[str, str]], Coroutine[Any, Any, int]],
+    ) -> int:
+        """The sequence of what is published to a stream under a key: by the first request with it, once.
+
+        `publish` gets the seconds that it may take, and headers for the first message. Raises as it does, as
+        `IdempotencyKeys.once`, and as `StoredKeys.find`.
+        """
+        mark = KeyMark.of((user_of(identity), stream, *key), fingerprint)
+
+        async def publish_unless_stored() -> int:
+            stored = await self.stored_keys.find(stream, mark)
+            return stored or await publish(self.settings.key_seconds, {HEADER: mark.header})
+
+        return await self.keys.once(
+            (identity.digest, stream, *key), fingerprint, publish_unless_stored, self.settings.timeout_seconds
+        )
 
     def session(
         self, connection: HTTPConnection, *, followers: int = 0

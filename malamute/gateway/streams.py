@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -77,9 +77,10 @@ async def publish(request: Request, arguments: Arguments) -> Response:
     found = bodies.contents(request, body, arguments["subject"])
     name, key = arguments["name"], arguments["idempotency_key"]
 
-    async def publish_all(timeout: float | None) -> int:
+    async def publish_all(timeout: float, more: Mapping[str, str]) -> int:
+        each = [{**found[0].headers, **more}, *(content.headers for content in found[1:])]
         async with gateway.session(request) as client:
-            with sending("publish", name, [content.headers for content in found], client) as headers:
+            with sending("publish", name, each, client) as headers:
                 if len(found) == 1:
                     # It may share its command with those of other requests.
                     return await client.publish(
@@ -101,15 +102,10 @@ async def publish(request: Request, arguments: Arguments) -> Response:
                 )
 
     if key is None:
-        first = await publish_all(settings.timeout_seconds)
+        first = await publish_all(settings.timeout_seconds, {})
     else:
-        owner = (identity.digest, name, key)
-        first = await gateway.keys.once(
-            owner,
-            blake2b(repr((found, arguments["ttl"])).encode(), digest_size=16).digest(),
-            lambda: publish_all(settings.key_seconds),
-            settings.timeout_seconds,
-        )
+        fingerprint = blake2b(repr((found, arguments["ttl"])).encode(), digest_size=16).digest()
+        first = await gateway.publish_once(identity, name, (key,), fingerprint, publish_all)
     # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
     answer = {"first": first, "last": first + len(found) - 1} if first else {}
     return bodies.answer({"count": len(found), **answer}, 201)

@@ -12,11 +12,11 @@ from malamute.gateway.bodies import ANY
 from malamute.gateway.restms import resources
 from malamute.gateway.restms.conditions import READ_CONDITIONS, WRITE_CONDITIONS, Representation, show
 from malamute.gateway.restms.documents import TYPES
-from malamute.gateway.restms.messages import user_of
 from malamute.gateway.restms.resources import Call, opened
 from malamute.gateway.restms.views import DOMAIN, domain_view, feed_view, profile_view
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.services import wait_of
+from malamute.gateway.users import user_of
 
 NAME = Parameter("name", "The name.", place="path")
 PASSWORD = Parameter("RestMS-Password", "The password of the feed, if it has one.", place="header")

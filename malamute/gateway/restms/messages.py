@@ -18,7 +18,6 @@ from malamute.client.session.message import Mail
 from malamute.errors import InvalidValue
 from malamute.gateway.restms.documents import Element, can_be_xml
 from malamute.gateway.restms.feed_types import USER_HEADER
-from malamute.gateway.users import Identity
 
 PREFIX = "restms."
 CONTENT_TYPE = "content-type"
@@ -56,19 +55,6 @@ class PostedMessage(NamedTuple):
     address: str
     headers: dict[str, str]
     content: PostedContent
-
-
-def user_of(identity: Identity) -> str:
-    """Who somebody is that the broker has let in; empty if nobody says it."""
-    if not identity.token:
-        return identity.user
-    try:
-        payload = identity.token.split(".")[1]
-        # The broker has checked the token: it has opened a session with it.
-        claims = msgspec.json.decode(b64decode(f"{payload}===", altchars=b"-_"), type=dict[str, Any])
-    except (IndexError, ValueError):
-        return ""
-    return str(claims.get("sub", ""))
 
 
 def posted(element: Element, user: str) -> PostedMessage:

@@ -26,7 +26,7 @@ from malamute.gateway.restms.signals import first_of
 from malamute.gateway.restms.views import BaseUri, feed_view, join_view, message_href, name_in, pipe_view
 from malamute.gateway.routes import Arguments
 from malamute.gateway.state import gateway_of
-from malamute.gateway.users import Identity
+from malamute.gateway.users import Identity, user_of
 
 CONTENT = ".content"
 """What follows the name of a message in the name of its content."""
@@ -191,7 +191,7 @@ async def post_to_feed(call: Call, feed: RestFeed, arguments: Arguments) -> Resp
     """Post messages or a content to a feed."""
     body = await call.body()
     await call.restms.check_password(feed, arguments["restms_password"])
-    user = messages.user_of(call.identity)
+    user = user_of(call.identity)
     return await post(call.restms, call.client, call.request, feed, body, user, call.base)
 
 
@@ -206,7 +206,7 @@ async def post_resource(call: Call, arguments: Arguments) -> Response:
     name = name_in(element.get("feed"), "feed", "resource")
     private = call.restms.registry.private(name)
     feed = private if isinstance(private, RestFeed) else await call.restms.feed(call.client, name)
-    user = messages.user_of(call.identity)
+    user = user_of(call.identity)
     join = await call.restms.create_join(call.client, call.identity, found, feed, element, user)
     return await created(call, join, call.base.resource(join.name), new=True)
 
