@@ -1,4 +1,4 @@
-"""`malamute keys`: CURVE keys, in files as pyzmq writes them."""
+"""`malamute keys`: CURVE keys, in files as pyzmq writes them, and the keys of those who issue tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _PUBLIC, _SECRET = ".key", ".key_secret"
 
 @click.group()
 def keys() -> None:
-    """Make and show CURVE keys: NAME.key is for everybody to see, NAME.key_secret for its owner alone."""
+    """Make and show CURVE keys: NAME.key is for everybody to see, NAME.key_secret for its owner alone.
+
+    And fetch the public keys of an issuer of tokens.
+    """
 
 
 _directory = click.option(
@@ -87,6 +90,29 @@ def listing(*, directory: Path, as_json: bool) -> None:
     show_rows(rows, as_json=as_json)
     if not rows and not as_json:
         click.echo("no keys", err=True)
+
+
+@keys.command(epilog=examples("malamute keys fetch https://login.example.org issuer.jwks"))
+@click.argument("issuer")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+def fetch(issuer: str, file: Path, *, as_json: bool) -> None:
+    """Fetch the public keys of ISSUER into FILE, from where its discovery document says.
+
+    The file is written if they have changed, and stays as it was if anything is wrong. A running broker reads
+    it at `malamute broker reload`.
+    """
+    from malamute.cli.issuer_keys import keys_of
+    from malamute.config.accounts import write_private
+
+    found = keys_of(issuer)
+    try:
+        changed = not file.exists() or file.read_bytes() != found.encode()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    if changed:
+        write_private(file, found, mode=0o644)
+    show_map({"issuer": issuer, "file": str(file), "changed": changed}, as_json=as_json)
 
 
 def public_of(path: Path) -> str:

@@ -169,13 +169,11 @@ def check_private(path: Path, mode: int, what: str) -> None:
         raise ConfigError(f"{path}: {what} are open to others (mode {mode & 0o777:04o}): expected chmod 600")
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file as a whole, for its owner alone to read. Raises `ConfigError`."""
+def write_private(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file as a whole, for its owner alone to read unless `mode` says more. Raises `ConfigError`."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with open(
-            os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-        ) as file:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
