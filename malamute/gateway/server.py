@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from malamute.errors import ConfigError, MalamuteError, Malformed, RequestTimeout, TooLarge
 from malamute.gateway import problems
@@ -33,6 +33,38 @@ IDLE_SECONDS = 30
 _LINE_BYTES = len(b"GET  HTTP/1.1\r\n\r\n")
 _HEADER_BYTES = len(b": \r\n")
 """What a head has besides its address, and the names and the values of its headers."""
+
+
+class AnswerTransport:
+    """The transport of one answer. Its head goes with what follows: each write is a call of the system."""
+
+    __slots__ = ("_cycle", "_head", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head: bytes | None = b""
+        """The head while nothing follows it; None when it was written."""
+
+    def write(self, data: bytes) -> None:
+        """Write data. What comes before the head, such as 100 Continue, is not kept."""
+        if self._head is None or not self._cycle.response_started:
+            self._transport.write(data)
+        elif not self._head:
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._head = None
+
+    def is_closing(self) -> bool:
+        """Whether the connection is being closed."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection, behind what was written."""
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -92,6 +124,17 @@ class HttpProtocol(HttpToolsProtocol):
         fields = sum(len(name) + len(value) + _HEADER_BYTES for name, value in self.headers)
         if self._check_size(_LINE_BYTES + len(self.url) + fields):
             super().on_headers_complete()
+            self._join_writes()
+
+    def _join_writes(self) -> None:
+        """Write the head of the answer with what follows it. Of HEAD nothing does."""
+        cycle = self.cycle
+        if (
+            cycle is not None
+            and self.scope["method"] != "HEAD"
+            and not isinstance(cycle.transport, AnswerTransport)
+        ):
+            cycle.transport = AnswerTransport(cycle)  # type: ignore[assignment]  # it has what is used of one
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body; there is none of a request that was refused."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from running_gateway import RunningGateway
 
 from malamute.errors import BY_CODE, MalamuteError
 from malamute.gateway import problems
+from malamute.gateway.server import AnswerTransport
 from malamute.gateway.settings import GatewaySettings, is_loopback
 from malamute.testing import Broker
 
@@ -134,6 +136,25 @@ def test_a_body_that_ends_halfway_publishes_nothing(gateway: RunningGateway, htt
     with socket.create_connection((gateway.host, gateway.port), timeout=60) as sock:
         sock.sendall(HEAD + b"content-length: 10\r\n\r\nhalf")
     assert http.get(WEATHER).status_code == 404
+
+
+def test_the_head_of_an_answer_goes_with_what_follows_and_with_nothing_before_it() -> None:
+    written: list[bytes] = []
+    transport = SimpleNamespace(
+        write=written.append, close=lambda: written.append(b"close"), is_closing=lambda: False
+    )
+    for body in (b"body", b"", None):
+        cycle: Any = SimpleNamespace(transport=transport, response_started=False)
+        answer = AnswerTransport(cycle)
+        answer.write(b"100")
+        cycle.response_started = True
+        answer.write(b"head ")
+        if body is not None:
+            answer.write(body)
+            answer.write(b"more")
+        answer.close()
+    once = [b"100", b"head body", b"more", b"close"]
+    assert written == [*once, once[0], b"head ", *once[2:], b"100", b"head ", b"close"]
 
 
 LIVE = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
