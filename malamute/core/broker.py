@@ -763,7 +763,7 @@ class Core(Engines):
         if self.answers.given:
             self.answers.flush()
         if effects.operations and effects.now >= self._clock_note.due:
-            self._clock_note.store_with(effects.operations)
+            self._clock_note.store()
         return effects.finish()
 
     def _deliver(self) -> None:

@@ -13,14 +13,13 @@ a time that is still to come. So the clock is noted with what is stored, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from malamute.core.effects import ClockStep, Effects
 from malamute.core.timers import Timers
 from malamute.errors import MalamuteError
 from malamute.protocol.time_units import to_ns, to_seconds
-from malamute.store.commit import gives_room
-from malamute.store.operations import Operation, PutValue, Recovered
+from malamute.store.operations import PutValue, Recovered
 from malamute.store.tables import CLOCK
 
 GRACE_SECONDS = 600.0
@@ -93,7 +92,7 @@ class GracePeriod:
 
 
 class ClockNote:
-    """The note of the clock, which is stored with what an iteration stores that is `due` or later.
+    """The note of the clock, which is stored with all else of an iteration that is `due` or later.
 
     So it is as late as what was stored last, but for `note_seconds`, whatever crash comes. While the clock is
     doubtful the note stays: the next start is to doubt it, too.
@@ -107,13 +106,8 @@ class ClockNote:
         self.due = noted + note_seconds() if noted <= effects.now else 0.0
         """In seconds since the epoch."""
 
-    def store_with(self, operations: Sequence[Operation]) -> None:
-        """Store the note with these of an iteration, unless they only give room back.
-
-        Those are done on a full disk, too, where the note would have them refused.
-        """
-        if all(map(gives_room, operations)):
-            return
+    def store(self) -> None:
+        """Store the note with this iteration."""
         if not self._grace_period.is_doubtful:
             self._believed = self._effects.time_ns
         self.due = self._effects.now + note_seconds()

@@ -497,19 +497,6 @@ def test_the_clock_is_noted_now_and_then_and_only_with_something_else(bench):
     assert noted(bench) == bench.now - GRACE_SECONDS / 2 + 1
 
 
-def test_what_only_gives_room_back_is_stored_without_a_note_of_the_clock(bench):
-    bench.tell("alice", send("bob", b"x"))
-    bench.settle()
-    start = noted(bench)
-    bench.wait(GRACE_SECONDS / 2)
-    bench.tell("bob", mail_credit())
-    bench.settle()
-    bench.tell("bob", Ack(0, [[1, 1]]))
-    bench.settle()
-    assert not bench.core.mailboxes.by_name["bob"].entries
-    assert noted(bench) == start
-
-
 def test_the_clock_is_noted_again_when_the_disk_has_refused_it(bench):
     bench.settle()
     start = noted(bench)
