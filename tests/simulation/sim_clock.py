@@ -126,6 +126,9 @@ class MailTimes:
     def failed(self, append: Append) -> None:
         """The disk has refused something. A note of the clock is stored again after a while."""
         self._is_refused |= any(map(is_note, append.operations))
+        if self._is_refused:
+            # What only gave room may be on the disk by now.
+            self._stored_at = None
 
     def forget(self) -> None:
         """The store is another one, or is damaged: what was noted may be gone."""
