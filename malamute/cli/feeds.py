@@ -39,6 +39,7 @@ def feed() -> None:
         "malamute feed set billing stream/orders service/billing 'paid.*' --where 'amount > 100'",
         "malamute feed set cold stream/sensors stream/alarms 'temp.#' --where 'value < -20' --start since:1h",
         "malamute feed set rest stream/orders stream/others --when default",
+        "malamute feed set spill service/resize service/resize-cloud --when overflow",
     ),
 )
 @click.argument("name", metavar="NAME", shell_complete=completion.names("feeds", "feed"))
@@ -49,15 +50,16 @@ def feed() -> None:
     "--start",
     default="",
     metavar="START",
-    help="new, first, last, seq:N, time:T or since:1h. A new feed begins with what is new, and one that is "
-    "changed continues where it was.",
+    help="new, first, last, seq:N, time:T or since:1h, of a stream. A new feed begins with what is new, and "
+    "one that is changed continues where it was.",
 )
 @click.option(
     "--when",
-    type=click.Choice(["match", "default"]),
+    type=click.Choice(["match", "overflow", "default"]),
     default="match",
     show_default=True,
-    help="default takes what no other feed of the source takes.",
+    help="overflow takes what waits in a queue as no consumer has credit for it, default what no other feed "
+    "of the source takes.",
 )
 @dry_run_option
 @connects
@@ -77,8 +79,8 @@ def set_feed(
 ) -> None:
     """Pass each message of SOURCE whose subject meets any PATTERN on to TARGET, or change how.
 
-    Without a pattern, all messages are. Subscriptions of a stream get their copies as ever. While there is no
-    room at the target, the messages wait in the journal of the stream.
+    Without a pattern, all messages are. Subscriptions of a stream get their copies as ever; what is taken
+    from a mailbox or a service leaves it. While there is no room at the target, the messages wait at SOURCE.
     """
     from malamute.protocol import admin
 

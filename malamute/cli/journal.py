@@ -114,7 +114,7 @@ def inspect(data: Path, stream: str | None, start: int, limit: int, *, as_json: 
 
 def _facts(store: DiskStore) -> dict[str, Any]:
     from malamute.journal.format import VERSION
-    from malamute.store.tables import CURSORS, FEEDS
+    from malamute.store.tables import CURSORS, FEEDS, QUEUE_FEEDS
 
     recovered = store.recover(records_bytes=0)
     status = store.status()
@@ -134,7 +134,7 @@ def _facts(store: DiskStore) -> dict[str, Any]:
         "dead_letters": sum(queue.count for (kind, _), queue in status.queues.items() if kind not in LIVING),
         "sessions": status.sessions,
         "cursors": len(recovered.table(CURSORS)),
-        "feeds": len(recovered.table(FEEDS)),
+        "feeds": len(recovered.table(FEEDS)) + len(recovered.table(QUEUE_FEEDS)),
     }
 
 

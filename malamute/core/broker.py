@@ -28,8 +28,8 @@ from malamute.core.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
 from malamute.core.engines import Engines
 from malamute.core.events import Events, tell_worker
+from malamute.core.feed.feed import Feed
 from malamute.core.feed.rule import FeedName
-from malamute.core.feed.stream_feed import StreamFeed
 from malamute.core.feed.table import Feeds
 from malamute.core.grace_period import ClockNote, GracePeriod, last_time
 from malamute.core.health import Health
@@ -114,6 +114,7 @@ from malamute.store.tables import (
     MEMORY_QUEUES,
     NUMBERS,
     OUTCOMES,
+    QUEUE_FEEDS,
     REFUSALS,
     RETENTIONS,
     SESSIONS,
@@ -281,9 +282,13 @@ class Core(Engines):
         self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
         self.mailboxes.resume(self.recovery)
         self.services.resume(self.recovery)
-        for (stream_name, feed_name), value in recovered.table(FEEDS).items():
-            feed = FeedName(Place("stream", stream_name), feed_name)
-            doubtful = (CURSORS, (stream_name, feed.cursor)) in recovered.doubtful
+        feeds = {
+            FeedName.of(of, key): value
+            for of in (FEEDS, QUEUE_FEEDS)
+            for key, value in recovered.table(of).items()
+        }
+        for feed, value in feeds.items():
+            doubtful = (CURSORS, (feed.source.name, feed.cursor)) in recovered.doubtful
             take_up("feed", str(feed), partial(self.feeds.restore, doubtful=doubtful), feed, value)
         for table in (self.mailboxes, self.services):
             for name, here in table.by_name.items():
@@ -598,7 +603,7 @@ class Core(Engines):
         self.effects.work -= REVIEW_WORK * (1 + len(session.sources))
         self.effects.guard("a look at what a session may do", self._review_session, session)
 
-    def _review_feed(self, feed: StreamFeed) -> None:
+    def _review_feed(self, feed: Feed) -> None:
         """Stop a feed whose setter may not have it any more."""
         self.effects.work -= REVIEW_WORK
         self.effects.guard("a look at what a feed may do", self.feeds.review, feed)
@@ -662,11 +667,16 @@ class Core(Engines):
         for (kind, name), identities in stranded.identities.items():
             if (queue := self.queues_of(kind).by_name.get(name)) is not None:
                 queue.store_identities_again(identities)
-        for peer in {key[0] for table, key in stranded.values if table == SESSIONS}:
+        self._store_values_again(stranded.values)
+
+    def _store_values_again(self, values: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        for peer in {key[0] for table, key in values if table == SESSIONS}:
             self.sessions.store_again(peer)
-        for (name,) in [key for table, key in stranded.values if table == ACCOUNTS]:
+        for (name,) in [key for table, key in values if table == ACCOUNTS]:
             self.accounts.store_again(name)
-        for name, cursor in [key for table, key in stranded.values if table == CURSORS]:
+        for key in [key for table, key in values if table == QUEUE_FEEDS]:
+            self.feeds.store_again(FeedName.of(QUEUE_FEEDS, key))
+        for name, cursor in [key for table, key in values if table == CURSORS]:
             stream = self.streams.by_name.get(name)
             if cursor.startswith(FEED_PREFIX):
                 self.feeds.store_again(FeedName(Place("stream", name), cursor.removeprefix(FEED_PREFIX)))

@@ -990,9 +990,10 @@ class FeedChanged(Row):
 class FeedSet(AdminChange[FeedChanged]):
     """Pass messages on from one place to another, or change how.
 
-    Without a `start` it goes on where it is, or begins at the head. A stream keeps its messages, so the
-    `operation` is `copy`. It takes what meets its criteria, and by `default` only what no other feed of its
-    source takes.
+    Without a `start` it goes on where it is, or begins at the head. What is in a stream stays there, so the
+    `operation` is `copy`; what is in a queue is for one, and it is `move`: without one it is what the source
+    asks for. It takes what meets its criteria; by `overflow` of that what waits in its queue since no
+    consumer has credit for it, and by `default` what no other feed of its source takes.
     """
 
     topic = "feed.set"
@@ -1003,7 +1004,7 @@ class FeedSet(AdminChange[FeedChanged]):
     criteria: Sequence[Sequence[Any]] = argument(CRITERIA, default=(("all", ""),))
     where: str = argument(TEXT, default="")
     start: str = argument(WORDS, default="")
-    operation: str = argument(OPERATION, default="copy")
+    operation: str = argument(OPERATION, default="")
     when: str = argument(WHEN, default="match")
 
 

@@ -27,8 +27,9 @@ FEED_PREFIX = "$feed/"
 OPERATIONS = ("copy", "move")
 """What a feed may do with a message."""
 
-WHENS = ("match", "default")
-"""When a feed takes what meets its criteria: always, or if no other feed of its source takes it."""
+WHENS = ("match", "overflow", "default")
+"""When a feed takes what meets its criteria: always, if no consumer of its queue has credit for it, or if no
+other feed of its source takes it."""
 
 
 def _is_text(value: Any, bytes_max: int) -> bool:

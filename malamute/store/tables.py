@@ -33,6 +33,9 @@ RETENTIONS = "retentions"
 FEEDS = "feeds"
 """Of (stream, name): what passes its messages on. The value is the core's own; its position is a cursor."""
 
+QUEUE_FEEDS = "queue-feeds"
+"""Of (kind, name, feed): what moves the messages of a queue on. The value is as in `FEEDS`."""
+
 SESSIONS = "sessions"
 """Of (session, part): what the broker must know of a client after a restart. The values are the core's
 own."""
@@ -54,6 +57,7 @@ TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
     RETENTIONS: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),
+    QUEUE_FEEDS: Table(gives_room=True),
     SESSIONS: Table(gives_room=True),
     ACCOUNTS: Table(),
     MEMORY_QUEUES: Table(gives_room=True),

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from core_bench import Bench, offer, publish, reply, subscribe
 
-from malamute.core.feed.stream_feed import RETRY_SECONDS
+from malamute.core.feed.feed import RETRY_SECONDS
 from malamute.protocol.batch import pack_record, unpack_record
 from malamute.protocol.messages import Cancel, Change, Error, Ok, Publish, Query, Reply
 from malamute.store.policies import QueuePolicy

@@ -10,7 +10,7 @@ from test_core_accounts import change, hello, made
 
 from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.core.access import ANONYMOUS, Principal
-from malamute.core.feed.stream_feed import RETRY_SECONDS
+from malamute.core.feed.feed import RETRY_SECONDS
 from malamute.core.feed.table import STOPPED
 from malamute.protocol.batch import pack
 from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query

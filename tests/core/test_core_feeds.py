@@ -11,8 +11,8 @@ import pytest
 from core_bench import Bench, ack, offer, publish, reply, request, send, subscribe
 
 from malamute.core.broker import Core
+from malamute.core.feed.feed import RETRY_SECONDS
 from malamute.core.feed.rule import FeedName
-from malamute.core.feed.stream_feed import RETRY_SECONDS
 from malamute.core.feed.table import KEEP_SECONDS
 from malamute.core.feed.target import FED_BYTES
 from malamute.core.queue.entry import ENTRY_BYTES

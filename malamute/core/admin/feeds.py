@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page
 from malamute.core.feed.rule import FeedName, FeedRule
+from malamute.core.feed.start import FeedStart, QueueStart, StreamStart
+from malamute.core.feed.target import FeedPlace, QueueTarget, StreamTarget
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.start import locate, one_position, removed
 from malamute.core.subscription import Position
@@ -29,9 +31,7 @@ from malamute.protocol.names import RESERVED_PREFIX, Place
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.feed.target import FeedTarget
     from malamute.core.session import Session
-    from malamute.core.stream import Stream
 
 
 def feeds(core: Engines, query: FeedsQuery) -> list[FeedRow]:
@@ -58,7 +58,7 @@ def feed(core: Engines, query: FeedQuery) -> FeedRow:
 
 
 def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
-    """Pass messages on from a stream, or change how; without a `start` it goes on, or begins at the head.
+    """Pass messages on from a place, or change how; without a `start` it goes on, or begins at the head.
 
     From now on it acts with the rights of whoever has this session.
     """
@@ -66,39 +66,43 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
     rule = _rule(wanted, session)
     _check(core, name, rule)
     begin = one_position(wanted.start, "a feed") if wanted.start else None
+    if begin and rule.moves:
+        raise InvalidValue(f"a feed from {name.source} takes all that waits there: expected no 'start'")
     value = partial(FeedChanged, source=wanted.source, feed=wanted.feed, target=wanted.target)
     if wanted.dry_run:
         answered(value(created=name not in core.feeds.values))
         return
     before = _row(core, name)
-    made = name.source.name not in core.streams.by_name
-    target, stream = _ends(core, name.source, rule.target)
+    target, source = _ends(core, name.source, rule)
 
     def report(sequence: int | None, *, created: bool) -> None:
         answered(value(created=created, sequence=sequence), before=before)
-        core.effects.when_stored(undone)
-
-    def undone(error: MalamuteError | None) -> None:
-        # This change is still under way.
-        if error is not None and made and core.feeds.changes(name.source) <= 1:
-            core.streams.drop_untouched(stream)
 
     def located(position: Position | None) -> None:
         try:
             core.feeds.check(name, rule.target)
-            if core.streams.by_name.get(stream.name) is not stream:
-                raise removed(stream.name)
-            core.feeds.set(name, rule, stream, core.feeds.target(rule.target), position, report)
+            start = _start(core, name, source, position)
+            core.feeds.set(name, rule, start, core.feeds.target(rule), report)
         except MalamuteError as error:
             failed(error)
-            core.feeds.drop_unused(target)
-            if made and not (stream.lasting or core.feeds.changes(name.source)):
-                core.streams.drop_untouched(stream)
+            core.feeds.drop_unused(target, source)
 
-    if begin:
-        locate(stream, begin, Group(0, EVERYTHING), located)
+    if begin and isinstance(source, StreamTarget):
+        locate(source.stream, begin, Group(0, EVERYTHING), located)
     else:
         located(None)
+
+
+def _start(core: Engines, name: FeedName, source: FeedPlace, position: Position | None) -> FeedStart:
+    """Where a feed is to begin. Raises `TryLater` or `CursorLost`."""
+    if isinstance(source, QueueTarget):
+        return QueueStart(name, source)
+    stream = source.stream
+    if core.streams.by_name.get(stream.name) is not stream:
+        raise removed(stream.name)
+    if position is None and name not in core.feeds.by_name:
+        stream.check_known(name.cursor)
+    return StreamStart(name, source, position)
 
 
 def _rule(wanted: FeedSet, session: Session) -> FeedRule:
@@ -107,21 +111,26 @@ def _rule(wanted: FeedSet, session: Session) -> FeedRule:
         wanted.where,
         session.may.principal,
         target=Place.parse(wanted.target),
-        operation=wanted.operation,
+        operation=wanted.operation or _OPERATIONS[Place.parse(wanted.source).kind],
         when=wanted.when,
     )
 
 
-def _ends(core: Engines, source: Place, place: Place) -> tuple[FeedTarget, Stream]:
+_OPERATIONS = {"stream": "copy", "mailbox": "move", "service": "move"}
+"""What a feed does with a message of a place of each kind."""
+
+
+def _ends(core: Engines, place: Place, rule: FeedRule) -> tuple[FeedPlace, FeedPlace]:
     """The target and the source of a feed, made if needed. Raises `TryLater` or `TooMany`."""
-    target = core.feeds.target(place)
+    target = core.feeds.target(rule)
     try:
-        stream = core.streams.get(source.name)
+        source = core.feeds.source(place)
     except MalamuteError:
         core.feeds.drop_unused(target)
         raise
-    stream.flush()
-    return target, stream
+    if isinstance(source, StreamTarget):
+        source.stream.flush()
+    return target, source
 
 
 def _row(core: Engines, name: FeedName) -> FeedRow | None:
@@ -136,10 +145,14 @@ def _check(core: Engines, name: FeedName, rule: FeedRule) -> None:
     for place in (name.source, rule.target):
         if place.name.startswith(RESERVED_PREFIX):
             raise InvalidValue(f"a feed from or to {place}: expected a place that is not the broker's own")
-    if name.source.kind != "stream":
-        raise InvalidValue(f"a feed from {name.source}: expected a stream")
-    if rule.operation != "copy":
-        raise InvalidValue("a stream keeps its messages: expected the operation 'copy'")
+    kind = name.source.kind
+    if rule.operation != _OPERATIONS[kind]:
+        keeps = "a stream keeps its messages" if kind == "stream" else f"a message of a {kind} is for one"
+        raise InvalidValue(f"{keeps}: expected the operation {_OPERATIONS[kind]!r}")
+    if kind != "stream":
+        return
+    if rule.when == "overflow":
+        raise InvalidValue("nothing waits in a stream for consumers: expected 'when' to be match or default")
     if not core.streams.policy(name.source.name).journal:
         raise InvalidValue(f"stream {name.source.name!r} has no journal: a feed needs one")
 

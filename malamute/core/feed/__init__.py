@@ -1,7 +1,9 @@
 """Feeds: durable rules of the broker that pass messages on, from one place to another.
 
 A feed has a name of its own at its *source*, and passes what meets its criteria to its *target*. Both are
-places: a stream, a mailbox or a service. A stream keeps its messages, so a feed from a stream copies them.
+places: a stream, a mailbox or a service. A stream keeps its messages, so a feed from a stream copies them. A
+message of a queue is for one, so a feed from a mailbox or a service moves it (`queue_feed`). What follows is
+about feeds from streams, but for what is said of operators, rights and circles.
 
 Ordinary subscriptions of the stream get their copies beside it, at once (COPY); what comes into a queue
 goes to one of its consumers, when it has credit (MOVE). A feed is a reader of the stream like a
@@ -32,8 +34,9 @@ the key of his token, it is stopped where it is, over restarts, until an operato
 The sender of what it makes in a queue is that of the message, and its properties name the source and the
 sequence there. Nobody waits for an answer: the final reply completes it, and replies go nowhere.
 
-Where to read: `rule` for what is stored of a feed, `target` for where it puts what it takes, `stream_feed`
-for a feed at work, `table` for all of them and the changes of operators.
+Where to read: `rule` for what is stored of a feed, `target` for where it puts what it takes, `feed` for what
+all have in common, `stream_feed` and `queue_feed` for each kind at work, `start` for how each begins, `table`
+for all of them and the changes of operators.
 
 Source: COPY and MOVE are those of the Xump notes.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from malamute.core.access import ANONYMOUS, Principal
@@ -11,6 +11,8 @@ from malamute.matching import Selector
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import pack, unpack
 from malamute.protocol.names import Place
+from malamute.store.operations import DeleteValue, PutValue
+from malamute.store.tables import CURSORS, FEEDS, QUEUE_FEEDS
 
 
 class FeedName(NamedTuple):
@@ -26,6 +28,26 @@ class FeedName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} from {self.source}"
+
+    def put(self, value: bytes) -> PutValue:
+        """What stores its rule."""
+        return PutValue(*self._key, value)
+
+    def delete(self) -> Iterator[DeleteValue]:
+        """What forgets it, and its position if it has one."""
+        yield DeleteValue(*self._key)
+        if self.source.kind == "stream":
+            yield DeleteValue(CURSORS, (self.source.name, self.cursor))
+
+    @property
+    def _key(self) -> tuple[str, tuple[str, ...]]:
+        kind, name = self.source
+        return (FEEDS, (name, self.name)) if kind == "stream" else (QUEUE_FEEDS, (kind, name, self.name))
+
+    @classmethod
+    def of(cls, table: str, key: Sequence[Any]) -> Self:
+        """That of a rule in the store."""
+        return cls(Place(*key[:2]) if table == QUEUE_FEEDS else Place("stream", key[0]), key[-1])
 
     @property
     def missing(self) -> NotFound:
@@ -88,6 +110,11 @@ class FeedRule(NamedTuple):
     def selector(self) -> Selector:
         """What it takes. Raises `InvalidSelector` for a family from outside that is not here any more."""
         return Selector.parse(self.criteria, self.where)
+
+    @property
+    def moves(self) -> bool:
+        """Whether what it takes leaves its source."""
+        return self.operation == "move"
 
     @property
     def active(self) -> bool:

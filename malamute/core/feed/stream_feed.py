@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from malamute.core.feed.feed import Feed, FeedOwner
 from malamute.core.feed.target import FED_BYTES
 from malamute.core.subscription import Position, Reader
 from malamute.matching import CompiledSelector
@@ -15,34 +16,13 @@ if TYPE_CHECKING:
     from malamute.core.chunk_part import ChunkPart
     from malamute.core.feed.rule import FeedName, FeedRule
     from malamute.core.feed.target import FeedTarget
-    from malamute.core.selectors import SelectorBudget
     from malamute.core.stream import Stream
-    from malamute.core.timers import Timers
     from malamute.errors import MalamuteError
     from malamute.matching.family import Headers
     from malamute.protocol.batch import Columns
-    from malamute.protocol.names import Place
-
-RETRY_SECONDS = 1.0
-"""How long a feed waits when the disk has refused what it has put."""
 
 
-class FeedOwner(Protocol):
-    """All feeds, as far as one of them needs the others."""
-
-    selectors: SelectorBudget
-    timers: Timers
-    waiting: dict[int, StreamFeed]
-    """Those that wait for room."""
-
-    def claiming(self, source: Place) -> Iterable[StreamFeed]:
-        """The feeds from a place that leave nothing of what they take to one that is the default there."""
-
-    def tell(self, what: str, name: FeedName, **details: Any) -> None:
-        """Tell what happens to a feed, as an event."""
-
-
-class StreamFeed(Reader):
+class StreamFeed(Reader, Feed):
     """One stream's messages on their way to one target."""
 
     stream: Stream
@@ -50,23 +30,12 @@ class StreamFeed(Reader):
     def __init__(
         self, feeds: FeedOwner, name: FeedName, rule: FeedRule, stream: Stream, target: FeedTarget
     ) -> None:
-        self.feeds = feeds
-        self.name = name
-        self.rule = rule
-        self.target = target
-        self.effects = stream.effects
-        self.open = True
-        self.resting = False
-        """Whether it waits for the outcome of a change."""
-        self.full = 0
-        """The size of the message that has no room, in bytes, or 0."""
-        self.retry_at = 0.0
-        self._resume_at: float = 0
+        Feed.__init__(self, feeds, name, rule, target, stream.effects)
         self._token = 0
         """The append that has what was put last, until its outcome is known."""
         self._first = 0
         selector = rule.selector
-        super().__init__(stream, selector)
+        Reader.__init__(self, stream, selector)
         self.compiled = CompiledSelector(selector, stream.audience.failed)
         self._cost(selector.cost_bytes)
         target.hold()
@@ -81,12 +50,7 @@ class StreamFeed(Reader):
     def ready(self) -> bool:
         """Whether it may put to its target what is at its cursor."""
         return (
-            self.cursor <= self.stream.replay.durable
-            and not self.resting
-            and self.rule.active
-            and not self.full
-            and self.effects.now >= self.retry_at
-            and self._token in (0, self.effects.token)
+            self.cursor <= self.stream.replay.durable and self.free and self._token in (0, self.effects.token)
         )
 
     @property
@@ -101,36 +65,20 @@ class StreamFeed(Reader):
 
     def cancel(self) -> None:
         """End it."""
-        self.open = False
-        self._cost(0)
-        self.target.release()
+        self._let_go()
         del self.stream.replay.patient[id(self)]
         super().cancel()
 
     def change(self, rule: FeedRule, target: FeedTarget, position: Position | None) -> None:
         """Go by another rule from now on, and from elsewhere if a position is given."""
         selector = rule.selector
-        target.hold()
-        self.target.release()
-        self.rule, self.target = rule, target
-        self.feeds.waiting.pop(id(self), None)
-        self.full = 0
+        self._go_by(rule, target)
         self.group = self.stream.audience.modify(id(self), selector, self)
         self.compiled = CompiledSelector(selector, self.stream.audience.failed)
         self.stream.set_back(self)
-        self._cost(selector.cost_bytes)
         if position is not None:
             self.stream.replay.rewind(self, 0)
             self.begin(position)
-
-    def _cost(self, cost_bytes: int) -> None:
-        self.feeds.selectors.take(cost_bytes - self.cost_bytes)
-        self.cost_bytes = cost_bytes
-
-    def resume(self) -> None:
-        """Go on after a change."""
-        self.resting = False
-        self.unblock()
 
     def offer(self, part: ChunkPart) -> int:
         """Put as much of a part to the target as there is room for."""
@@ -144,27 +92,22 @@ class StreamFeed(Reader):
         return self._offer(columns, part.time_ns)
 
     def _offer(self, columns: Columns, time_ns: int) -> int:
-        sequences, target = columns.each_sequence(), self.target
+        sequences = columns.each_sequence()
         sizes = [
             len(subject) + len(record) + FED_BYTES
             for subject, record in zip(columns.subjects, columns.records, strict=True)
         ]
-        place = 0
-        while place < len(columns):
-            room = target.room(sizes[place:]) if self.ready else 0
-            if room:
-                self._put(columns.take(range(place, place + room)))
-                self.time_ns = time_ns
-                place += room
-            elif self.ready and target.never_fits(sizes[place]):
-                self.skipped += 1
-                self.missed(sequences[place], sequences[place], "too-large")
-                place += 1
-            else:
-                if self.ready:
-                    self._wait_for_room(sizes[place])
-                return sequences[place]
-        return 0
+
+        def put(first: int, last: int) -> None:
+            self._put(columns.take(range(first, last)))
+            self.time_ns = time_ns
+
+        def miss(place: int) -> None:
+            self.skipped += 1
+            self.missed(sequences[place], sequences[place], "too-large")
+
+        done = self._pass_on(sizes, put, miss)
+        return sequences[done] if done < len(sequences) else 0
 
     def _unclaimed(self, columns: Columns) -> Columns:
         """Those of some messages that no other feed of the stream takes."""
@@ -197,27 +140,6 @@ class StreamFeed(Reader):
             self.stream.replay.rewind(self, first)
             self._retry()
         self.unblock()
-
-    def _retry(self) -> None:
-        self.retry_at = self.effects.now + RETRY_SECONDS
-        self.feeds.timers.at(self.retry_at, self.unblock)
-
-    # Room
-
-    def _wait_for_room(self, size_bytes: int) -> None:
-        self.full = size_bytes
-        self._resume_at = self.target.resume_at(size_bytes)
-        self.feeds.waiting[id(self)] = self
-        self.feeds.tell("full", self.name, messages=self.target.held)
-
-    def wake(self) -> None:
-        """Go on if there is room again."""
-        has_room = self.target.held <= self._resume_at and self.target.room([self.full]) > 0
-        if has_room or self.target.never_fits(self.full):
-            self.full = 0
-            del self.feeds.waiting[id(self)]
-            self.feeds.tell("resumed", self.name)
-            self.unblock()
 
     # Where it stands
 

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from malamute.core.access import Principal
+from malamute.core.feed.feed import RETRY_SECONDS, Feed
+from malamute.core.feed.queue_feed import QueueFeed
 from malamute.core.feed.rule import FeedName, FeedRule
-from malamute.core.feed.stream_feed import RETRY_SECONDS, StreamFeed
-from malamute.core.feed.target import FeedTarget, QueueTarget, StreamTarget
+from malamute.core.feed.start import FeedStart
+from malamute.core.feed.stream_feed import StreamFeed
+from malamute.core.feed.target import FeedPlace, QueueTarget, StreamTarget
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.table import QueueTable
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.stored_values import StoredValues
-from malamute.core.stream import Stream, Streams
+from malamute.core.stream import Streams
 from malamute.core.subscription import Position
 from malamute.core.workflow import STORED, Workflow, run_workflow
 from malamute.errors import InvalidValue, MalamuteError, TooMany, TryLater
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import Place
-from malamute.store.operations import DeleteValue, PutValue
-from malamute.store.tables import CURSORS, FEEDS
 
 if TYPE_CHECKING:
     from malamute.core.timers import Timer
+
+AnyFeed = TypeVar("AnyFeed", bound=Feed)
 
 STOPPED = "a feed is stopped: the rights of whoever has set it have ended; set it again"
 """What the log says of it."""
@@ -64,11 +67,11 @@ class Feeds:
         self._queues: dict[str, QueueTable] = {"mailbox": mailboxes, "service": services}
         self.selectors = selectors
         self.recovery = recovery
-        self.by_name: dict[FeedName, StreamFeed] = {}
-        self._by_source: dict[Place, list[StreamFeed]] = {}
+        self.by_name: dict[FeedName, Feed] = {}
+        self._by_source: dict[Place, list[Feed]] = {}
         self.values: StoredValues[FeedName, bytes] = StoredValues(self.effects)
         """What the store has of each, and of those that could not be taken up."""
-        self.waiting: dict[int, StreamFeed] = {}
+        self.waiting: dict[int, Feed] = {}
         """Those that wait for room."""
         self.changing: Counter[FeedName] = Counter()
         """How many changes of each are under way."""
@@ -88,9 +91,14 @@ class Feeds:
         """
         self.values[name] = value
         rule = FeedRule.parse(name.name, value)
+        if name.source.kind != "stream":
+            queue = self._queues[name.source.kind].get_or_create(name.source.name)
+            moving = QueueFeed(self, name, rule, queue, self._kept_target(rule))
+            self._add(moving).begin()
+            return
         stream = self.streams.keep(name.source.name)
         stream.check_known(name.cursor)
-        feed = self._add(name, rule, stream, self._kept_target(rule.target))
+        feed = self._add(StreamFeed(self, name, rule, stream, self._kept_target(rule)))
         done = stream.cursors.get(name.cursor, stream.next - 1)
         found = done
         if doubtful and rule.began and rule.began[0] < done <= rule.began[1]:
@@ -120,27 +128,34 @@ class Feeds:
 
     # Places
 
-    def target(self, place: Place) -> FeedTarget:
-        """A place where a feed may put something, made if needed. Raises `TryLater` or `TooMany`."""
-        if place.kind == "stream":
-            return StreamTarget(self.streams.get(place.name))
-        table = self._queues[place.kind]
-        return QueueTarget(table.by_name.get(place.name) or table.create(place.name))
+    def source(self, place: Place) -> FeedPlace:
+        """A place that a feed may take from, made if needed. Raises `TryLater` or `TooMany`."""
+        return self.target(FeedRule((), "", target=place))
 
-    def _kept_target(self, place: Place) -> FeedTarget:
+    def target(self, rule: FeedRule) -> FeedPlace:
+        """The place where a feed is to put something, made if needed. Raises `TryLater` or `TooMany`."""
+        kind, name = rule.target
+        if kind == "stream":
+            return StreamTarget(self.streams.get(name))
+        table = self._queues[kind]
+        return QueueTarget(table.by_name.get(name) or table.create(name), moves=rule.moves)
+
+    def _kept_target(self, rule: FeedRule) -> FeedPlace:
         """The same, even past all limits: it was promised."""
-        if place.kind == "stream":
-            return StreamTarget(self.streams.keep(place.name))
-        return QueueTarget(self._queues[place.kind].get_or_create(place.name))
+        kind, name = rule.target
+        if kind == "stream":
+            return StreamTarget(self.streams.keep(name))
+        return QueueTarget(self._queues[kind].get_or_create(name), moves=rule.moves)
 
-    def drop_unused(self, target: FeedTarget) -> None:
-        """Forget a place that was made in vain, unless somebody uses it by now."""
-        if isinstance(target, QueueTarget):
-            table = self._queues[target.place.kind]
-            if table.by_name.get(target.place.name) is target.queue:
-                table.drop_unused(target.queue)
-        elif isinstance(target, StreamTarget) and not (target.stream.lasting or self.changes(target.place)):
-            self.streams.drop_untouched(target.stream)
+    def drop_unused(self, *places: FeedPlace) -> None:
+        """Forget places that were made in vain, unless somebody uses them by now."""
+        for place in places:
+            if isinstance(place, QueueTarget):
+                table = self._queues[place.place.kind]
+                if table.by_name.get(place.place.name) is place.queue:
+                    table.drop_unused(place.queue)
+            elif place.stream.idle and not self.changes(place.place):
+                self.streams.drop_untouched(place.stream)
 
     # What there is
 
@@ -149,7 +164,8 @@ class Feeds:
         feeds = self.by_name.keys() | self.changing.keys()
         if name not in feeds and len(feeds) >= self.limits.feeds:
             raise TooMany(f"too many feeds: expected at most {self.limits.feeds}")
-        self.streams.check_cursor(name.source.name, name.cursor)
+        if name.source.kind == "stream":
+            self.streams.check_cursor(name.source.name, name.cursor)
         way = self._way(target, name)
         if way is not None:
             circle = " > ".join(map(str, (name.source, *way)))
@@ -173,9 +189,9 @@ class Feeds:
             ways += [[*way, end] for end in beyond]
         return None
 
-    def claiming(self, source: Place) -> Iterator[StreamFeed]:
+    def claiming(self, source: Place) -> Iterator[Feed]:
         """The feeds from a place that leave nothing of what they take to one that is the default there."""
-        return (feed for feed in self._by_source.get(source, ()) if feed.rule.when == "match")
+        return (feed for feed in self._by_source.get(source, ()) if feed.rule.when != "default")
 
     def check_stream(self, stream: str) -> None:
         """Raise `TryLater` while a feed from this stream is being changed."""
@@ -195,8 +211,10 @@ class Feeds:
         """How many changes of feeds from a place are under way."""
         return sum(count for name, count in self.changing.items() if name.source == source)
 
-    def position(self, name: FeedName) -> int:
-        """The last sequence that a feed is done with, 0 if nobody knows."""
+    def position(self, name: FeedName) -> int | None:
+        """The last sequence that a feed is done with, 0 if nobody knows, and None if it has none."""
+        if name.source.kind != "stream":
+            return None
         found = self.streams.by_name.get(name.source.name)
         return found.cursors.get(name.cursor, 0) if found is not None else 0
 
@@ -226,93 +244,60 @@ class Feeds:
         """
         source = Place("stream", stream)
         for name, feed in self.by_name.items():
-            if name.source == source:
+            if name.source == source and isinstance(feed, StreamFeed):
                 feed.rely_on_last()
         for name, value in self.values.items():
             if name.source == source:
-                self.effects.store(_put(name, value))
+                self.effects.store(name.put(value))
 
     def set(
-        self,
-        name: FeedName,
-        rule: FeedRule,
-        stream: Stream,
-        target: FeedTarget,
-        position: Position | None,
-        report: FeedReport,
+        self, name: FeedName, rule: FeedRule, start: FeedStart, target: FeedPlace, report: FeedReport
     ) -> None:
-        """Make a feed, or change it. Without a position it goes on where it is, or begins at the head.
+        """Make a feed, or change it. It goes on where it is, or begins, as `start` says.
 
         It acts with the rights of who sets it, and begins again if it was stopped. `report` is called in the
         iteration that stores it; when that is done, it is in force.
         """
         self.selectors.check(rule.selector)
-        if position is None and name not in self.by_name:
-            stream.check_known(name.cursor)
-        run_workflow(self.effects, self._set(name, rule, stream, target, position, report))
+        run_workflow(self.effects, self._set(name, rule, start, target, report))
 
     def _set(
-        self,
-        name: FeedName,
-        rule: FeedRule,
-        stream: Stream,
-        target: FeedTarget,
-        position: Position | None,
-        report: FeedReport,
+        self, name: FeedName, rule: FeedRule, start: FeedStart, target: FeedPlace, report: FeedReport
     ) -> Workflow:
-        cost_bytes, way, cursor = rule.selector.cost_bytes, (name.source, rule.target), name.cursor
+        cost_bytes, way = rule.selector.cost_bytes, (name.source, rule.target)
         target.hold()  # so that it is not removed meanwhile
-        stream.changing += 1
-        stream.cursors.reserve(cursor)
+        start.hold()
         self._coming[way] += 1
         self.selectors.reserved_bytes += cost_bytes
         feed = yield from self._begin_change(name)
-        if feed is None and position is None:
-            # One that could not be taken up goes on where it was.
-            known = name in self.values and cursor in stream.cursors
-            position = Position(stream.cursors[cursor] + 1 if known else stream.next)
-        done = stream.cursors[cursor] if position is None else position.first - 1
-        head = stream.next
-        if position is None:
-            began = FeedRule.parse(name.name, self.values[name]).began
-        else:
-            began = (done, head - 1) if done < head - 1 else ()
-        rule = rule._replace(began=began)
+        rule = start.plan(rule, self.values.get(name), at_work=feed is not None)
         value = rule.packed()
-        self.effects.store(_put(name, value), PutValue(CURSORS, (stream.name, cursor), done))
+        self.effects.store(name.put(value), *start.stored())
         created = name not in self.values
-        report(done, created=created)
+        report(start.done, created=created)
         error = yield STORED
         self._end_change(name)
         target.release()
-        stream.changing -= 1
         self._coming -= Counter((way,))
         if error is None:
             self.recovery.settled("feed", str(name))
             self.values[name] = value
-            stream.cursors[cursor] = done
-            stream.lost_cursors.discard(cursor)
             if feed is not None:
-                feed.change(rule, target, position)
+                start.change(feed, rule, target)
             else:
-                assert position is not None, "a new feed has one"
-                feed = self._add(name, rule, stream, target)
-                feed.begin(position)
-            if position is not None:
-                # What has come since and is gone already is a gap.
-                feed.head = head
+                feed = self._add(start.make(self, rule, target))
             if created:
                 self.tell("created", name, target=str(rule.target))
-        stream.cursors.release(cursor)
+        start.release()
         self.selectors.reserved_bytes -= cost_bytes
         if feed is not None:
             # They may have ended while it was being stored.
             self.review(feed)
             feed.resume()
         if error is not None:
-            self.drop_unused(target)
+            self.drop_unused(target, start.source)
 
-    def review(self, feed: StreamFeed) -> None:
+    def review(self, feed: Feed) -> None:
         """Stop a feed if the rights of whoever has set it have ended. An operator has to set it again."""
         name, rule = feed.name, feed.rule
         if rule.stopped or not feed.open:
@@ -327,7 +312,7 @@ class Feeds:
         )
         run_workflow(self.effects, self._stop(name, feed))
 
-    def _stop(self, name: FeedName, feed: StreamFeed) -> Workflow:
+    def _stop(self, name: FeedName, feed: Feed) -> Workflow:
         """Store that a feed is stopped, so that it is when the broker starts again."""
         yield from self._begin_change(name)
         error = None
@@ -347,7 +332,7 @@ class Feeds:
         """Store another rule of a feed that has its position. Returns why it could not be stored."""
         # Its rights may have ended meanwhile, and where it began is known to the store alone.
         value = rule._replace(began=FeedRule.parse(name.name, self.values[name]).began).packed()
-        self.effects.store(_put(name, value))
+        self.effects.store(name.put(value))
         error: MalamuteError | None = yield STORED
         if error is None:
             self.values[name] = value
@@ -375,7 +360,7 @@ class Feeds:
             self.tell("enabled" if enabled else "disabled", name)
         feed.resume()
 
-    def _begin_change(self, name: FeedName) -> Generator[Literal["stored"], Any, StreamFeed | None]:
+    def _begin_change(self, name: FeedName) -> Generator[Literal["stored"], Any, Feed | None]:
         """Wait for the change of this feed before, and for the outcome of what it has put; it rests then."""
         self.changing[name] += 1
         while name in self._being_stored:
@@ -393,13 +378,20 @@ class Feeds:
         self.changing -= Counter((name,))
 
     def store_again(self, name: FeedName) -> None:
-        """The store has lost the position of a feed. It is stored once more, behind changes under way."""
+        """The store has lost the position of a feed, or the rule of one that has none.
+
+        It is stored once more, behind changes under way.
+        """
         run_workflow(self.effects, self._store_again(name))
 
     def _store_again(self, name: FeedName) -> Workflow:
         feed = yield from self._begin_change(name)
         stream = self.streams.by_name.get(name.source.name)
-        if stream is not None and name.cursor in stream.cursors:
+        if name.source.kind != "stream":
+            if name in self.values:
+                self.effects.store(name.put(self.values[name]))
+                yield STORED
+        elif stream is not None and name.cursor in stream.cursors:
             stream.commit(name.cursor, stream.cursors[name.cursor])
             yield STORED
         self._end_change(name)
@@ -421,9 +413,8 @@ class Feeds:
         if name not in self.values:
             self._end_change(name)
             return False
-        source, cursor = name.source.name, name.cursor
-        self.effects.store_bound(DeleteValue(FEEDS, (source, name.name)))
-        self.effects.store_bound(DeleteValue(CURSORS, (source, cursor)))
+        for operation in name.delete():
+            self.effects.store_bound(operation)
         report(self.position(name), created=False)
         error = yield STORED
         self._end_change(name)
@@ -437,18 +428,18 @@ class Feeds:
             self._by_source[name.source].remove(feed)
             if not self._by_source[name.source]:
                 del self._by_source[name.source]
-            self.waiting.pop(id(feed), None)
         self.recovery.settled("feed", str(name))
         self.values.pop(name, None)
-        if (stream := self.streams.by_name.get(source)) is not None:
-            stream.cursors.pop(cursor, None)
-            stream.lost_cursors.discard(cursor)
+        stream = self.streams.by_name.get(name.source.name) if name.source.kind == "stream" else None
+        if stream is not None:
+            stream.cursors.pop(name.cursor, None)
+            stream.lost_cursors.discard(name.cursor)
         self.tell("deleted", name)
         return True
 
-    def _add(self, name: FeedName, rule: FeedRule, stream: Stream, target: FeedTarget) -> StreamFeed:
-        feed = self.by_name[name] = StreamFeed(self, name, rule, stream, target)
-        self._by_source.setdefault(name.source, []).append(feed)
+    def _add(self, feed: AnyFeed) -> AnyFeed:
+        self.by_name[feed.name] = feed
+        self._by_source.setdefault(feed.name.source, []).append(feed)
         if self._keeper is None:
             self._keep_later()
         return feed
@@ -471,7 +462,3 @@ class Feeds:
         """Store how far each has looked."""
         for feed in self.by_name.values():
             self.effects.guard("a feed", feed.keep)
-
-
-def _put(name: FeedName, value: bytes) -> PutValue:
-    return PutValue(FEEDS, (name.source.name, name.name), value)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.queue.entry import ENTRY_BYTES, PROPERTY_BYTES, Entry
 from malamute.core.queue.queue import Queue
@@ -14,6 +14,10 @@ from malamute.core.stream import Stream
 from malamute.errors import TryLater
 from malamute.protocol.batch import Columns
 from malamute.protocol.names import Place
+
+if TYPE_CHECKING:
+    from malamute.core.queue.options import Options
+    from malamute.core.queue.paging import Records
 
 
 def origin(source: Place, sequence: int) -> dict[str, Any]:
@@ -53,16 +57,37 @@ class FeedTarget(Protocol):
     def credit(self) -> int:
         """For how many more messages there is room; -1 without limit."""
 
+    @property
+    def keeps_options(self) -> bool:
+        """Whether what the sender of a message asks for is seen to there."""
+
+    @property
+    def keeps_outcomes(self) -> bool:
+        """Whether a message that is tracked may come."""
+
+    def size_of(self, entry: Entry) -> int:
+        """What a queued message takes of the limits there."""
+
     def put(self, columns: Columns, source: Place) -> None:
         """Put messages there, with all else of this iteration. There is room for them."""
+
+    def move(
+        self, entries: Sequence[Entry], records: Records, source: Place, asked: Mapping[int, Options]
+    ) -> None:
+        """The same of queued messages, with what is `asked` of them, by their sequences at the source."""
 
 
 class QueueTarget:
     """The queue of a mailbox or a service."""
 
-    def __init__(self, queue: Queue) -> None:
+    keeps_options = True
+
+    def __init__(self, queue: Queue, *, moves: bool = False) -> None:
+        """`moves`: what comes is in a queue already, and has its part of the room of all."""
         self.queue = queue
         self.place = Place(queue.kind, queue.name)
+        self._others = not moves
+        self.keeps_outcomes = not queue.usage.in_memory
 
     def hold(self) -> None:
         """A feed puts something there from now on, so that it is not removed."""
@@ -114,11 +139,46 @@ class QueueTarget:
             confirmed=True,
         )
 
+    def size_of(self, entry: Entry) -> int:
+        """What a queued message takes of the limits there."""
+        return entry.size_bytes + FED_BYTES - ENTRY_BYTES
+
+    def move(
+        self, entries: Sequence[Entry], records: Records, source: Place, asked: Mapping[int, Options]
+    ) -> None:
+        """Put queued messages there, with what is `asked` of them, by their sequences at the source."""
+        queue = self.queue
+        first, stays = queue.next_sequence, source.kind == queue.kind
+        made = [
+            Entry(
+                (
+                    first + place,
+                    entry.time_ns,
+                    entry.sender,
+                    entry.subject,
+                    records[entry.sequence],
+                    # It is the same request or the same mail; what was another kind of message says so.
+                    entry.properties
+                    if stays
+                    else {**(entry.properties or {}), **origin(source, entry.sequence)},
+                )
+            )
+            for place, entry in enumerate(entries)
+        ]
+        options = {
+            message.sequence: asked[entry.sequence]
+            for message, entry in zip(made, entries, strict=True)
+            if entry.sequence in asked
+        }
+        queue.put(made, confirmed=True, options=options, reserved=True)
+
     def _fits(self, count: int, size_bytes: int, *, others: bool = True) -> bool:
         """Whether there is room for messages in the queue, and in all of them together if `others` count."""
         limits = self.queue.limits
         try:
-            (limits.check if others else limits.check_queue)(self.queue.usage, count, size_bytes)
+            (limits.check if others and self._others else limits.check_queue)(
+                self.queue.usage, count, size_bytes
+            )
         except TryLater:
             return False
         return True
@@ -126,6 +186,9 @@ class QueueTarget:
 
 class StreamTarget:
     """A stream: it has room, since its ring makes some."""
+
+    keeps_options = False
+    keeps_outcomes = True
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -156,3 +219,21 @@ class StreamTarget:
     def put(self, columns: Columns, source: Place) -> None:
         """Put messages there, with all else of this iteration."""
         self.stream.forward(columns.all_senders(), columns.subjects, columns.records)
+
+    def size_of(self, entry: Entry) -> int:
+        """What a queued message takes of the limits there."""
+        return 0
+
+    def move(
+        self, entries: Sequence[Entry], records: Records, source: Place, asked: Mapping[int, Options]
+    ) -> None:
+        """Put queued messages there, as if their senders had published them."""
+        self.stream.forward(
+            [entry.sender for entry in entries],
+            [entry.subject for entry in entries],
+            [records[entry.sequence] for entry in entries],
+        )
+
+
+FeedPlace = QueueTarget | StreamTarget
+"""A place that a feed goes from or to."""

@@ -56,13 +56,14 @@ class Dispatcher:
         self._step = usage.policy.priority_step_messages
         self._by_sender = usage.kind == "mailbox"
         """Whether consumers select by the sender, and not by the subject."""
-        self._groups: ConsumerGroups[Consumer] = ConsumerGroups(self._family_failed, caches)
+        self._groups: ConsumerGroups[Consumer] = ConsumerGroups(self.family_failed, caches)
         self._affinity: KeyAffinity[Consumer] = KeyAffinity()
         self._clock = 0
         self._waiters = 0
         """Consumers that wait in any group."""
 
-    def _family_failed(self, family: str, error: Exception) -> None:
+    def family_failed(self, family: str, error: Exception) -> None:
+        """A family of patterns from outside has failed here."""
         self._effects.family_failed(family, error, self._groups.failures[family], queue=self._usage.name)
 
     @property

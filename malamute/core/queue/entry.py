@@ -127,6 +127,10 @@ class Entries(dict[int, Entry]):
         sequences = islice(self._sequences.iter_equal_or_larger(sequence), count)
         return [*map(self.__getitem__, sequences)]
 
+    def all_sequences(self) -> BitMap64:
+        """The sequences of all that are here now."""
+        return BitMap64(self._sequences)
+
     @property
     def end(self) -> int:
         """The sequence behind the last; 0 if there is none."""

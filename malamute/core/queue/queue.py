@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.correlations import Correlations
@@ -56,6 +56,22 @@ STEP_MESSAGES = 1_000
 """Messages that are given back or end in one iteration, of those that do so together."""
 
 
+class FedFrom(Protocol):
+    """The feeds from a queue."""
+
+    def take(self, sequences: Sequence[int]) -> Sequence[int]:
+        """Messages are ready. Returns those that are left for consumers."""
+
+    def look(self, sequences: Sequence[int]) -> None:
+        """Consumers have had what they could get of these."""
+
+    def join(self, feed: Any) -> None:
+        """There is one more."""
+
+    def leave(self, feed: Any) -> None:
+        """One has ended."""
+
+
 class Queue:
     """The messages of one mailbox or service, and the consumers that take them."""
 
@@ -80,7 +96,9 @@ class Queue:
         self.set_aside = 0
         """Messages that are in the store, and that nobody gets."""
         self.feeds = 0
-        """Streams that make requests of their messages for it."""
+        """How many feeds go from it or to it."""
+        self.fed: FedFrom | None = None
+        """The feeds from it, if there are any."""
         self.made_by: QuotaUsages = ()
         """The quotas that it counts for."""
         self.sent_by = SentBy(kind)
@@ -116,7 +134,7 @@ class Queue:
             usage,
             entries,
             wanted=self.dispatcher.with_consumers,
-            lost=self._lost,
+            lost=self.lose,
         )
         self.deliveries = Deliveries(
             effects,
@@ -239,7 +257,16 @@ class Queue:
             self._coming.extend(sequences)
             run_workflow(self.effects, self._come())
         else:
-            self.dispatcher.dispatch(self._in_time(sequences) if self.options else sequences)
+            self._dispatch(sequences)
+
+    def _dispatch(self, sequences: Sequence[int]) -> None:
+        ready = self._in_time(sequences) if self.options else sequences
+        if self.fed is None:
+            self.dispatcher.dispatch(ready)
+        else:
+            left = self.fed.take(ready)
+            self.dispatcher.dispatch(left)
+            self.fed.look(left)
 
     def _come(self) -> Workflow:
         """Dispatch what is too much for one iteration."""
@@ -248,7 +275,7 @@ class Queue:
             self.effects.work -= len(some)
             # The queue may have been cleared meanwhile.
             here = [s for s in some if s in self.entries]
-            self.dispatcher.dispatch(self._in_time(here) if self.options else here)
+            self._dispatch(here)
             if self._memory.excess_bytes(self.usage) > 0:
                 self.evict_excess([s for s in here if s not in self.not_durable])
             if self._coming:
@@ -339,8 +366,8 @@ class Queue:
         if not consumer.is_waiting and id(consumer) in self.consumers:
             self.dispatcher.serve(consumer)
 
-    def _lost(self, sequences: list[int]) -> None:
-        """The records of messages that were given to consumers cannot be read: they are dead."""
+    def lose(self, sequences: list[int]) -> None:
+        """The records of messages cannot be read: they are dead."""
         self.settlement.dead_letter_unreadable(self._claim(sequences, ""))
 
     # Consumers have them no more
@@ -435,6 +462,26 @@ class Queue:
                 self._recall(consumer, theirs, reason)
             self.detach(consumer, theirs)
         return [entry.sequence for entry in claimed]
+
+    def settle_ready(self, sequences: Sequence[int], outcome: str, reason: str) -> None:
+        """Settle messages that nobody has, with all else of this iteration or not at all."""
+        self.limits.flush.note(self.usage, outcome, len(sequences))
+        self.settlement.settle(sequences, outcome, reason, bound=True)
+
+    def hand_over(self, sequences: Sequence[int]) -> dict[int, Options]:
+        """Messages go to another queue, and what they ask for is for that to see to. Returns what it is."""
+        asked = {s: o for s in sequences if (o := self.options.get(s)) is not None} if self.options else {}
+        for sequence, options in asked.items():
+            self._forget_options(self.entries[sequence])
+            # It is a duplicate here only.
+            options.identity = ""
+        return asked
+
+    def take_again(self, asked: Mapping[int, Options]) -> None:
+        """They have not gone there after all."""
+        for sequence, options in asked.items():
+            if sequence in self.entries:
+                self._adopt(self.entries[sequence], options)
 
     def _refused(self, sequences: Sequence[int]) -> None:
         """The disk did not take the settlement of messages: they are where they were before."""
@@ -579,7 +626,7 @@ class Queue:
                 delay = self.schedule.delayed.get(entry.sequence)
                 self.watermark.store_attempts(entry, delay.due if delay else 0.0)
         if lost := [entry.sequence for entry in here if entry.record is None and entry.state in AT_REST]:
-            self._lost(lost)
+            self.lose(lost)
 
     def store_identities_again(self, identities: Iterable[str]) -> None:
         """The store has lost identities. That of a message that is not durable yet is stored with it."""
