@@ -19,7 +19,7 @@ from collections.abc import Container, Sequence
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.consumer import Consumer
 from malamute.core.queue.enqueue import enqueue
-from malamute.core.queue.entry import ENTRY_BYTES, Entry, size_of
+from malamute.core.queue.entry import ASKED, ENTRY_BYTES, Entry, size_of
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.options import is_address
 from malamute.core.queue.queue import Queue
@@ -135,7 +135,7 @@ class Services(QueueTable):
             mailbox = self.mailboxes.get_or_create(name)
             messages = posts.setdefault(mailbox.name, (mailbox, []))[1]
             about = {"correlation": asked["correlation"]} if "correlation" in asked else {}
-            properties = {**about, "service": service, "final": final}
+            properties = {**about, "service": asked.get(ASKED, service), "final": final}
             sequence = mailbox.next_sequence + len(messages)
             messages.append(Entry((sequence, time, session.address, request.subject, record, properties)))
         return list(posts.values())

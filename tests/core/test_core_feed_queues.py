@@ -119,15 +119,30 @@ def test_what_is_moved_between_services_is_the_same_request_and_is_answered() ->
     bench.tell("bob", offer(1, service="v"))
     bench.settle()
     (item,) = bench.got("bob")
-    assert (item.sender, item.properties, item.attempt) == ("alice", {"correlation": 7, "priority": 3}, 1)
+    properties = {"asked": "w", "correlation": 7, "priority": 3}
+    assert (item.sender, item.properties, item.attempt) == ("alice", properties, 1)
     bench.tell("alice", mail_credit())
     bench.tell("bob", reply(1, item.sequence, body=b"done"))
     bench.settle()
     (answer,) = bench.got("alice")
     assert (answer.body, answer.properties) == (
         b"done",
-        {"correlation": 7, "service": "v", "final": True},
+        {"correlation": 7, "service": "w", "final": True},
     )
+
+
+def test_a_request_that_was_moved_twice_is_answered_in_the_name_of_the_service_that_was_asked() -> None:
+    bench = fed()
+    asked(bench, feed("g", "service/v", "service/u"))
+    bench.tell("alice", request(b"1"))
+    bench.tell("bob", offer(1, service="u"))
+    bench.settle()
+    (item,) = bench.got("bob")
+    bench.tell("alice", mail_credit())
+    bench.tell("bob", reply(1, item.sequence))
+    bench.settle()
+    (answer,) = bench.got("alice")
+    assert answer.properties == {"correlation": 0, "service": "w", "final": True}
 
 
 def test_the_reply_to_a_request_that_was_moved_goes_to_its_reply_address() -> None:

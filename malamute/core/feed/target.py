@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
-from malamute.core.queue.entry import ENTRY_BYTES, PROPERTY_BYTES, Entry
+from malamute.core.queue.entry import ASKED, ENTRY_BYTES, PROPERTY_BYTES, Entry
 from malamute.core.queue.queue import Queue
 from malamute.core.stream import Stream
 from malamute.errors import TryLater
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 def origin(source: Place, sequence: int) -> dict[str, Any]:
     """The properties of a message that a feed has made: where it was before."""
     return {"source": str(source), "sequence": sequence}
+
+
+def _moved(entry: Entry, source: Place, kind: str) -> Mapping[str, Any] | None:
+    """The properties of a queued message that a feed has moved to a queue of some kind."""
+    before = entry.properties or {}
+    if source.kind != kind:
+        # It was mail and is a request now, or the other way round.
+        return {**before, **origin(source, entry.sequence)}
+    # Its requester waits for a reply of the service that it has asked.
+    return {ASKED: source.name, **before} if kind == "service" else entry.properties
 
 
 FED_BYTES = ENTRY_BYTES + PROPERTY_BYTES * len(origin(Place("stream", ""), 0))
@@ -147,8 +157,7 @@ class QueueTarget:
         self, entries: Sequence[Entry], records: Records, source: Place, asked: Mapping[int, Options]
     ) -> None:
         """Put queued messages there, with what is `asked` of them, by their sequences at the source."""
-        queue = self.queue
-        first, stays = queue.next_sequence, source.kind == queue.kind
+        queue, first = self.queue, self.queue.next_sequence
         made = [
             Entry(
                 (
@@ -157,10 +166,7 @@ class QueueTarget:
                     entry.sender,
                     entry.subject,
                     records[entry.sequence],
-                    # It is the same request or the same mail; what was another kind of message says so.
-                    entry.properties
-                    if stays
-                    else {**(entry.properties or {}), **origin(source, entry.sequence)},
+                    _moved(entry, source, queue.kind),
                 )
             )
             for place, entry in enumerate(entries)

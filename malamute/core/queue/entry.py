@@ -18,6 +18,9 @@ ENTRY_BYTES = 64
 PROPERTY_BYTES = 64
 """What each of its properties takes."""
 
+ASKED = "asked"
+"""The property of a request that was moved: the service that it was made to, as its replies say."""
+
 Row = tuple[int, int, str, str, Frame, Mapping[str, Any] | None]
 """The fields of a message: a tuple made by `zip` takes a third of the time of a `StoredMessage`."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.queue.entry import Entry, size_of
+from malamute.core.queue.entry import ASKED, Entry, size_of
 from malamute.errors import InvalidValue, MalamuteError, TrackerInUse, TryLater
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import TEXT_BYTES_MAX
@@ -98,7 +98,7 @@ class Trackers:
             if "source" in asked or "correlation" not in asked or gone:
                 continue
             mailbox = self._mailboxes.get_or_create(name)
-            about = {"correlation": asked["correlation"], "service": service, "final": True}
+            about = {"correlation": asked["correlation"], "service": asked.get(ASKED, service), "final": True}
             record = pack_record({ERROR_HEADER: error}, ())
             reply = Entry((mailbox.next_sequence, time_ns, "", request.subject, record, about))
             mailbox.put([reply], confirmed=True, reserved=True)
