@@ -93,3 +93,42 @@ def test_each_message_of_a_stream_is_one_request_over_kills_of_the_broker(
     assert publisher.query("stream", name="t")["last"] >= len(wanted)
     assert publisher.query("service", name="svc")["messages"] == 0
     assert publisher.query("mailboxes") == []
+
+
+def test_what_a_feed_moves_is_in_one_place_and_answered_once_over_kills_of_the_broker(
+    new_daemon: Callable[[], Daemon], connect_to: Connect
+) -> None:
+    """XU4, WP27: out of the source and into the target in one commit, whatever the moment of the kill."""
+    daemon = new_daemon().start()
+    client = connect_to(daemon.url, "client")
+    for name, source, target in (
+        ("on", "service/asked", "service/doing"),
+        ("away", "mailbox/box", "stream/archive"),
+    ):
+        client.change("feed.set", source=source, feed=name, target=target, criteria=[["prefix", "x."]])
+    awaited = []
+    for life in range(KILLS):
+        for number in range(BATCH // 4):
+            body = b"%d.%d" % (life, number)
+            awaited.append(client.request("asked", "x.1", body, timeout=10 * PATIENCE))
+            client.send("box", "x.1", body)
+        daemon.kill()
+        daemon.start()
+    client.send("box", "y", b"nobody moves this")
+    client.flush()
+    done: Counter[bytes] = Counter()
+    worker = connect_to(daemon.url, "worker")
+    with worker.work("doing", credit=100) as requests:
+        while len(done) < len(awaited):
+            request = requests.receive(timeout=PATIENCE)
+            done[request.body] += 1
+            request.reply(request.body)
+        worker.flush()
+    replies = Counter(reply.body for each in awaited for reply in each)
+    assert set(done.values()) == {1}
+    assert done == replies
+    with client.subscribe("archive", start="first") as archive:
+        assert Counter(archive.receive(timeout=PATIENCE).body for _ in awaited) == done
+    assert client.query("stream", name="archive")["last"] >= len(awaited)
+    assert [row["messages"] for row in client.query("services")] == [0, 0]
+    assert [row["messages"] for row in client.query("mailboxes") if row["name"] == "box"] == [1]
