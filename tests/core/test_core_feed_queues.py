@@ -13,7 +13,7 @@ from malamute.core.feed.feed import RETRY_SECONDS
 from malamute.protocol.batch import pack_record, unpack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Cancel, Change, Error, Message, Nak, Ok, Query, Request, Send, Stored
-from malamute.store.policies import MEMORY, QueuePolicy
+from malamute.store.policies import DURABLE, MEMORY, QueuePolicy
 from malamute.store.tables import QUEUE_FEEDS
 
 SOURCES = ["service/w", "mailbox/bob"]
@@ -616,3 +616,29 @@ def test_each_message_is_in_one_place_whatever_the_disk_refuses_and_whenever_the
     assert not entries(bench, "mailbox/carl")
     bench.crash()
     assert Counter(body for place in places for body in bodies(bench, place)) == found
+
+
+@pytest.mark.parametrize("dies", ["before the commit of the move", "behind it"])
+@pytest.mark.parametrize("target_in_memory", [False, True], ids=["to durable", "to memory"])
+@pytest.mark.parametrize("source_in_memory", [False, True], ids=["from durable", "from memory"])
+def test_what_is_durable_somewhere_is_once_and_what_was_in_memory_is_gone(
+    source_in_memory: bool, target_in_memory: bool, dies: str
+) -> None:
+    """ZN16: the matrix of what a feed moves from where to where."""
+    in_memory = {"w": source_in_memory, "v": target_in_memory}
+    bench = Bench()
+    bench.settings = bench.settings._replace(
+        queues=lambda kind, name: QueuePolicy(persistence=MEMORY if in_memory.get(name) else DURABLE)
+    )
+    bench.crash()
+    fed(bench)
+    bench.tell("alice", request(b"1", number=1))
+    while not entries(bench, "service/v"):
+        bench.commit()
+    if dies == "behind it":
+        bench.settle()
+    bench.crash()
+    bench.settle()
+    lost = target_in_memory if dies == "behind it" else source_in_memory
+    assert entries(bench, "service/w") == []
+    assert bodies(bench, "service/v") == ([] if lost else [b"1"])
