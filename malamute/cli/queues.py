@@ -264,6 +264,35 @@ def _purge(queues: QueueKind) -> click.Command:
     return purge
 
 
+def _delete(queues: QueueKind) -> click.Command:
+    kind, shown = queues.kind, f"malamute {queues.kind} delete {queues.example}"
+
+    @click.command(
+        help=f"""Remove a {kind}, with its messages and its dead letters.
+
+        It is refused while anything hangs on it, and says what: --cascade ends that, and --dry-run shows it.
+        """,
+        epilog=examples(f"{shown} --dry-run", f"{shown} --cascade"),
+    )
+    @_name(queues)
+    @click.option("--cascade", is_flag=True, help="End the offers of its consumers and its feeds, too.")
+    @dry_run_option
+    @yes_option
+    @connects
+    @json_option
+    def delete(
+        name: str, *, cascade: bool, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool
+    ) -> None:
+        from malamute.protocol import admin
+
+        connection, name = connection.to(name, kind)
+        confirm(f"Remove the {kind} {name} with all that is in it?", yes=yes, dry_run=dry_run)
+        change = admin.QueueDelete(kind=kind, name=name, cascade=cascade, dry_run=dry_run)
+        make_change(connection, change, as_json=as_json)
+
+    return delete
+
+
 def _group(queues: QueueKind) -> click.Group:
     kind = queues.kind
     waiting = f"Show the messages of a {kind} without taking them: those that wait, and those under way."
@@ -275,6 +304,7 @@ def _group(queues: QueueKind) -> click.Group:
         _reading(queues, "dead", died, dead=True),
         _redrive(queues),
         _purge(queues),
+        _delete(queues),
     ]
     return click.Group(kind, commands, help=f"The {queues.topic} of a broker.")
 

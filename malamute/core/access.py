@@ -192,6 +192,7 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "feed.delete": _OF_FEED,
     "queue.redrive": _QUEUE,
     "queue.purge": _QUEUE,
+    "queue.delete": _QUEUE,
     "broker.reload": (),
     "client.disconnect": (Access("admin", "client", "id"),),
     "user.add": _USER,

@@ -646,10 +646,14 @@ class Core(Engines):
                 elif number != MAILBOX and isinstance(source, QueueSource):
                     _check_offer(session.may, source.queue.kind, source.queue.name, source.selector)
             except AccessRefused as error:
-                del session.sources[number]
-                self._end_source(session, source)
-                command = Subscribe if isinstance(source, Subscription) else Offer
-                self.effects.refuse(session.peer, error_message(error, BY_TYPE[command].opcode, number))
+                self.end_source(session, number, error)
+
+    def end_source(self, session: Session, source: int, error: MalamuteError) -> None:
+        """End a subscription or an offer of a session, and tell it why."""
+        ended = session.sources.pop(source)
+        self._end_source(session, ended)
+        command = Subscribe if isinstance(ended, Subscription) else Offer
+        self.effects.refuse(session.peer, error_message(error, BY_TYPE[command].opcode, source))
 
     def damaged(self, defects: Sequence[Defect], now: float) -> None:
         """The store has met something that it cannot read. What is known here as well is stored again."""

@@ -16,9 +16,10 @@ from malamute.core.quotas import QuotaTable
 from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
-from malamute.core.session import Sessions
+from malamute.core.session import Session, Sessions
 from malamute.core.settings import Settings
 from malamute.core.stream import Streams
+from malamute.errors import MalamuteError
 
 
 class Engines:
@@ -47,6 +48,10 @@ class Engines:
     """Options of the configuration that was loaded last, which wait for the next start."""
     config_error = ""
     """Why the configuration that was to be loaded last was refused."""
+
+    def end_source(self, session: Session, source: int, error: MalamuteError) -> None:
+        """End a subscription or an offer of a session, and tell it why."""
+        raise NotImplementedError
 
     def queues_of(self, kind: str) -> QueueTable:
         """The mailboxes or the services."""

@@ -1093,6 +1093,35 @@ class QueuePurge(AdminChange[QueueChanged]):
     limit: int | None = argument(SEQUENCE, default=None)
 
 
+class QueueDeleted(Row):
+    """What a mailbox or a service had, messages and dead letters, and what hung on it: consumers and feeds.
+
+    It is `partial` if some of it is there yet, as the disk has refused that or more has come: ask again.
+    """
+
+    kind: str
+    name: str
+    messages: int
+    dead: int
+    consumers: int
+    feeds: list[str]
+    partial: bool = False
+
+
+class QueueDelete(AdminChange[QueueDeleted]):
+    """Remove a mailbox or a service with all that is in it, as if that was purged.
+
+    It is refused while anything hangs on it, unless to `cascade`: then the feeds from it and to it, and the
+    offers of its consumers end as well.
+    """
+
+    topic = "queue.delete"
+
+    kind: str = argument(KIND)
+    name: str = argument(NAME)
+    cascade: bool = argument(BOOLEAN, default=False)
+
+
 class ClientDisconnected(Row):
     """The session that was ended, and how many messages it held."""
 

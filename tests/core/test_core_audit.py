@@ -114,7 +114,7 @@ def test_what_was_confirmed_is_recorded_wherever_the_broker_is_killed(bench, top
     assert [record["topic"] for record in records(bench, start)] == [topic]
 
 
-AT_ONCE = {"broker.reload": "done", "client.disconnect": "done", "journal.backup": "done"}
+AT_ONCE = dict.fromkeys(("broker.reload", "client.disconnect", "journal.backup", "queue.delete"), "done")
 
 
 @by_topic
@@ -198,6 +198,7 @@ BEFORE = [
     ("stream.delete", {}, {"first": 1, "last": 2, "cursors": 1}),
     ("queue.purge", {}, {"messages": 1}),
     ("queue.redrive", {}, {"messages": 1}),
+    ("queue.delete", {}, {"consumers": 1}),
     (
         "feed.set",
         {"source": "stream/t", "feed": "fed", "target": "service/fed"},

@@ -255,6 +255,8 @@ CHANGES = [
     ("queue.purge", {"kind": "service", "name": "w"}),
     ("queue.purge", {"kind": "service", "name": "w", "dead": True, "where": "n = 1"}),
     ("queue.redrive", {"kind": "service", "name": "w"}),
+    ("queue.delete", {"kind": "service", "name": "w"}),
+    ("queue.delete", {"kind": "mailbox", "name": "bob", "cascade": True}),
     ("queue.redrive", {"kind": "mailbox", "name": "bob"}),
     ("client.disconnect", {"id": "ann"}),
 ]

@@ -92,6 +92,7 @@ NEEDED = [
     (Query(1, "nothing", {}), "view broker/nothing"),
     (Change(0, "stream.purge", {"stream": "s"}), "admin stream/s"),
     (Change(0, "queue.purge", {"kind": "mailbox", "name": "bob"}), "admin mailbox/bob"),
+    (Change(0, "queue.delete", {"kind": "mailbox", "name": "bob"}), "admin mailbox/bob"),
     (Change(0, "cursor.delete", {"stream": "s", "cursor": "c"}), "subscribe stream/s"),
     (Change(0, "client.disconnect", {"id": "bob"}), "admin client/bob"),
     (Change(0, "broker.reload", {}), "admin broker/reload"),

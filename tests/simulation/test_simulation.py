@@ -12,7 +12,7 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
-from sim_admin import CHANGES, LEFT_OUT, changing
+from sim_admin import LEFT_OUT, MADE, changing
 from sim_client import FEED_STARTS, SUBJECTS
 from sim_dead import DeadBook
 from sim_disk import Disk, Workers
@@ -655,11 +655,11 @@ def test_nothing_is_read_of_a_connection_before_the_monitor_has_told_of_it():
 
 def test_every_change_is_given_with_every_argument_that_it_takes():
     given: dict[str, set[str]] = {}
-    for a, b in product(range(len(CHANGES)), (0, *(1 << place for place in range(8)))):
+    for a, b in product(range(len(MADE)), (0, *(1 << place for place in range(8)))):
         topic, arguments = changing(a, b, 0)
-        CHANGES[topic].parse(arguments)
+        MADE[topic].parse(arguments)
         given.setdefault(topic, set()).update(arguments)
-    for topic, change in CHANGES.items():
+    for topic, change in MADE.items():
         left_out = {name for of, name in LEFT_OUT if of == topic}
         assert given[topic] == {*change.rules.required, *change.rules.optional} - left_out, topic
 

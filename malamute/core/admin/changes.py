@@ -19,6 +19,7 @@ from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.deletion import delete_stream
 from malamute.core.admin.feeds import delete_feed, disable_feed, enable_feed, set_feed
+from malamute.core.admin.queue_deletion import delete_queue
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
 from malamute.core.admin.users import add_user, remove_user, set_user
@@ -371,6 +372,7 @@ MAKING: dict[str, Callable[[Engines, Session, Any, Answered, Failed], None]] = {
     "feed.delete": delete_feed,
     "queue.redrive": redrive,
     "queue.purge": purge,
+    "queue.delete": delete_queue,
     "broker.reload": reload,
     "client.disconnect": disconnect,
     "journal.backup": back_up,

@@ -8,7 +8,7 @@ ended and nothing else, and the answer is `partial`; to ask again goes on from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answ
         run_workflow(core.effects, _end(core, readers, NotFound(f"stream {stream.name!r} was deleted")))
 
     core.streams.delete(stream, deleted)
-    core.feeds.forget(stream.name)
+    core.feeds.forget(Place("stream", stream.name))
     answered(gone, otherwise=otherwise, before=gone)
 
 
@@ -106,11 +106,13 @@ def _check_changes(core: Engines, stream: str) -> None:
 def _check_unused(stream: Stream, gone: StreamDeleted) -> None:
     """Raise `InvalidValue` if anything hangs on a stream, and say what."""
     readers = (f"{reader.session.ident} ({reader.source})" for reader in _readers(stream))
-    hanging = {"reader": readers, "cursor": _own_cursors(stream), "feed": gone.feeds}
-    if found := [words for what, names in hanging.items() if (words := _listed(what, [*names]))]:
-        raise InvalidValue(
-            f"stream {stream.name!r} is in use: {'; '.join(found)}; end them, or delete it with cascade"
-        )
+    if found := hanging({"reader": readers, "cursor": _own_cursors(stream), "feed": gone.feeds}):
+        raise InvalidValue(f"stream {stream.name!r} is in use: {found}; end them, or delete it with cascade")
+
+
+def hanging(names: Mapping[str, Iterable[str]]) -> str:
+    """What hangs on something, in words: how many of each kind, and some of their names."""
+    return "; ".join(words for what, some in names.items() if (words := _listed(what, [*some])))
 
 
 def _listed(what: str, names: Sequence[str]) -> str:

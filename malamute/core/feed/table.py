@@ -224,11 +224,14 @@ class Feeds:
 
     # Changes
 
-    def forget(self, stream: str) -> None:
-        """A stream is gone with this iteration, and with it the feeds from it that could not be taken up."""
-        names = [name for name in self.values if name.source == Place("stream", stream)]
+    def forget(self, source: Place) -> None:
+        """A place is gone with this iteration, and with it the feeds from it that could not be taken up."""
+        names = [name for name in self.values if name.source == source]
         for name in names:
             self.values.put(name, None)
+            if source.kind != "stream":
+                # What is of a stream leaves the store with it.
+                self.effects.store(*name.delete())
 
         def gone(error: MalamuteError | None) -> None:
             for name in names if error is None else ():

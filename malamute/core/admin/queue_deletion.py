@@ -1,0 +1,141 @@
+"""Deleting a mailbox or a service, with what hangs on it.
+
+It goes in steps, each of which is a commit of its own, as there may be very many messages: the feeds end,
+messages and dead letters are purged, the consumers are told, and when nothing is left the queue is forgotten.
+So if the disk refuses a step, or messages have come meanwhile, what is left is a queue that works, and the
+answer is `partial`; to ask again goes on from there.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from malamute.core.admin.answered import Answered, Failed
+from malamute.core.admin.deletion import END_WORK, hanging
+from malamute.core.admin.queues import queue_of
+from malamute.core.queue.queue import STEP_MESSAGES, Queue
+from malamute.core.queue.source import QueueSource
+from malamute.core.workflow import GO_ON, STORED, Workflow, run_workflow
+from malamute.errors import InvalidValue, MalamuteError, NotFound, TryLater
+from malamute.protocol.admin import QueueDelete, QueueDeleted
+from malamute.protocol.messages import MAILBOX
+from malamute.protocol.names import RESERVED_PREFIX, Place
+
+if TYPE_CHECKING:
+    from malamute.core.engines import Engines
+    from malamute.core.session import Session
+
+
+def delete_queue(
+    core: Engines, session: Session, wanted: QueueDelete, answered: Answered, failed: Failed
+) -> None:
+    """Remove a mailbox or a service with all that is in it, and with all that hangs on it to `cascade`."""
+    queue = queue_of(core, wanted.kind, wanted.name)
+    _check(core, queue)
+    gone = _deleted(core, queue)
+    if not wanted.cascade:
+        _check_unused(queue, gone)
+    if wanted.dry_run:
+        answered(gone, before=gone)
+    else:
+        run_workflow(core.effects, _deletion(core, queue, gone, answered))
+
+
+def _deletion(core: Engines, queue: Queue, gone: QueueDeleted, answered: Answered) -> Workflow:
+    place = Place(queue.kind, queue.name)
+    some = QueueDeleted(**{**vars(gone), "partial": True})
+    tell = partial(answered, before=gone)
+    otherwise: QueueDeleted | None = None
+
+    def told(sequence: int | None, *, created: bool) -> None:
+        tell(some, final=False, otherwise=otherwise)
+
+    for name in core.feeds.of(place):
+        yield from core.feeds.deletion(name, told)
+        otherwise = some
+    while _purge(queue):
+        tell(some, final=False, otherwise=otherwise)
+        error = yield STORED
+        if error is not None and otherwise is None:
+            raise error
+        if error is not None:
+            break
+        otherwise = some
+    try:
+        _check_empty(core, queue)
+        yield from _end_consumers(core, queue)
+        _check_empty(core, queue)
+    except MalamuteError:
+        if otherwise is None:
+            raise
+        tell(otherwise)
+        return
+    core.queues_of(queue.kind).remove(queue)
+    core.feeds.forget(place)
+    core.effects.event(f"{queue.kind}.deleted.{queue.name}", count=gone.messages)
+    # What gives room is done whether the disk takes the rest or not.
+    tell(gone, otherwise=gone)
+
+
+def _purge(queue: Queue) -> int:
+    """Drop the first of the messages, and when there are none the dead letters. Returns how many."""
+    if queue.entries:
+        return queue.settle_early([*queue.entries][:STEP_MESSAGES], "purged")
+    return queue.dead_letters.purge([entry.sequence for entry in queue.dead_letters.here()])
+
+
+def _end_consumers(core: Engines, queue: Queue) -> Workflow:
+    """End the offers to a queue, so many of them in each iteration."""
+    reason = NotFound(f"{queue.kind} {queue.name!r} was deleted")
+    for session in [*core.sessions.by_peer.values()] if queue.consumers else ():
+        for number, source in [*session.sources.items()]:
+            if isinstance(source, QueueSource) and source.queue is queue:
+                core.effects.work -= END_WORK
+                core.end_source(session, number, reason)
+        if core.effects.work <= 0:
+            yield GO_ON
+
+
+def _check(core: Engines, queue: Queue) -> None:
+    """Raise what stands against the end of a queue, whatever is to end with it."""
+    place = Place(queue.kind, queue.name)
+    if queue.name.startswith(RESERVED_PREFIX):
+        raise InvalidValue(f"{place} is a client's own, and ends with its session")
+    core.feeds.check_no_target(place)
+    if core.feeds.changes(place):
+        raise TryLater(f"a feed from {place} is being changed: retry after its answer")
+    owner = next((c.session for c in queue.consumers.values() if c.source == MAILBOX), None)
+    if owner is not None:
+        raise InvalidValue(f"{place} is in use by its owner: disconnect {owner.ident} before")
+    if queue.usage.reserved:
+        raise TryLater(f"{place} has {queue.usage.reserved} messages that are still to come: retry later")
+
+
+def _check_empty(core: Engines, queue: Queue) -> None:
+    """The same, and `TryLater` if there is anything in it yet, or again."""
+    _check(core, queue)
+    if core.queues_of(queue.kind).by_name.get(queue.name) is not queue:
+        raise NotFound(f"there is no {queue.kind} {queue.name!r}")
+    if queue.entries or queue.dead_letters.entries or core.feeds.of(Place(queue.kind, queue.name)):
+        raise TryLater(f"{queue.kind} {queue.name!r} has messages or feeds yet: retry later")
+
+
+def _check_unused(queue: Queue, gone: QueueDeleted) -> None:
+    """Raise `InvalidValue` if anything hangs on a queue, and say what."""
+    consumers = [f"{c.session.ident} ({c.source})" for c in queue.consumers.values()]
+    if found := hanging({"consumer": consumers, "feed": gone.feeds}):
+        raise InvalidValue(
+            f"{queue.kind} {queue.name!r} is in use: {found}; end them, or delete it with cascade"
+        )
+
+
+def _deleted(core: Engines, queue: Queue) -> QueueDeleted:
+    return QueueDeleted(
+        kind=queue.kind,
+        name=queue.name,
+        messages=len(queue.entries),
+        dead=queue.dead_letters.count,
+        consumers=len(queue.consumers),
+        feeds=[str(name) for name in core.feeds.of(Place(queue.kind, queue.name))],
+    )
