@@ -155,8 +155,7 @@ def test_a_change_that_a_crash_took_back_is_made_when_it_is_repeated(bench, made
     bench.tell("op", change)
     bench.crash()
     (answer,) = again(bench, change)
-    # With the broker the session was gone that one of them was to end.
-    # A session, and a queue that was there for its consumer alone, the crash has ended as well.
+    # With the broker the session was gone, and the queue that was there for its consumer alone.
     assert isinstance(answer, Error if topic in ("client.disconnect", "queue.delete") else Ok)
     assert made == [topic, topic]
 

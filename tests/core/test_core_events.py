@@ -551,7 +551,9 @@ QUEUES = [
     "dead",
     "dead-dropped",
     "withdrawn",
+    "moved",
     "purged",
+    "deleted",
     "collected",
 ]
 """What the page tells of services, and means for mailboxes too."""
@@ -601,6 +603,13 @@ def everything_happens_to_messages(kind):
     bench.tell("alice", Change(0, "queue.purge", {"kind": kind, "name": name, "dead": True}))
     bench.settle()
     bench.lost("bob")
+    to_stream = {"source": f"{kind}/gone", "feed": "away", "target": "stream/away"}
+    bench.tell("alice", Change(0, "feed.set", to_stream))
+    bench.settle()
+    bench.tell("alice", request(b"1", service="gone") if kind == "service" else send("gone", b"1"))
+    bench.settle()
+    bench.tell("alice", Change(0, "queue.delete", {"kind": kind, "name": "gone", "cascade": True}))
+    bench.settle()
     for _ in range(3):
         bench.wait(50.0)
         bench.settle()
