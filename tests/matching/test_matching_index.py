@@ -90,20 +90,25 @@ def test_zn21_look_ups_and_changes_cost_the_same_whatever_the_number_of_selector
     for size in (20, 400):
         index = Index()
         for number in range(size):
-            criterion, where = MAINTAINED[family](number)
-            index.add(number, Selector.parse([criterion], where))
+            index.add(number, _maintained(family, number))
         headers = {"unit": "u7", "level": 3, "other": 1}
         subject = {"topic": "a.x.b7", "topic-amqp": "a.b7.x", "prefix": "a.b00007.x"}.get(family, "a.b7")
         index.match("warm.up", headers)
         looked_up.append(_calls(lambda index=index, s=subject, h=headers: index.match(s, h)))
         assert keys(index.match(subject, headers)) == [7]
-        criterion, where = MAINTAINED[family](7_777)
-        new = Selector.parse([criterion], where)
-        Index().add("what is remembered of patterns", new)
+        old, new = (_maintained(family, number) for number in (3, 7_777))
+        # What is remembered of patterns is in two generations, and a new one begins with any of them.
+        for selector in (old, new, old, new):
+            Index().add("a look", selector)
         changed.append(_calls(lambda index=index, new=new: (index.modify(3, new), index.remove(3))))
     assert changed[0] == changed[1]
     assert (looked_up[0] == looked_up[1]) is (family != "regex")
     assert looked_up[1] < (20 * 400 if family == "regex" else 100)
+
+
+def _maintained(family, number):
+    criterion, where = MAINTAINED[family](number)
+    return Selector.parse([criterion], where)
 
 
 def _calls(work):
