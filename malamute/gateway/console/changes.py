@@ -115,6 +115,9 @@ ACTS: Mapping[str, Act] = {
         "Remove them",
         {**_QUEUE, "dead": forms.flag, "state": str},
     ),
+    "queue.delete": Act(
+        "Remove the {kind} {name} with all that is in it?", "Remove it", {"kind": str, "name": str}
+    ),
     "client.disconnect": Act(
         "End the session {id}? What it holds goes back to the queues.", "Disconnect it", {"id": str}
     ),
