@@ -9,6 +9,7 @@ answer is `partial`; to ask again goes on from there.
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from malamute.core.admin.answered import Answered, Failed
@@ -81,7 +82,7 @@ def _deletion(core: Engines, queue: Queue, gone: QueueDeleted, answered: Answere
 def _purge(queue: Queue) -> int:
     """Drop the first of the messages, and when there are none the dead letters. Returns how many."""
     if queue.entries:
-        return queue.settle_early([*queue.entries][:STEP_MESSAGES], "purged")
+        return queue.settle_early([*islice(queue.entries, STEP_MESSAGES)], "purged")
     return queue.dead_letters.purge([entry.sequence for entry in queue.dead_letters.here()])
 
 
