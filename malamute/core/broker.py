@@ -249,9 +249,9 @@ class Core(Engines):
         """Tell if the clock is not where it was when something was stored last: it is wrong, or was then."""
         seconds = self.effects.now - to_seconds(last)
         if last and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
-            what = "behind" if seconds < 0 else "ahead of"
-            self.effects.notice(f"the clock is {what} the time of what was stored last", seconds=abs(seconds))
-            self.effects.event(f"clock.{what.split()[0]}", seconds=abs(seconds))
+            what = "behind" if seconds < 0 else "ahead"
+            self.effects.notice(f"the clock is {what} since something was stored last", seconds=abs(seconds))
+            self.effects.event(f"clock.{what}", seconds=abs(seconds))
 
     def _restore_accounts(self, recovered: Recovered) -> None:
         for key, value in recovered.table(ACCOUNTS).items():
