@@ -33,10 +33,11 @@ class Place:
     """One message of a stream. It is `alive` as long as it waits for the disk or is on it.
 
     `life` is that of the broker that gave it its sequence. It came at `born`, in seconds as the broker counts
-    them, with `ttl` seconds to live; 0 is for ever.
+    them, with `ttl` seconds to live; 0 is for ever. It `had_expired` if an earlier broker took it for
+    that: the next one may not, where the clock was set back.
     """
 
-    __slots__ = ("alive", "born", "life", "origin", "stored", "time_ns", "ttl")
+    __slots__ = ("alive", "born", "had_expired", "life", "origin", "stored", "time_ns", "ttl")
 
     def __init__(self, origin: Origin, life: int, born: float, time_ns: int, ttl: int) -> None:
         self.origin = origin
@@ -46,6 +47,7 @@ class Place:
         self.ttl = ttl / 1000
         self.stored = False
         self.alive = True
+        self.had_expired = False
 
 
 class StreamBook:
@@ -176,6 +178,9 @@ class StreamBook:
         self.life += 1
         self.unsent.clear()
         self.unseen.clear()
+        for places in self.places.values():
+            for place in places.values():
+                place.had_expired |= self.has_expired(place, MOMENT)
         for (stream, _), sequences in self._waiting.items():
             self._lose(stream, sequences)
         self._waiting.clear()
@@ -259,6 +264,10 @@ class StreamBook:
         kept = not place.stored or sequence >= self.first_kept(stream)
         return stream != self.no_journal and place.alive and kept and (stream, sequence) not in self.damaged
 
+    def was_there(self, stream: str, sequence: int) -> bool:
+        """Whether a message can be had, and could be when an earlier broker sent what comes only now."""
+        return self.is_there(stream, sequence) and not self.places[stream][sequence].had_expired
+
     def has_expired(self, place: Place, late: float) -> bool:
         """Whether a message is not to be had any more, `late` seconds after now."""
         return 0 < place.ttl <= self.wall.now + late - place.born
@@ -282,10 +291,10 @@ class StreamBook:
         if begun and gap.reason == RESTART:
             raise Violation("a restore was told as if nothing was lost", stream=stream, gap=gap)
         for sequence in self.owed(stream, wants, gap.first, gap.last):
-            if self.is_there(stream, sequence):
+            if self.was_there(stream, sequence):
                 raise Violation("a gap was told of what is there", stream=stream, sequence=sequence, gap=gap)
             place = self.places[stream][sequence]
-            if gap.reason == EXPIRED and not self.has_expired(place, MOMENT):
+            if gap.reason == EXPIRED and not (place.had_expired or self.has_expired(place, MOMENT)):
                 raise Violation("a gap has another reason than it says", stream=stream, gap=gap)
 
     def check_aged(self, age_seconds: float) -> None:
@@ -445,7 +454,7 @@ class Reader:
         return owed
 
     def _was_there(self, stream: str, sequence: int) -> bool:
-        return not self.book.is_copy and self.book.is_there(stream, sequence)
+        return not self.book.is_copy and self.book.was_there(stream, sequence)
 
     def _gap(self, gap: Gap) -> None:
         assert self.position is not None
