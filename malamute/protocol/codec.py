@@ -36,9 +36,11 @@ from malamute.protocol.messages import (
     Frame,
     Hello,
     Message,
+    Offer,
     PackedAnswer,
     Publish,
     Spec,
+    Subscribe,
 )
 from malamute.protocol.part import DeliveryPart
 from malamute.protocol.typed import decode_typed
@@ -47,8 +49,10 @@ __all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 
 ROUTING_ID_BYTES = 16
 
-_GROWN = (Hello, Error)
-"""Commands whose last field is left out while it has its default: whoever does not know it refuses it. So is
+_GROWN: dict[type[Any], Any] = {
+    kind: kind._field_defaults[kind._fields[-1]] for kind in (Hello, Error, Subscribe, Offer)
+}
+"""Commands whose last field is left out while it has this default: whoever does not know it refuses it. So is
 that of PUBLISH."""
 
 
@@ -90,9 +94,10 @@ def encode(message: Message) -> list[Frame]:
         assert isinstance(message, PackedAnswer)
         return [_ANSWER + pack(message.ref) + message.value]
     if not spec.frames:
-        if isinstance(message, _GROWN) and not message[-1]:
-            return [pack((spec.opcode, *message[:-1]))]
-        return [pack((spec.opcode, *message))]
+        fields: tuple[Any, ...] = message
+        if spec.message in _GROWN and fields[-1] == _GROWN[spec.message]:
+            fields = fields[:-1]
+        return [pack((spec.opcode, *fields))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]
     return _with_records(spec, message)

@@ -8,9 +8,20 @@ import pytest
 
 from malamute.errors import InvalidValue
 from malamute.protocol import codec as module
-from malamute.protocol.batch import Columns, pack_queue_payload, pack_record, pack_stream_payload
+from malamute.protocol.batch import Columns, pack_queue_payload, pack_record, pack_stream_payload, unpack
 from malamute.protocol.codec import PROTOCOL_2, decode, encode
-from malamute.protocol.messages import Answer, Deliver, Delivery, Hello, PackedAnswer, Publish, Send
+from malamute.protocol.messages import (
+    Answer,
+    Deliver,
+    Delivery,
+    Error,
+    Hello,
+    Offer,
+    PackedAnswer,
+    Publish,
+    Send,
+    Subscribe,
+)
 from malamute.protocol.part import DeliveryPart, QueuePart
 
 COLUMNS = Columns(5, 1, "ann", ["a", "b"], [pack_record(None, b"1"), pack_record(None, b"2")])
@@ -63,6 +74,23 @@ def test_a_part_is_encoded_once_by_each_codec_however_many_peers_get_it(packed):
         assert words.encode(delivery) == [b"%d" % source, b"a", b"b"]
     assert packed == {"pack_stream_payload": 1}
     assert words.encoded == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "grown"),
+    [
+        (Hello([2], "ann"), Hello([2], "ann", token="t")),
+        (Error(404, "none", 6, 1), Error(404, "none", 6, 1, 250)),
+        (Subscribe(1, "weather", [["all", ""]]), Subscribe(1, "weather", [["all", ""]], existing=True)),
+        (Offer(1, "printer", [["all", ""]]), Offer(1, "printer", [["all", ""]], kind="mailbox")),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_field_that_an_older_peer_does_not_know_travels_only_if_it_says_something(message, grown):
+    (plain,), (whole,) = encode(message), encode(grown)
+    assert len(unpack(plain)) == len(message)
+    assert len(unpack(whole)) == len(message) + 1
+    assert (decode([plain]), decode([whole])) == (message, grown)
 
 
 def test_what_is_stored_as_it_is_sent_is_not_encoded_again(packed):
