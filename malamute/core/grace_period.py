@@ -95,13 +95,15 @@ class ClockNote:
     """The note of the clock, which is stored with all else of an iteration that is `due` or later.
 
     So it is as late as what was stored last, but for `note_seconds`, whatever crash comes. While the clock is
-    doubtful the note stays: the next start is to doubt it, too.
+    doubtful the note stays, but is no later than the start: the next start is to doubt it, too.
     """
 
     def __init__(self, effects: Effects, grace_period: GracePeriod, recovered: Recovered) -> None:
         self._effects = effects
         self._grace_period = grace_period
-        self._believed = last_time(recovered)
+        start = effects.time_ns
+        # What has a later time was stored while the clock was ahead, or it is behind now.
+        self._believed = min(last_time(recovered) or start, start)
         noted = to_seconds(noted_time(recovered))
         self.due = noted + note_seconds() if noted <= effects.now else 0.0
         """In seconds since the epoch."""

@@ -480,6 +480,36 @@ def test_an_identity_is_known_for_a_window_more_after_a_start_far_ahead_though_n
     assert not sent_once_more(bench)
 
 
+def test_a_start_far_ahead_is_doubted_though_a_step_was_not_believed_when_the_first_was_stored():
+    """The note of an empty store is of the clock of its first start."""
+    bench = Bench(queues=QueuePolicy(dedup_window_seconds=120.0), expiry=600.0)
+    seen(bench, -HOUR)
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"x", id="one"))
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    assert noted(bench) == START
+    bench.tell("bob", Ack(0, [[1, 1]]))
+    bench.settle()
+    crash_at(bench, YEAR)
+    assert bench.core.queue_limits.grace_period.until
+    assert not sent_once_more(bench)
+
+
+def test_a_start_far_ahead_is_doubted_though_the_clock_was_behind_and_a_step_not_believed(bench):
+    """The note is no later than the start of who stores it, so mail with a time to live outlasts the next."""
+    bench.settle()
+    bench.restart_at(-HOUR)
+    seen(bench, -YEAR)
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"ttl", ttl=1_800_000))
+    bench.settle()
+    crash_at(bench, HOUR)
+    bench.settle()
+    assert bench.core.queue_limits.grace_period.until
+    assert len(bench.core.mailboxes.by_name["bob"].entries) == 1
+
+
 def test_the_clock_is_noted_now_and_then_and_only_with_something_else(bench):
     bench.settle()
     start = noted(bench)
