@@ -10,7 +10,7 @@ the header `name` has it as it is. The details are headers; the body is empty un
 
 Events never feed upon themselves: what happens to the readers of `$sys` is no event, `$sys` cannot feed a
 service, and trouble with the store is reported once for a while, since each report needs the store. One
-iteration has `EVENTS_MAX` events at the most, and none while the disk does not keep up: the others are
+iteration has `EVENTS_MAX` events at the most, and no more than the write backlog has room for: the others are
 counted and reported as one `events.dropped`. If `$sys` cannot be stored, it has a gap like any stream.
 """
 
@@ -20,6 +20,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from malamute.core.chunk import chunk_bytes
 from malamute.core.effects import Effects, Event
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.batch import pack_record
@@ -94,12 +95,19 @@ class Events:
         effects = self.effects
         if self._stream is None or not self.waiting:
             return False
-        if effects.backlog_bytes > self._backlog_bytes_max:
+        free_bytes = self._backlog_bytes_max - effects.backlog_bytes
+        if free_bytes < 0:
             effects.events_dropped += len(effects.events) + self.settlement_log.forget()
             effects.events.clear()
             return False
         events, effects.events = [*effects.events, *self.settlement_log.pop_events(EVENTS_MAX)], []
-        packed = [entry for entry in map(_packed, events) if entry is not None]
+        packed = []
+        for event in events:
+            if free_bytes < 0:
+                break
+            if (entry := _packed(event)) is not None:
+                packed.append(entry)
+                free_bytes -= chunk_bytes(1, len(entry[1]), ())
         effects.events_dropped += len(events) - len(packed)
         if effects.events_dropped:
             packed.append(_record("events.dropped", b"", {"count": effects.events_dropped}))

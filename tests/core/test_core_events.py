@@ -381,6 +381,19 @@ def test_while_the_disk_does_not_keep_up_events_are_dropped_and_counted():
     assert (event.subject, event.headers) == ("events.dropped", {"count": 3})
 
 
+def test_events_of_an_iteration_beyond_what_the_backlog_has_room_for_are_dropped_and_counted():
+    bench = listening(Bench(Limits(backlog_bytes=10_000), lifecycle=True))
+    told(bench)
+    for number in range(100):
+        bench.core.effects.event(f"test.large.{number}", text="x" * 1_000)
+    bench.iterate()
+    assert bench.core.effects.backlog_bytes < 10_000 + 3_000
+    *large, dropped = told(bench)
+    assert [event.subject for event in large] == [f"test.large.{number}" for number in range(len(large))]
+    assert 4 <= len(large) <= 5
+    assert (dropped.subject, dropped.headers) == ("events.dropped", {"count": 100 - len(large)})
+
+
 def test_an_event_that_cannot_be_packed_is_counted(bench):
     bench.core.effects.event("test.bad.x", value=2**70)
     bench.core.effects.event("test.odd.y", value=[1, 2])
