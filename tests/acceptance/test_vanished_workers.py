@@ -8,7 +8,7 @@ import pytest
 from rig_daemon import Daemon
 from rig_programs import REQUESTER, WORKER, Program
 from rig_proxy import Proxy
-from rig_waiting import PATIENCE
+from rig_waiting import PATIENCE, in_time
 
 import malamute
 from malamute.client.events import Event, Refusal
@@ -109,7 +109,7 @@ def test_a_stopped_worker_is_noticed_by_its_silence_and_its_request_goes_to_anot
     stopped = time.monotonic()
     other = ready_worker(run, daemon.url, "other")
     assert other.line() == ["got", "this", "2"]
-    print(f"with the other worker after {time.monotonic() - stopped:.3f} s")
+    in_time("with the other worker", stopped)
     other.tell("reply")
     assert [reply.body for reply in replies] == [b"from other"]
 
