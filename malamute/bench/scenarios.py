@@ -93,12 +93,21 @@ def _run(options: ScenarioOptions, messages: int, **changes: Any) -> Iterator[Sc
 
 
 def publish(options: ScenarioOptions) -> Iterator[ScenarioRow]:
-    """1 publisher, 1 subscriber: batched, a message a command, one at a time."""
+    """1 publisher, 1 subscriber: batched, a message a command, one at a time; and what `committed` costs."""
     yield _stream(options, "1→1, batched as columns", workloads.publish_columns, 1)
     yield _stream(options, "1→1, batched one by one", workloads.publish_each, 1)
     yield _stream(options, "1→1, one message a command", workloads.publish_each, 5, batch=1)
     yield _stream(options, "1→1, the same, unconfirmed", workloads.publish_unconfirmed, 5)
     yield _stream(options, "1→1, one at a time", workloads.publish_and_wait, 500, stamp_every=1)
+    yield _stream(options, "1→1, batched, committed", workloads.publish_columns, 1, committed=True)
+    yield _stream(
+        options,
+        "1→1, one at a time, committed",
+        workloads.publish_and_wait,
+        500,
+        stamp_every=1,
+        committed=True,
+    )
 
 
 def _stream(

@@ -36,7 +36,8 @@ Begin = Callable[[], object]
 class Workload(NamedTuple):
     """The parameters of one run. `name` is the stream, the mailbox or the service.
 
-    The first `warm_up` of the messages are not measured.
+    The first `warm_up` of the messages are not measured. With `committed` a subscriber gets nothing before it
+    is on the disk.
     """
 
     url: str
@@ -48,6 +49,7 @@ class Workload(NamedTuple):
     assurance: str = "stored"
     stamp_every: int = STAMP_EVERY
     warm_up: int = 0
+    committed: bool = False
 
     @property
     def body(self) -> bytes:
@@ -192,7 +194,9 @@ def subscribe(begin: Begin, workload: Workload) -> Measured:
     latencies: list[int] = []
     with (
         connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
-        client.subscribe(workload.name, PATTERN, credit=workload.credit) as messages,
+        client.subscribe(
+            workload.name, PATTERN, credit=workload.credit, committed=workload.committed
+        ) as messages,
     ):
         begin()
         stopwatch = Stopwatch()

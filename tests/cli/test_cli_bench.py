@@ -25,7 +25,7 @@ def test_all_of_them_as_json(run: Run, broker: Broker, forked: None) -> None:
     assert list(shown) == ["parameters", "results"]
     assert {"cores", "python", "zmq", "lmdb", "messages", "body", "broker"} <= set(shown["parameters"])
     names = [row["what"] for row in shown["results"]]
-    assert len(names) == len(set(names)) == 16
+    assert len(names) == len(set(names)) == 18
     for row in shown["results"]:
         assert row["per_second"] > 0
         assert row["missing"] == 0
