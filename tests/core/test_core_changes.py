@@ -348,6 +348,26 @@ def test_a_purge_that_is_repeated_after_a_crash_drops_nothing_that_was_confirmed
     assert [body for _, body in chunks(bench.store)] == [b"confirmed"]
 
 
+@pytest.mark.parametrize(("start", "wanted"), [("new", [b"3", b"4"]), ("last", [b"2", b"3", b"4"])])
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_feed_whose_change_is_repeated_leaves_out_nothing_that_came_in_between(bench, start, wanted, crash):
+    place = {"source": "stream/s", "feed": "late", "target": "service/late", "start": start}
+    change = Change(1, "feed.set", place)
+    bench.tell("op", change)
+    bench.settle()
+    [done] = [m for m in bench.sent("op") if isinstance(m, Ok)]
+    bench.tell("alice", publish(b"3", b"4"))
+    bench.settle()
+    if crash:
+        bench.crash()
+    assert again(bench, change) == [done]
+    bench.settle()
+    bench.open("dan")
+    bench.tell("dan", offer(1, service="late"))
+    bench.settle()
+    assert bench.bodies("dan") == wanted
+
+
 def test_what_comes_behind_a_change_that_asks_the_store_does_not_wait_for_it(bench, made):
     change = Change(1, "cursor.set", CHANGES["cursor.set"])
     bench.tell("op", change, publish(b"x", number=2))
