@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sim_machine import NO_JOURNAL
 from sim_wants import CRITERIA
 
 from malamute.core.events import EVENTS
@@ -84,8 +85,7 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "target": ("",),
     "operation": ("copy",),
     "when": ("match",),
-    # The books do not know of what ends with a stream.
-    "cascade": (False, False),
+    "cascade": (True, False),
     "dry_run": (False, False, True),
 }
 """Values of each argument of a change, by its name. The criteria of a feed go with its condition."""
@@ -120,4 +120,7 @@ def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
         arguments["criteria"] = [[*criterion] for criterion in criteria]
     if "target" in arguments:
         arguments["target"] = target_of(arguments["feed"])
+    if arguments.get("stream") == NO_JOURNAL and "cascade" in arguments:
+        # The book knows of its messages by one who reads it, and a cascade would end that.
+        arguments["cascade"] = False
     return topic, arguments
