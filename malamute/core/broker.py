@@ -117,6 +117,7 @@ from malamute.store.tables import (
     QUEUE_FEEDS,
     REFUSALS,
     RETENTIONS,
+    SEQUENCES,
     SESSIONS,
 )
 
@@ -171,9 +172,7 @@ class Core(Engines):
             unjournaled=settings.unjournaled,
         )
         self.health = Health(self.effects, self.timers)
-        self.queue_limits = QueueLimits(
-            self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
-        )
+        self.queue_limits = QueueLimits(self.effects, limits, self.timers, settings.queues, caches, recovered)
         last = last_time(recovered)
         grace_period = GracePeriod(self.effects, self.timers, last, self._give_time_back)
         self.queue_limits.grace_period = grace_period
@@ -676,6 +675,8 @@ class Core(Engines):
     def _store_values_again(self, values: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         for peer in {key[0] for table, key in values if table == SESSIONS}:
             self.sessions.store_again(peer)
+        if any(table == SEQUENCES for table, _ in values):
+            self.queue_limits.sequences.store_again()
         for (name,) in [key for table, key in values if table == ACCOUNTS]:
             self.accounts.store_again(name)
         for key in [key for table, key in values if table == QUEUE_FEEDS]:
@@ -832,6 +833,9 @@ class Core(Engines):
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():
                 guard("the end of a queue", queue.close)
+        every = (queue for queues in (self.mailboxes, self.services) for queue in queues.by_name.values())
+        in_memory = (queue.next_sequence - 1 for queue in every if queue.usage.in_memory or queue.not_durable)
+        guard("the end of the queues", self.queue_limits.sequences.close, max(in_memory, default=0))
 
     @property
     def idle(self) -> bool:

@@ -53,6 +53,9 @@ since its first one. After the start they are gone."""
 CLOCK = "clock"
 """Of ("",): what the clock of the broker said when something was stored last, in nanoseconds UTC."""
 
+SEQUENCES = "queue-sequences"
+"""Of ("",): up to which sequence any of a queue may be in use, though the store has no message with it."""
+
 TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
     RETENTIONS: Table(of_stream=True),
@@ -62,6 +65,7 @@ TABLES = {
     ACCOUNTS: Table(),
     MEMORY_QUEUES: Table(gives_room=True),
     CLOCK: Table(),
+    SEQUENCES: Table(),
 }
 
 OF_STREAMS = frozenset(name for name, table in TABLES.items() if table.of_stream)

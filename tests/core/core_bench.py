@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from malamute.core.broker import Core
 from malamute.core.effects import Notice
+from malamute.core.queue.sequences import KEY, RESERVE
 from malamute.core.settings import Settings
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
@@ -36,8 +37,9 @@ from malamute.protocol.messages import (
 )
 from malamute.server.worker import ANSWERS
 from malamute.store.commit import Append, done_anyway
-from malamute.store.operations import ReadChunks
+from malamute.store.operations import PutValue, ReadChunks
 from malamute.store.policies import KEEP_ALL, QueuePolicy, StreamPolicy, StreamRetention
+from malamute.store.tables import SEQUENCES
 
 START = 1_700_000_000.0
 
@@ -94,7 +96,9 @@ class Bench:
         settled: bool = False,
         audit: bool = False,
         unjournaled: bool = False,
+        reserved: bool = True,
     ) -> None:
+        """`reserved` is whether the sequences of queues are, as they are once the first one was stored."""
         self.now = START
         self.settings = Settings(
             limits=limits or Limits(),
@@ -110,6 +114,7 @@ class Bench:
             software="bench",
             backups="/backups",
         )
+        self._reserved = reserved
         self.set_by = 0.0
         """Seconds by which the clock was set while no broker ran; all others were counted."""
         self.store = MemoryStore(
@@ -134,6 +139,10 @@ class Bench:
         self.core = Core(
             self.now, self.settings, self.store.recover(records_bytes=records_bytes, now=self.now)
         )
+        if self._reserved:
+            sequences = self.core.queue_limits.sequences
+            sequences.reserved = sequences.floor + RESERVE
+            self.store.write([PutValue(SEQUENCES, KEY, sequences.reserved)])
         tell = self.core.effects.event
 
         def event(subject: str, body: bytes = b"", /, **details: Any) -> None:

@@ -356,7 +356,7 @@ def with_room(messages: int, **arguments: Any) -> Bench:
     bench.settings = bench.settings._replace(
         queues=lambda kind, name: QueuePolicy(messages_max=messages) if name == "v" else QueuePolicy()
     )
-    bench.crash()
+    bench.restart()
     return fed(bench, **arguments)
 
 

@@ -38,7 +38,7 @@ def make(*in_memory, limits=None, **policy):
     """A bench on which the queues of these kinds are in memory only."""
     bench = Bench(limits, lifecycle=True)
     configure(bench, *in_memory, **policy)
-    bench.crash()
+    bench.restart()
     bench.open("alice", "bob")
     return bench
 

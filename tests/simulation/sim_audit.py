@@ -305,17 +305,7 @@ def _new(operations: Sequence[Operation], known: Known) -> list[tuple[bytes, int
 
 def _check_effects(operations: Sequence[Operation], records: Sequence[Record]) -> None:
     """What a transaction changes of streams and feeds, it has records of."""
-    told: Counter[tuple[str, Any]] = Counter()
-    cascades: Counter[str] = Counter()
-    for record in records:
-        if record.topic == "stream.delete" and record.outcome == PARTIAL:
-            # The first steps of a cascade: the feeds of a stream end before it does.
-            cascades[record.arguments["stream"]] += 1
-            continue
-        arguments = record.arguments
-        feed = arguments.get("source", "").removeprefix("stream/"), arguments.get("feed")
-        if what := _EFFECTS.get(record.topic):
-            told[what, feed if feed[1] else arguments.get("stream")] += 1
+    told, cascades = _told(records)
     # With the history of a stream that is dropped, what stays of it is stored again.
     dropped = Counter(o.stream for o in operations if isinstance(o, DeleteStream))
     made: Counter[tuple[str, Any]] = Counter()
@@ -330,13 +320,26 @@ def _check_effects(operations: Sequence[Operation], records: Sequence[Record]) -
             made[f"{operation.table} {'put' if is_put else 'deleted'}", _one(operation.key)] += 1
     made.update({("dropped", stream): count for stream, count in dropped.items()})
     for effect, count in made.items():
-        if effect[0] == f"{FEEDS} deleted" and told[effect] < count and cascades[effect[1][0]] > 0:
-            cascades[effect[1][0]] -= 1
-            continue
+        if effect[0] == f"{FEEDS} deleted":
+            told[effect] += cascades[effect[1][0]]
         if effect[0] != "dropped" and told[effect] < count:
             raise Violation("a change is in force without a record", effect=effect, operations=operations)
         if effect[0] == "dropped" and told[effect] < count and not _is_collected(operations, effect[1]):
             raise Violation("a history was dropped without a record", effect=effect)
+
+
+def _told(records: Sequence[Record]) -> tuple[Counter[tuple[str, Any]], Counter[str]]:
+    """What records tell of effects; and of which streams a feed ends in a cascade, before they do."""
+    told: Counter[tuple[str, Any]] = Counter()
+    cascades: Counter[str] = Counter()
+    for record in records:
+        arguments = record.arguments
+        feed = arguments.get("source", "").removeprefix("stream/"), arguments.get("feed")
+        if record.topic == "stream.delete" and record.outcome == PARTIAL:
+            cascades[arguments["stream"]] += 1
+        elif what := _EFFECTS.get(record.topic):
+            told[what, feed if feed[1] else arguments.get("stream")] += 1
+    return told, cascades
 
 
 def _is_collected(operations: Sequence[Operation], stream: str) -> bool:

@@ -31,10 +31,6 @@ class Violation(AssertionError):
         return f"{self.rule}: " + ", ".join(f"{name}={value!r}" for name, value in self.details.items())
 
 
-class Known(Violation):
-    """Raised for what may follow from a fault that is known and written down in docs/reliability.md."""
-
-
 class Order:
     """A command as its client gave it: of what kind, where to, and what became of it."""
 

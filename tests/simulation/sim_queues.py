@@ -153,8 +153,6 @@ class QueueBook:
         self.outcome_ends: dict[tuple[str, str], str] = {}
         """What became of an outcome, by the mailbox and the tracker."""
         self.disk_failed = False
-        self.reused = False
-        """Whether the number of such a message was used again: whoever holds it may confuse the two."""
 
     # What the disk does
 
@@ -278,11 +276,7 @@ class QueueBook:
 
     def _put(self, put: PutMessage, token: int) -> None:
         key = (put.kind, put.queue, put.message.sequence)
-        if key in self.mail:
-            raise Violation("a sequence of a queue was used again", key=key)
-        if key[2] <= self.incarnation:
-            raise Violation("a queue goes on where a backup ends", key=key, incarnation=self.incarnation)
-        self.reused |= key in self._lost
+        self._check_key(key)
         again = self.dead.sent_again(name_of(put.queue, put.message))
         if again is not None and without(again, SPENT) != (put.message.properties or {}):
             raise Violation("a dead letter was changed when it was sent again", key=key)
@@ -312,6 +306,14 @@ class QueueBook:
             self.crowded |= size_bytes > self.identities_bytes
         self._found[mail.body] = key
         self._add(put, mail)
+
+    def _check_key(self, key: Key) -> None:
+        if key in self.mail:
+            raise Violation("a sequence of a queue was used again", key=key)
+        if key in self._lost:
+            raise Violation("a sequence is another message's, which a consumer may hold", key=key)
+        if key[2] <= self.incarnation:
+            raise Violation("a queue goes on where a backup ends", key=key, incarnation=self.incarnation)
 
     def _add(self, put: PutMessage, mail: Mail) -> None:
         self.mail[mail.key] = mail

@@ -6,20 +6,17 @@ as long as what remains fails in the same way.
 
 from __future__ import annotations
 
-from sim_origin import Known, Violation
+from sim_origin import Violation
 from sim_plan import Plan
 from sim_world import run
 
 RUNS_MAX = 2_000
-KNOWN = "a known fault"
 
 
 def failure_of(plan: Plan) -> str | None:
     """In which way a run fails, in words that are the same each time; None if it does not."""
     try:
         run(plan)
-    except Known:
-        return KNOWN
     except Violation as violation:
         return violation.rule
     except Exception as error:  # whatever the broker or a client raises is a fault

@@ -17,7 +17,7 @@ from sim_feeds import called
 from sim_limits import check_limits
 from sim_machine import EXPIRY, START, Machine, narrowed
 from sim_network import Connection, cut
-from sim_origin import Known, Violation
+from sim_origin import Violation
 from sim_plan import Plan, Step
 from sim_restore import Backup, back_up, restore
 from sim_story import Story
@@ -569,10 +569,5 @@ def run(plan: Plan, log: Callable[[str], None] | None = None) -> World:
     """Carry out a plan to its end. Raises what was violated, or what anything raised."""
     with narrowed(plan.setup):
         world = World(plan, log)
-        try:
-            world.run(plan.steps)
-        except Violation as violation:
-            if world.book.queues.reused:
-                raise Known(violation.rule, **violation.details) from violation
-            raise
+        world.run(plan.steps)
         return world

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
 
 from sim_plan import plan_of
-from sim_shrink import KNOWN, failure_of, shrink
+from sim_shrink import failure_of, shrink
 from sim_world import run
 
 CHUNK_RUNS = 200
@@ -24,15 +24,13 @@ SEEDS = 1 << 40
 FAILURES_MAX = 5
 
 
-Outcome = tuple[int, list[int], list[int]]
-"""How many runs were made, the seeds that failed, and those that met a fault that is known."""
+Outcome = tuple[int, list[int]]
+"""How many runs were made, and the seeds that failed."""
 
 
 def outcome_of(first: int, count: int) -> Outcome:
     """What becomes of a range of seeds."""
-    failures = {seed: failure_of(plan_of(seed)) for seed in range(first, first + count)}
-    failed = [seed for seed, failure in failures.items() if failure not in (None, KNOWN)]
-    return count, failed, [seed for seed, failure in failures.items() if failure == KNOWN]
+    return count, [seed for seed in range(first, first + count) if failure_of(plan_of(seed)) is not None]
 
 
 def tell(seed: int) -> None:
@@ -54,7 +52,6 @@ def run_many(first: int, count: int, processes: int) -> list[int]:
     started = time.monotonic()
     done = 0
     failed: list[int] = []
-    known: list[int] = []
     starts = iter(range(first, first + count, CHUNK_RUNS))
     with ProcessPoolExecutor(processes) as pool:
         pending = {
@@ -64,16 +61,16 @@ def run_many(first: int, count: int, processes: int) -> list[int]:
         while pending:
             ready, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in ready:
-                made, failing, excused = future.result()
-                done, failed, known = done + made, failed + failing, known + excused
+                made, failing = future.result()
+                done, failed = done + made, failed + failing
                 for seed in failing:
                     print(f"\nseed {seed} fails")
             rate = done / (time.monotonic() - started)
-            state = f"{done:,} of {count:,} runs, {rate:,.0f}/s, {len(failed)} failed, {len(known)} known"
+            state = f"{done:,} of {count:,} runs, {rate:,.0f}/s, {len(failed)} failed"
             print(f"\r{state}", end="", flush=True)
             for start in islice(starts, 0 if len(failed) >= FAILURES_MAX else len(ready)):
                 pending.add(pool.submit(outcome_of, start, min(CHUNK_RUNS, first + count - start)))
-    print(f"\nknown: {known}" if known else "")
+    print()
     return sorted(failed)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from malamute.core.queue.deduplication import DedupQuota
 from malamute.core.queue.delivery import QueueFlush
 from malamute.core.queue.entry import Entry, size_of
+from malamute.core.queue.sequences import QueueSequences
 from malamute.core.queue.settlement_log import SettlementLog
 from malamute.core.timers import Timers
 from malamute.errors import TryLater
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from malamute.core.queue.usage import QueueUsage, RecordOwner
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
+    from malamute.store.operations import Recovered
     from malamute.store.policies import BaseKind, Persistence, PolicyOf, QueuePolicy
 
 TEXTS_MAX = 1_000
@@ -72,10 +74,11 @@ class QueueLimits:
         timers: Timers,
         policy: PolicyOf,
         caches: CacheBudget,
-        incarnation: int = 0,
+        recovered: Recovered,
     ) -> None:
-        self.incarnation = incarnation
-        """The number up to which no sequence is given out, as it may have been before a restore."""
+        self.incarnation = recovered.incarnation
+        """The sequence up to which no dead letter has one: before a restore it may have been another's."""
+        self.sequences = QueueSequences(effects, timers, recovered)
         self.effects = effects
         self.configured = limits
         self.timers = timers

@@ -86,7 +86,7 @@ class Queue:
         self._memory = limits.memory
         self.effects = effects
         self.usage = usage = QueueUsage(kind, name, limits.policy_of(kind, name, persistence), effects)
-        self.first_sequence = self.next_sequence = limits.incarnation + 1
+        self.first_sequence = self.next_sequence = limits.sequences.floor + 1
         self.entries = entries = Entries()
         self.options: dict[int, Options] = {}
         """Of those that have any."""
@@ -186,7 +186,8 @@ class Queue:
         self.next_sequence = sequences.stop
         self.entries.append(entries)
         # Order is kept: nobody overtakes what waits for its commit.
-        waits = confirmed or self.states.uncommitted > 0
+        is_early = self._may_be_early(sequences)
+        waits = confirmed or not is_early or self.states.uncommitted > 0
         self.states.enqueue(count, uncommitted=waits)
         self.usage.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
         is_delayed = options and any(asked.due > self.effects.now for asked in options.values())
@@ -203,6 +204,10 @@ class Queue:
             self.not_durable.update(sequences)
             self.effects.when_stored(lambda error: self._saved(sequences, error), awaited=False)
         self.make_ready(sequences)
+
+    def _may_be_early(self, sequences: Sequence[int]) -> bool:
+        """Whether messages may be delivered though they are not durable."""
+        return not sequences or self.limits.sequences.covers(sequences[-1])
 
     def _heed(self, options: Mapping[int, Options]) -> None:
         """See to what messages that came now ask for."""
@@ -226,6 +231,9 @@ class Queue:
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         """The disk has what waited for it, or will never have it."""
+        if not (error is None or confirmed or self.usage.in_memory or self._may_be_early(sequences)):
+            self.limits.sequences.when_reserved(lambda: self._stored(sequences, error, confirmed))
+            return
         self.states.commit(len(sequences))
         # A private mailbox may have been cleared meanwhile.
         sequences = [sequence for sequence in sequences if sequence in self.entries]

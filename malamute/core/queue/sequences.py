@@ -1,0 +1,82 @@
+"""Which sequences of queues may be in use: what was delivered before it was durable keeps its own for ever.
+
+A message that nobody waits for is delivered before it is on the disk. If the broker dies then, nothing there
+tells of it, but a consumer may still answer it, and must not answer another message. So the disk has a
+sequence up to which any may be in use, as it has for each stream: what is beyond is not delivered before that
+is durable, and after a crash all queues go on behind it, new ones too. One such sequence is for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from malamute.store.operations import PutValue
+from malamute.store.tables import SEQUENCES
+
+if TYPE_CHECKING:
+    from malamute.core.effects import Effects
+    from malamute.core.timers import Timers
+    from malamute.errors import MalamuteError
+    from malamute.store.operations import Recovered
+
+RESERVE = 1 << 18
+"""Sequences that are reserved at once, ahead of the last one."""
+
+RETRY_SECONDS = 1.0
+
+KEY = ("",)
+
+
+class QueueSequences:
+    """What is reserved of the sequences of all queues. None of this life is up to `floor`."""
+
+    def __init__(self, effects: Effects, timers: Timers, recovered: Recovered) -> None:
+        self._effects = effects
+        self._timers = timers
+        self._waiting: list[Callable[[], None]] = []
+        reserved: int = recovered.table(SEQUENCES).get(KEY, 0)
+        entry = SEQUENCES, KEY
+        if entry in recovered.lost or entry in recovered.doubtful:
+            # It was more than any that is there; how much more is lost.
+            nexts = (queue.next for queue in recovered.queues.values())
+            reserved = max(reserved, *nexts, 0) + 2 * RESERVE
+        self.floor = max(reserved, recovered.incarnation)
+        self.reserved = self.floor
+        self._asked = False
+
+    def covers(self, last: int) -> bool:
+        """Whether nobody gets a sequence again that is in use by now. More are reserved when it is time."""
+        if last + RESERVE // 2 > self.reserved and not self._asked:
+            self._reserve(last + RESERVE)
+        return last <= self.reserved
+
+    def when_reserved(self, callback: Callable[[], None]) -> None:
+        """Call back once more is reserved. The disk has refused that; it is asked again after a while."""
+        self._waiting.append(callback)
+        if len(self._waiting) == 1:
+            self._timers.at(self._effects.now + RETRY_SECONDS, self._call_back)
+
+    def _call_back(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+
+    def _reserve(self, last: int) -> None:
+        self._asked = True
+        self._effects.store(PutValue(SEQUENCES, KEY, last))
+        self._effects.when_stored(lambda error: self._stored(last, error), awaited=False)
+
+    def _stored(self, last: int, error: MalamuteError | None) -> None:
+        self._asked = False
+        if error is None:
+            self.reserved = max(self.reserved, last)
+            self._call_back()
+
+    def store_again(self) -> None:
+        """The store has lost what was reserved."""
+        self._effects.store(PutValue(SEQUENCES, KEY, self.reserved))
+
+    def close(self, last: int) -> None:
+        """The broker ends; `last` is the last sequence of what is in memory only. Give back the others."""
+        self._effects.store(PutValue(SEQUENCES, KEY, max(self.floor, last)))
