@@ -1,4 +1,4 @@
-"""Brokers of benchmarks, forked from a process that has imported all: that is most of a start."""
+"""Brokers and commands, forked from a process that has imported all: that is most of a start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,25 @@ FORKS = get_context("forkserver")
 
 def _play(arguments: Sequence[str], environment: Mapping[str, str], out: Connection, errors: str) -> None:
     """Run the command, as the process that this is."""
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
+    os.dup2(out.fileno(), 1)
+    _command(arguments, environment)
+
+
+def play_on(terminal: Connection, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run the command with a terminal for all that it prints, as the process that this is."""
+    for number in (1, 2):
+        os.dup2(terminal.fileno(), number)
+    terminal.close()
+    _command(arguments, environment)
+
+
+def _command(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     from malamute.cli.root import cli
 
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    os.dup2(out.fileno(), 1)
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
     # What the server of forks has made of these is not theirs.
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     cli(list(arguments), prog_name="malamute")

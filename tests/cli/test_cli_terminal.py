@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import click
 import pytest
 from cli_commands import ROOT
+from forked_broker import FORKS, play_on
 
 import malamute
 from malamute.cli.escaping import printable, to_json, visible
@@ -38,17 +40,13 @@ OnTerminal = Callable[..., str]
 def on_terminal(broker: Broker) -> OnTerminal:
     """Run a command whose output is a terminal. Returns what that was sent, without its own ends of lines."""
 
-    def run(*arguments: str, errors: bool = True) -> str:
+    def run(*arguments: str) -> str:
         screen, inner = pty.openpty()
         environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "malamute", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=inner,
-            stderr=inner if errors else subprocess.DEVNULL,
-            env={**environ, "PYTHONPATH": str(ROOT), "MALAMUTE_URL": broker.url, "TERM": "xterm"},
-        )
-        os.close(inner)
+        environ |= {"MALAMUTE_URL": broker.url, "TERM": "xterm"}
+        with Connection(inner) as terminal:  # how a server of forks is given a file
+            process = FORKS.Process(target=play_on, args=(terminal, arguments, environ))
+            process.start()
         text = io.BytesIO()
         try:
             while piece := os.read(screen, 65_536):
@@ -57,7 +55,7 @@ def on_terminal(broker: Broker) -> OnTerminal:
             pass  # how a terminal tells that its last writer has gone
         finally:
             os.close(screen)
-        process.wait()
+        process.join()
         return text.getvalue().decode().replace("\r\n", "\n")
 
     return run
