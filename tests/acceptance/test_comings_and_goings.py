@@ -76,7 +76,7 @@ def test_three_hundred_that_vanish_are_noticed_and_their_sessions_expire(
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     """WP4, WP12, WP27: without a word."""
-    daemon = daemon_with(new_daemon, expiry=1.0, probe_interval=0.02).start()
+    daemon = daemon_with(new_daemon, expiry=1.0).start()
     watcher = connect_to(daemon.url)
     with peers(daemon.url, CONNECTIONS) as visitors:
         settle_in(visitors)

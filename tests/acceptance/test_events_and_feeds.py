@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
-from rig_daemon import Daemon, small
+from rig_daemon import Daemon
 from rig_programs import WORKER, Program
 from rig_waiting import PATIENCE
 
@@ -22,8 +21,7 @@ def test_who_comes_and_goes_is_reported_live_and_to_those_who_ask_later(
     new_daemon: Callable[..., Daemon], connect_to: Connect, run: Run
 ) -> None:
     """WP12."""
-    config = small()
-    daemon = new_daemon(replace(config, session=replace(config.session, probe_interval=0.02))).start()
+    daemon = new_daemon().start()
     watch = connect_to(daemon.url).subscribe(EVENTS, "client.#", "service.#", start="first")
     worker = run(WORKER, daemon.url, "svc", "doomed")
     assert worker.line() == ["ready"]
