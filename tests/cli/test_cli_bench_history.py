@@ -102,7 +102,7 @@ def test_journal(measured: Any) -> None:
 
 def test_idle(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether one that is busy for long is left alone, tests/acceptance/test_hung_peers.py says.
-    monkeypatch.setattr("malamute.bench.idle.BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("malamute.bench.idle.BUSY_SECONDS", 0.1)
     parameters, rows = measured("idle", "--connections", "30", "--seconds", "1")
     assert parameters["connections"] == 30
     assert [(row["held"], row["flaps"]) for row in rows] == [(3, 0), (30, 0)]
@@ -173,7 +173,8 @@ def test_medians_and_extents(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].split()[:6] == ["some", "1", "2,000", "1", "to", "2"]
 
 
-def test_hostile(measured: Any) -> None:
+def test_hostile(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malamute.bench.hostile.AFTER_SECONDS", 0.1)
     chosen = ["a purge of the queue", "frames without end before HELLO"]
     attacks = [word for what in chosen for word in ("--attack", what)]
     parameters, rows = measured("hostile", "--depth", "2000", *attacks)
