@@ -8,10 +8,17 @@ from typing import Any
 
 import click
 
-from malamute.cli.contexts import Context, Contexts, complete, file_of, load, save
 from malamute.cli.error_output import BadInput
-from malamute.cli.options import ConnectionOptions, ask_password, connects, examples, json_option
+from malamute.cli.options import (
+    ConnectionOptions,
+    ask_password,
+    complete_context,
+    connects,
+    examples,
+    json_option,
+)
 from malamute.cli.tables import show_map, show_rows
+from malamute.client.contexts import Context, Contexts, file_of, load, save
 
 
 @click.group()
@@ -25,7 +32,7 @@ def context() -> None:
     """
 
 
-name_argument = click.argument("name", shell_complete=complete)
+name_argument = click.argument("name", shell_complete=complete_context)
 
 
 @context.command(

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from malamute.cli.contexts import complete
 from malamute.cli.error_output import BadInput
 from malamute.cli.escaping import to_json
-from malamute.cli.options import TIMEOUT_SECONDS, URL, connection_of, examples, json_option
+from malamute.cli.options import TIMEOUT_SECONDS, URL, complete_context, connection_of, examples, json_option
 from malamute.errors import ConfigError, NotInstalled
 from malamute.version import __version__
 
@@ -42,7 +41,7 @@ def gateway() -> None:
     "--context",
     envvar="MALAMUTE_CONTEXT",
     metavar="NAME",
-    shell_complete=complete,
+    shell_complete=complete_context,
     help="The broker, by the name that `malamute context add` gave it.",
 )
 @click.option(

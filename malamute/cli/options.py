@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
-from malamute.cli.contexts import Context, complete, file_of, load
 from malamute.cli.error_output import JSON, print_error
 from malamute.cli.escaping import printable, to_json
+from malamute.client.contexts import Context, InvalidContext, file_of, load
 from malamute.errors import InvalidName, MalamuteError
 from malamute.protocol.names import SCHEME, Kind, Place, Uri
 from malamute.version import __version__
@@ -194,11 +195,20 @@ def waits(words: str) -> Callable[[Function], Function]:
     return decorate
 
 
+def complete_context(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The contexts whose names begin so."""
+    try:
+        known = load(file_of(os.environ)).by_name
+    except InvalidContext:
+        return []
+    return [CompletionItem(name, help=c.url) for name, c in known.items() if name.startswith(incomplete)]
+
+
 context_option = click.option(
     "--context",
     envvar="MALAMUTE_CONTEXT",
     metavar="NAME",
-    shell_complete=complete,
+    shell_complete=complete_context,
     help="The broker, by the name that `malamute context add` gave it.",
 )
 """--context; `connection_of` goes by it."""
@@ -227,7 +237,7 @@ def connects(function: Function) -> Function:
 def connection_of(ctx: click.Context) -> ConnectionOptions:
     """Where the options, the environment and the contexts of the user say to connect.
 
-    Raises `BadInput` when a context is named that is not there, or the file of the contexts is none.
+    Raises `InvalidContext` when a context is named that is not there, or the file of the contexts is none.
     """
     name, context = _context_of(ctx)
     url, address, timeout = (ctx.params.get(option) for option in ("url", "address", "timeout"))

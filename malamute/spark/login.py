@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from malamute.client.link.credentials import CREDENTIALS, given_by
+from malamute.client.contexts import CREDENTIALS, file_of, load
+from malamute.client.link.credentials import given_by
 from malamute.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -38,6 +39,26 @@ class Login:
 
 
 ANYBODY = Login()
+
+
+def with_context(texts: dict[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The options of Spark with what the context says that they name, if any: a URL, and who it is.
+
+    Raises:
+        InvalidContext: there is no such context, or their file is none.
+        InvalidValue: something beside it says where to connect, or it does not.
+    """
+    name = texts.get("context", "")
+    if not name:
+        return texts
+    if found := [option for option in ("data", "path", "url") if texts.get(option)]:
+        raise InvalidValue(f"option {found[0]!r} beside a context: expected one of them")
+    context = load(file_of(environ)).get(name)
+    if not context.url:
+        raise InvalidValue(f"context {name!r} has no URL: expected one, as of `malamute context add`")
+    others = {option: text for option, text in texts.items() if option != "context"}
+    proofs = {} if set(CREDENTIALS) & others.keys() else context.credentials()
+    return {**others, **proofs, "url": context.url}
 
 
 def login_of(texts: Mapping[str, str], url: str) -> Login:

@@ -3,6 +3,7 @@
     path       an exported directory or URL, as `load` takes it
     data       a data directory, which may be in use
     url        a broker
+    context    a broker and who connects there, by the name that `malamute context add` gave it
     user, password, token, curve, server_key
                who connects there, as for `malamute.connect`; the environment of the program may say it, too
     stream     one stream; all of them without it
@@ -24,13 +25,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from malamute.client.link.credentials import CREDENTIALS
+from malamute.client.contexts import CREDENTIALS
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.start import SEQ, SINCE
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.filters import Condition
 from malamute.spark.history import HistorySource, open_history, parse_point
-from malamute.spark.login import ANYBODY, Login, login_of
+from malamute.spark.login import ANYBODY, Login, login_of, with_context
 from malamute.spark.manifest import Manifest, exported_streams, load
 from malamute.spark.schema import Column, Promoted, all_columns, parse_promoted
 
@@ -50,7 +51,20 @@ GAP_COLUMNS = (
 
 NAMES = frozenset(
     (
-        *("path", "data", "url", "stream", "since", "until", "columns", "promote", "table", "lost", "rows"),
+        *(
+            "path",
+            "data",
+            "url",
+            "context",
+            "stream",
+            "since",
+            "until",
+            "columns",
+            "promote",
+            "table",
+            "lost",
+            "rows",
+        ),
         *CREDENTIALS,
     )
 )
@@ -78,6 +92,7 @@ class SourceOptions(NamedTuple):
         texts = {name.lower(): value for name, value in given.items()}
         if unknown := sorted(texts.keys() - NAMES):
             raise InvalidValue(f"unknown option {unknown[0]!r}: expected {', '.join(sorted(NAMES))}")
+        texts = with_context(texts)
         options = cls(
             **{name: texts.get(name, "") for name in ("path", "data", "url", "stream", "since", "until")},
             columns=tuple(_words(texts.get("columns", ""))),

@@ -25,11 +25,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from malamute.client.link.credentials import CREDENTIALS
+from malamute.client.contexts import CREDENTIALS
 from malamute.errors import InvalidValue
 from malamute.protocol.batch import Body
 from malamute.spark.history import TIMEOUT_SECONDS
-from malamute.spark.login import ANYBODY, Login, login_of
+from malamute.spark.login import ANYBODY, Login, login_of, with_context
 from malamute.spark.schema import KINDS, PREFIX
 
 ROWS = 5000
@@ -38,7 +38,7 @@ ROWS = 5000
 GIVEN = frozenset(("sequence", "time", "time_ns", "sender", "parts", "size", "expires", "stream", "date"))
 """Columns that the broker gives its messages."""
 
-_OPTIONS = frozenset(("url", "stream", "checkpointlocation", "path", *CREDENTIALS))
+_OPTIONS = frozenset(("url", "context", "stream", "checkpointlocation", "path", *CREDENTIALS))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -84,6 +84,7 @@ class Target(NamedTuple):
         texts = {name.lower(): value for name, value in options.items()}
         if unknown := sorted(texts.keys() - _OPTIONS):
             raise InvalidValue(f"unknown option {unknown[0]!r} for writing: expected url and stream")
+        texts = with_context(texts)
         url, stream = texts.get("url", ""), texts.get("stream", "")
         if not (url and stream):
             raise InvalidValue("missing option for writing: expected url and stream")

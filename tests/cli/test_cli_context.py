@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from cli_commands import PATIENCE, Run
 
-from malamute.cli.contexts import Context, Contexts, file_of, load, save
-from malamute.cli.error_output import BadInput
 from malamute.cli.options import ConnectionOptions
+from malamute.client.contexts import Context, Contexts, InvalidContext, file_of, load, save
 from malamute.testing import Broker
 
 NOBODY = {"user": None, "curve": None, "server_key": None}
@@ -126,7 +125,7 @@ def test_a_password_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "contexts.toml"
     save(path, Contexts("", {"lab": Context("tcp://lab:1", user="ann", password="s3cret")}))
     path.chmod(0o640)
-    with pytest.raises(BadInput, match="chmod 600"):
+    with pytest.raises(InvalidContext, match="chmod 600"):
         load(path)
 
 
@@ -165,7 +164,7 @@ def test_a_file_that_is_none_is_reported(run: Run, text: str) -> None:
     path = file_of(os.environ)
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(BadInput, match=r"contexts\.toml"):
+    with pytest.raises(InvalidContext, match=r"contexts\.toml"):
         load(path)
     assert "contexts.toml" in run("stream", "list", exit_code=1).stderr
 

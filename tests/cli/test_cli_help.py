@@ -143,6 +143,7 @@ def test_errors_without_a_number_are_kinds_or_show_all_by_their_words() -> None:
         "Failed",
         "HttpRefused",
         "LinkError",  # also raised itself, in a wrong thread or process: the text says what to do
+        "InvalidContext",  # the text names the file
         "BadInput",  # of the command line: the text names the file or the line
     }
 

@@ -9,8 +9,8 @@ import click
 from cli_commands import ROOT
 
 from malamute.cli.check import MEASURES
-from malamute.cli.contexts import Context, Contexts, load
 from malamute.cli.root import cli
+from malamute.client.contexts import Context, Contexts, load
 
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (`.+?) \| (.+) \|$", PAGE.partition("\n## ")[0], re.MULTILINE)

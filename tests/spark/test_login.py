@@ -19,8 +19,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import malamute
 from malamute.access import AccessRule, Account, Accounts
-from malamute.cli.contexts import Context, Contexts, file_of, save
 from malamute.cli.root import cli
+from malamute.client.contexts import Context, Contexts, file_of, save
 from malamute.client.link.credentials import given_by
 from malamute.config import AccessConfig, ListenConfig
 from malamute.config.accounts import hash_password, save_accounts
@@ -109,6 +109,28 @@ def test_who_connects_is_asked_of_brokers_alone(name: str) -> None:
     with pytest.raises(InvalidValue, match=f"option '{name}' without a broker: .* url") as caught:
         SourceOptions.parse({"path": "/exports", name: SECRET})
     assert SECRET not in caught.value.text
+
+
+def test_a_context_says_where_the_broker_is_and_who_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    lab = Context("tcp://lab:1", **ANN)
+    save(file_of(os.environ), Contexts("", {"lab": lab, "nowhere": Context(address="ann")}))
+    options = SourceOptions.parse({"context": "lab", "stream": "s"})
+    assert (options.url, options.login.credentials) == ("tcp://lab:1", ANN)
+    schema = StructType([StructField("subject", StringType())])
+    target = Target.parse({"context": "lab", "stream": "s"}, schema, overwrite=False)
+    assert (target.url, target.login.credentials) == ("tcp://lab:1", ANN)
+    other = SourceOptions.parse({"context": "lab", "token": "t", "stream": "s"})
+    assert other.login.credentials == {"token": "t"}
+    for given, words in (
+        ({"context": "lab", "url": "tcp://x:1"}, "'url' beside a context"),
+        ({"context": "nobody"}, "there is no context 'nobody'"),
+        ({"context": "nowhere"}, "has no URL"),
+    ):
+        with pytest.raises(malamute.errors.MalamuteError, match=words):
+            SourceOptions.parse(given)
 
 
 def test_history_is_read_from_a_broker_by_who_may(url: str) -> None:

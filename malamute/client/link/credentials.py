@@ -14,14 +14,12 @@ from pathlib import Path
 
 import zmq
 
+from malamute.client.contexts import CREDENTIALS
 from malamute.errors import InvalidValue
 from malamute.protocol.limits import TOKEN_BYTES_MAX
 
 TEXT_BYTES_MAX = 255
 """The longest user or password that libzmq sends."""
-
-CREDENTIALS = ("user", "password", "curve", "server_key", "token")
-"""The options of `connect` that say who it is."""
 
 _PROOFS = ("user", "curve", "token")
 """Those of which one is needed. In the environment the first of them counts."""

@@ -13,8 +13,8 @@ The file is `malamute/contexts.toml` below $XDG_CONFIG_HOME, which is ~/.config 
 
 Instead of a user and a password it may have `curve`, the file of a key, and the `server_key` of the broker,
 or a `token` and perhaps the `server_key`.
-It is read by every command that connects, and written as a whole, beside the old one and then in its place,
-so that nobody ever reads half of it.
+It is read by every command that connects, and by the programs of Spark that name one, and written as a whole,
+beside the old one and then in its place, so that nobody ever reads half of it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
-from click.shell_completion import CompletionItem
+from malamute.errors import MalamuteError
 
-from malamute.cli.error_output import BadInput
+
+class InvalidContext(MalamuteError):
+    """Raised when there is no such context, or when their file is none."""
+
 
 CREDENTIALS = ("user", "password", "curve", "server_key", "token")
-"""What of a context proves who somebody is, by the names that `malamute.connect` has for it."""
+"""What proves who somebody is, by the names that `malamute.connect` has for it."""
 
 SECRETS = ("password", "token")
 
@@ -82,10 +84,10 @@ class Contexts:
     by_name: dict[str, Context] = field(default_factory=dict)
 
     def get(self, name: str) -> Context:
-        """The context of this name. Raises `BadInput`."""
+        """The context of this name. Raises `InvalidContext`."""
         if name not in self.by_name:
             known = ", ".join(self.by_name) or "none"
-            raise BadInput(f"there is no context {name!r}: expected {known}")
+            raise InvalidContext(f"there is no context {name!r}: expected {known}")
         return self.by_name[name]
 
 
@@ -96,7 +98,7 @@ def file_of(environ: Mapping[str, str]) -> Path:
 
 
 def load(path: Path) -> Contexts:
-    """The contexts in a file; none if there is no such file. Raises `BadInput` for one that is none."""
+    """The contexts in a file; none if there is no such file. Raises `InvalidContext` for one that is none."""
     if not path.exists():
         return Contexts()
     import tomllib
@@ -105,29 +107,32 @@ def load(path: Path) -> Contexts:
         mode = path.stat().st_mode
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: {error}") from None
+        raise InvalidContext(f"{path}: {error}") from None
     current, found = table.get("current", ""), table.get("contexts", {})
     if not isinstance(current, str) or not isinstance(found, dict):
-        raise BadInput(f"{path}: invalid contexts: expected `current` as text, and `contexts` as a table")
+        raise InvalidContext(
+            f"{path}: invalid contexts: expected `current` as text, and `contexts` as a table"
+        )
     contexts = Contexts(current, {name: _context(path, name, given) for name, given in found.items()})
     if mode & 0o077 and any(set(SECRETS) & context.given().keys() for context in contexts.by_name.values()):
-        raise BadInput(f"{path} is open to others: expected chmod 600, as it has a password or a token")
+        raise InvalidContext(f"{path} is open to others: expected chmod 600, as it has a password or a token")
     return contexts
 
 
 def _context(path: Path, name: str, given: Any) -> Context:
     if not isinstance(given, dict):
-        raise BadInput(f"{path}: invalid contexts.{name}: expected a table")
+        raise InvalidContext(f"{path}: invalid contexts.{name}: expected a table")
     for option, value in given.items():
         if option not in FIELDS:
-            raise BadInput(f"{path}: unknown option contexts.{name}.{option}: expected {', '.join(FIELDS)}")
+            known = ", ".join(FIELDS)
+            raise InvalidContext(f"{path}: unknown option contexts.{name}.{option}: expected {known}")
         if not isinstance(value, FIELDS[option]) or isinstance(value, bool):
-            raise BadInput(f"{path}: invalid value {value!r} of contexts.{name}.{option}")
+            raise InvalidContext(f"{path}: invalid value {value!r} of contexts.{name}.{option}")
     return Context(**given)
 
 
 def save(path: Path, contexts: Contexts) -> None:
-    """Write the contexts, for their owner alone to read. Raises `BadInput` when that cannot be done."""
+    """Write the contexts, for their owner alone to read. Raises `InvalidContext` when that cannot be done."""
     lines = [f"current = {_quoted(contexts.current)}"]
     for name, context in sorted(contexts.by_name.items()):
         lines += ["", f"[contexts.{_quoted(name)}]"]
@@ -141,18 +146,9 @@ def save(path: Path, contexts: Contexts) -> None:
             file.write("\n".join(lines) + "\n")
         beside.replace(path)
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
+        raise InvalidContext(f"{path}: {error.strerror}") from None
 
 
 def _quoted(value: str | float) -> str:
     """A text or a number in TOML, where JSON is the same but for a character that it leaves as it is."""
     return json.dumps(value).replace("\x7f", "\\u007f")
-
-
-def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The contexts whose names begin so."""
-    try:
-        known = load(file_of(os.environ)).by_name
-    except BadInput:
-        return []
-    return [CompletionItem(name, help=c.url) for name, c in known.items() if name.startswith(incomplete)]
