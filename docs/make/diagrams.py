@@ -1,14 +1,20 @@
-"""The diagrams of the documents. `make docs` writes them to docs/images/."""
+"""The diagrams of the documents. `make docs` writes them to docs/images/.
+
+The packages and the states of a queued message are drawn from the code.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+from grimp import build_graph
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from drawing import Drawing
+from drawing import Box, Drawing
 
 from malamute.core.queue.state import DELAYED, DELIVERED, PENDING, READY, SETTLED, SETTLING, TRANSITIONS
 
@@ -40,44 +46,76 @@ def overview() -> Drawing:
     return d
 
 
+PACKAGES: dict[str, tuple[int, int, str, str]] = {
+    "errors": (14, 148, "", "pure"),
+    "protocol": (124, 236, "the wire", "pure"),
+    "matching": (124, 148, "the index", "pure"),
+    "store": (124, 60, "operations", "pure"),
+    "client": (246, 290, "the SDK", "net"),
+    "access": (246, 213, "the rules", "pure"),
+    "journal": (368, 14, "the disk", "disk"),
+    "gateway": (490, 290, "HTTP", "net"),
+    "config": (368, 80, "the options", "plain"),
+    "core": (368, 142, "the mind", "pure"),
+    "spark": (490, 218, "the pipeline", "plain"),
+    "server": (490, 50, "the process", "net"),
+    "testing": (612, 14, "", "plain"),
+    "bench": (612, 134, "", "plain"),
+    "cli": (724, 190, "commands", "plain"),
+}
+"""Where each package stands, what it is, and of which kind."""
+
+SAME_PACKAGE = {"aio": "client", "pytest_plugin": "testing", "__main__": "cli"}
+"""Modules beside the packages, and the package that they belong to."""
+
+
+def package_graph() -> dict[str, set[str]]:
+    """Which packages each package uses, for types too, without what it uses by way of others.
+
+    Raises:
+        CycleError: they use each other in a circle.
+    """
+    graph = build_graph("malamute", exclude_type_checking_imports=False, cache_dir=None)
+    uses: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    for module in graph.modules:
+        for used in graph.find_modules_directly_imported_by(module):
+            one, other = _package(module), _package(used)
+            if one and other and one != other:
+                uses[one].add(other)
+    below: dict[str, set[str]] = {}
+    for package in TopologicalSorter(uses).static_order():
+        below[package] = uses[package].union(*(below[used] for used in uses[package]))
+    return {
+        package: {other for other in used if not any(other in below[another] for another in used)}
+        for package, used in uses.items()
+    }
+
+
+def _package(module: str) -> str:
+    """The package of a module; empty for the whole and for the version, which use nothing."""
+    first = module.split(".")[1] if "." in module else ""
+    first = SAME_PACKAGE.get(first, first)
+    return "" if first == "version" else first
+
+
 def packages() -> Drawing:
     """The imports: an arrow points from the package that is used to the one that uses it."""
-    d = Drawing("The packages, and the direction of imports", 820, 314)
-    errors = d.box(14, 126, 84, 44, "errors", kind="pure")
-    protocol = d.box(146, 60, 104, 44, "protocol", "the wire", kind="pure")
-    matching = d.box(146, 192, 104, 44, "matching", "the index", kind="pure")
-    store = d.box(146, 126, 104, 44, "store", "operations", kind="pure")
-    client = d.box(302, 8, 104, 44, "client", "the SDK", kind="net")
-    config = d.box(302, 64, 104, 44, "config", "the options")
-    core = d.box(302, 120, 104, 44, "core", "the mind", kind="pure")
-    journal = d.box(468, 212, 104, 44, "journal", "the disk", kind="disk")
-    server = d.box(584, 126, 104, 44, "server", "the process", kind="net")
-    cli = d.box(722, 60, 84, 44, "cli", "commands")
-    testing = d.box(722, 192, 84, 44, "testing")
-    spark = d.box(302, 242, 104, 44, "spark", "the pipeline")
-    d.arrow(errors.side("r-0.4"), protocol.side("l"))
-    d.arrow(errors.side("r0.4"), matching.side("l"))
-    d.arrow(protocol.side("r-0.6"), client.side("l"))
-    d.arrow(protocol.side("b"), store.side("t"))
-    d.arrow(store.side("r-0.6"), config.side("l0.4"))
-    d.arrow(store.side("r"), core.side("l"))
-    d.arrow(store.side("r0.7"), journal.side("l-0.4"))
-    d.arrow(matching.side("r-0.4"), core.side("l0.6"))
-    d.arrow(matching.side("r0.4"), spark.side("l"), dashed=True)
-    d.arrow(core.side("r-0.2"), server.side("l0.2"))
-    d.arrow(config.side("r"), server.side("l-0.5"))
-    d.arrow(journal.side("r-0.4"), server.side("b"))
-    d.arrow(journal.side("l0.6"), spark.side("r"), dashed=True)
-    d.arrow(server.side("t"), cli.side("l0.4"))
-    d.arrow(server.side("r0.6"), testing.side("l"))
-    d.arrow(client.side("r"), cli.side("l-0.4"))
-    d.text(
-        14,
-        302,
-        "green: pure code; dashed: the pipeline, which uses client and serves cli",
-        pale=True,
-        at="start",
-    )
+    d = Drawing("The packages, and the direction of imports", 820, 366)
+    boxes = {name: Box(x, y, 84, 46) for name, (x, y, _, _) in PACKAGES.items()}
+    arrows = [(used, package) for package, below in package_graph().items() for used in below]
+
+    def place(side: str, name: str, end: str) -> str:
+        """Where on its side an arrow ends, so that those of one box lie side by side."""
+        mine, other = (0, 1) if side == "r" else (1, 0)
+        ends = sorted((arrow[other] for arrow in arrows if arrow[mine] == name), key=lambda far: boxes[far].y)
+        return f"{side}{1.4 * (ends.index(end) + 0.5) / len(ends) - 0.7:.2f}"
+
+    for used, package in sorted(arrows):
+        d.arrow(boxes[used].side(place("r", used, package)), boxes[package].side(place("l", package, used)))
+    # Above the arrows, which may pass behind some.
+    for name, (x, y, words, kind) in PACKAGES.items():
+        d.box(x, y, 84, 46, name, *filter(None, [words]), kind=kind)
+    d.text(14, 356, "green: pure code; what is used by way of another is not drawn", pale=True, at="start")
     return d
 
 
