@@ -188,13 +188,13 @@ class NotOutstanding(Refused):
 
 
 class NumberTooOld(Refused):
-    """Raised when a command number leaves a hole, or is too far behind the newest one of its session.
+    """Raised when a command number leaves a gap, or is too far behind the newest one of its session.
 
     It is no outcome of that number: say HELLO again and send again from the first unsettled number.
     """
 
     code = 421
-    hint = "number commands without holes, and keep no more unconfirmed than WELCOME allows"
+    hint = "number commands without gaps, and keep no more unconfirmed than WELCOME allows"
 
 
 class TrackerInUse(Refused):

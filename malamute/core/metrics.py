@@ -137,7 +137,7 @@ class Rate:
         recent = now < self._since + 2 * RATE_SECONDS
         self._former = self._count if recent else 0
         self._count = 0
-        # Windows follow each other without a hole while something happens.
+        # Windows follow each other without a gap while something happens.
         self._since = self._since + RATE_SECONDS if recent else now
 
 

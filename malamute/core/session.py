@@ -78,7 +78,7 @@ CHANGE = BY_TYPE[Change].opcode
 class Numbers:
     """What became of each numbered command of a session, and the user whose it is.
 
-    Numbers come without holes, so `next` tells which were executed; those above `stored` wait for the
+    Numbers come without gaps, so `next` tells which were executed; those above `stored` wait for the
     disk. `refused` tells of those that were refused, back to `floor`: below it, a client cannot ask any more.
     """
 
@@ -491,7 +491,7 @@ class Sessions:
         if number == numbers.next:
             return True
         if number > numbers.next:
-            raise NumberTooOld(f"number {number} leaves a hole: expected {numbers.next}")
+            raise NumberTooOld(f"number {number} leaves a gap: expected {numbers.next}")
         if number < max(numbers.floor, numbers.next - self.limits.unconfirmed):
             raise NumberTooOld(f"number {number} is too old: the newest is {numbers.next - 1}")
         if refusal := numbers.refused.answer(number):

@@ -11,7 +11,7 @@ that each have a short transaction on both sides, and makes one moment out of th
 2. The step that reaches the end of the log also reads the states of the streams. Its transaction is the
    moment that the copy is of.
 3. The chunks of each stream are copied from the newest of that moment backwards, as far as they are still
-   there. The ring drops from the other end, so there is no hole: what it dropped meanwhile has left the copy
+   there. The ring drops from the other end, so there is no gap: what it dropped meanwhile has left the copy
    just as it has left the stream.
 
 The states are written last, and the meta record with them, so that what was cut off is never taken for a

@@ -230,13 +230,13 @@ class Index:
         Raises TypeError for a key that is no text, number, bytes, None or tuple of them.
         """
         if self._free:
-            return self._without_holes().save()
+            return self._without_gaps().save()
         self._complete()
         groups = [self._groups[number] for number in range(len(self))]
         keys = [[*group.members] for group in groups]
         return saved.pack([group.selector for group in groups], keys, self._unconditional.saved())
 
-    def _without_holes(self) -> Index:
+    def _without_gaps(self) -> Index:
         """The same with the lowest numbers."""
         index = Index()
         for group in self.groups():

@@ -8,7 +8,7 @@ column a list, or one value where all messages share it:
              [sequences, time, senders, subjects, records, ttls]
     queue:   [sequences, times, senders, subjects, records, attempts, properties]
 
-`sequences` as one number is the first of a run without holes. `ttls` is there if any of the messages expires:
+`sequences` as one number is the first of a run without gaps. `ttls` is there if any of the messages expires:
 how many milliseconds after its time, and 0 for never. In `records` nil stands for a record of
 64 KiB or more, which follows as a frame of its own. Lists of plain strings and bytes keep the garbage
 collector out of the way: it visits containers, not strings, which makes columns about three times as

@@ -19,7 +19,7 @@ first time or after any failure, takes three steps:
    position; everything up to it is there, and nothing behind it.
 
 Then it publishes one batch after the other. A batch is one command, stored as a whole or not at all, and the
-next one leaves when it is stored: a batch that is refused leaves no hole. The cursor follows now and then,
+next one leaves when it is stored: a batch that is refused leaves no gap. The cursor follows now and then,
 always one message behind, so that a look finds a message of the replay. When the connection breaks, the
 writer does not let the client send again by itself, but begins anew with the fence: there is one way to go
 on, for a lost driver, executor, broker or network. Two writers cannot get in each other's way: the later one

@@ -29,7 +29,7 @@ QueueKind = Literal["mailbox", "service", "mailbox-dead", "service-dead"]
 class Chunk(NamedTuple):
     """A run of messages of one stream, as it is sent and as it is stored.
 
-    `first` is the sequence of the first message, and `count` says how many follow without a hole.
+    `first` is the sequence of the first message, and `count` says how many follow without a gap.
     `time_ns` is the broker's clock in nanoseconds UTC, the same for all of them. `payload` is the
     encoded columns of `protocol.batch`; `large` are the records too large to be inside it.
     """

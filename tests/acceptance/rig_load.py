@@ -209,8 +209,8 @@ def check_taken_back(live: Sequence[int], stored: Sequence[int], gaps: Sequence[
 def check_numbering(sequences: Sequence[int], gaps: Sequence[Gap]) -> None:
     """Sequences ascend, and where one is missing a gap of a restart has told exactly which."""
     assert all(a < b for a, b in pairwise(sequences))
-    holes = {(a + 1, b - 1) for a, b in pairwise(sequences) if b != a + 1}
-    assert {(gap.first, gap.last) for gap in gaps} == holes
+    missing = {(a + 1, b - 1) for a, b in pairwise(sequences) if b != a + 1}
+    assert {(gap.first, gap.last) for gap in gaps} == missing
     assert {gap.reason for gap in gaps} <= {"restart"}
 
 

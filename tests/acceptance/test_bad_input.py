@@ -151,7 +151,7 @@ BAD: dict[str, tuple[tuple[bytes, ...], int, int, int]] = {
     "a subject that is no text": ((b"\x95\x02\xa1s\x07\x91\xa1\xff\x91\xc4\x01\x90",), 400, 0, 0),
     "a negative number": ((command(2, "s", -1, ["a"], [RECORD]),), 400, 2, 0),
     "a number of 64 bits": ((command(2, "s", 2**63, ["a"], [RECORD]),), 400, 2, 0),
-    "a number that leaves a hole": ((command(2, "s", 1_000, ["a"], [RECORD]),), 421, 2, 1_000),
+    "a number that leaves a gap": ((command(2, "s", 1_000, ["a"], [RECORD]),), 421, 2, 1_000),
     "a stream of the broker's own": ((command(2, "$s", 0, ["a"], [RECORD]),), 401, 2, 0),
     "a mailbox of the broker's own": ((command(3, "$m", 0, ["a"], [RECORD]),), 404, 3, 0),
     "an unknown option of a message": ((command(3, "m", 0, ["a"], [RECORD], [{"x": 1}]),), 416, 3, 0),

@@ -74,7 +74,7 @@ def test_a_subscriber_whose_position_was_overwritten_while_it_was_away_is_notifi
             while sequences[-1] < count:
                 sequences.append(messages.receive(PATIENCE).sequence)
 
-    holes = [(a + 1, b - 1) for a, b in pairwise(sequences) if b != a + 1]
+    missing = [(a + 1, b - 1) for a, b in pairwise(sequences) if b != a + 1]
     assert sequences[0] == 1
-    assert len(holes) == 1
-    assert [(gap.first, gap.last, gap.reason) for gap in gaps] == [(*holes[0], "overwritten")]
+    assert len(missing) == 1
+    assert [(gap.first, gap.last, gap.reason) for gap in gaps] == [(*missing[0], "overwritten")]

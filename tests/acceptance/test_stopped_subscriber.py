@@ -48,7 +48,7 @@ class Watch:
 
 @contextmanager
 def counting(url: str, count: int, subscribers: int) -> Iterator[list[int]]:
-    """Subscribers on threads. At the end each must have had `count` messages, in order and without a hole."""
+    """Subscribers on threads. At the end each must have had `count` messages, in order and without a gap."""
     had = [0] * subscribers
     ready = threading.Barrier(subscribers + 1)
 

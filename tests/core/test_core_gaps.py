@@ -104,7 +104,7 @@ def test_who_had_what_a_crash_took_back_is_notified_before_anything_else(bench):
     ]
 
 
-def test_who_comes_back_late_is_notified_of_the_hole_in_the_journal(bench):
+def test_who_comes_back_late_is_notified_of_the_gap_in_the_journal(bench):
     bench.tell("alice", publish(b"1", b"2"))
     crash(bench)
     bench.tell("alice", publish(b"3"))

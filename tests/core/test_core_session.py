@@ -193,7 +193,7 @@ def test_a_command_behind_what_is_settled_is_refused_for_good(bench):
     assert [m.code for m in bench.ask("alice", refused)] == [404]
 
 
-def test_a_hole_behind_what_is_settled_is_still_one(bench):
+def test_a_gap_behind_what_is_settled_is_still_one(bench):
     bench.open("alice")
     bench.tell("alice", Hello([2], "alice", unsettled=1, settled=[[2, 3]]))
     assert [m.code for m in bench.ask("alice", publish(b"4", number=4))] == [421]

@@ -30,7 +30,7 @@ static void note(uint32_t kind, int64_t offset, const struct iovec *parts, int c
     pthread_mutex_lock(&one_at_a_time);
     if (descriptor < 0)
         descriptor = open(getenv("DISK_LOG"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    /* A log with a hole in it proves nothing. */
+    /* A log with a gap in it proves nothing. */
     if (syscall(SYS_writev, descriptor, all, count + 1) != (ssize_t)(sizeof head + head.size)) abort();
     pthread_mutex_unlock(&one_at_a_time);
 }

@@ -198,7 +198,7 @@ def outcome(directory: Path, image: bytes, whole: Contents) -> str:
 
 
 def _check_chunks(found: Contents, whole: Contents) -> None:
-    """What is read is what was stored, and what is not is a damage, or in a hole."""
+    """What is read is what was stored, and what is not is a damage, or in a gap."""
     for name, chunks in found.chunks.items():
         # A stream whose name is lost has another one.
         names = [name] if name in whole.chunks else [*whole.chunks]

@@ -75,7 +75,7 @@ def test_an_id_that_stands_alone_would_be_found() -> None:
     assert not ALONE.findall('def test_topics() -> None:\n    """RQ1: they match."""\n')
 
 
-def test_ids_are_listed_once_and_without_a_hole() -> None:
+def test_ids_are_listed_once_and_without_a_gap() -> None:
     names = [name for name, _ in LISTED.findall(PAGE.read_text(encoding="utf-8"))]
     for series in ("RQ", "WK", "XU", "WP", "ZN", "ADD", "E"):
         numbers = [int(name.removeprefix(series)) for name in names if re.fullmatch(rf"{series}\d+", name)]

@@ -150,9 +150,9 @@ class Stores(RuleBasedStateMachine):
     def append(self, data):
         last = dict(self.model.last)
         operations = []
-        for stream, count, size, hole in data:
+        for stream, count, size, gap in data:
             self.now += 1
-            first = last.get(stream, 0) + (7 if hole else 1)
+            first = last.get(stream, 0) + (7 if gap else 1)
             last[stream] = first + count - 1
             operations.append(append(first, stream=stream, count=count, time=self.now, payload=bytes(size)))
         self.write(operations)

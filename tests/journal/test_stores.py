@@ -68,7 +68,7 @@ def test_only_a_reserve_gives_numbers_back_and_none_in_use(make):
     assert make.recovered.streams["s"] == StreamState(1, 2, 2, time_ns=2)
 
 
-def test_a_hole_in_the_sequences_is_allowed_and_going_back_is_not(make):
+def test_a_gap_in_the_sequences_is_allowed_and_going_back_is_not(make):
     store = make()
     store.write([append(1, count=3)])
     store.write([append(100, count=2)])
@@ -120,7 +120,7 @@ def test_a_time_is_found(make):
     assert store.find_time("unknown", 0) == 1
 
 
-def test_a_time_is_found_between_holes(make):
+def test_a_time_is_found_between_gaps(make):
     store = make()
     store.write([append(first, time=first) for first in (5, 1000, 1001, 2000)])
     assert [store.find_time("s", t) for t in (0, 6, 1001, 1002, 2001)] == [5, 1000, 1001, 2000, 2001]
@@ -384,7 +384,7 @@ def test_verify_shows_what_it_has_read(make):
     assert [step.bytes for step in store.verify("s")] == [7]
 
 
-def test_a_sequence_between_two_chunks_lies_in_a_hole(make):
+def test_a_sequence_between_two_chunks_lies_in_a_gap(make):
     store = make()
     store.write([append(5, count=2), append(10, count=3), append(20)])
     found = {sequence: store.find_gap("s", sequence) for sequence in range(4, 22)}

@@ -377,7 +377,7 @@ BROKEN = {
         "malamute.client.session.inbox.Inbox.acknowledge",
         lambda *arguments: None,
     ),
-    "a client takes a delivery behind a hole": (
+    "a client takes a delivery behind a gap": (
         "malamute.client.session.sources.StreamSource.opened",
         lambda source, value: setattr(source, "open", True),
     ),

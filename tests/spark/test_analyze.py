@@ -176,18 +176,18 @@ def test_files_that_overlap_are_counted_exactly(analysed: Analyse, tmp_path: Pat
 def test_a_sender_that_fell_silent_is_late(analysed: Analyse, tmp_path: Path) -> None:
     steady = [Sent(0, sender="steady", seconds=n) for n in range(1000)]
     silent = [Sent(0, sender="silent", seconds=n + 0.5) for n in range(200)]
-    hole = [Sent(0, sender="hole", seconds=n + 0.7 + (500 if n > 100 else 0)) for n in range(400)]
-    messages = sorted([*steady, *silent, *hole], key=lambda m: m.seconds)
+    gap = [Sent(0, sender="gap", seconds=n + 0.7 + (500 if n > 100 else 0)) for n in range(400)]
+    messages = sorted([*steady, *silent, *gap], key=lambda m: m.seconds)
     messages = [m._replace(sequence=n) for n, m in enumerate(messages, 1)]
     write(tmp_path / "h", "s", messages, rows=300)
     senders = {row["sender"]: row for row in analysed("senders")["senders"]}
     assert {name: row["late"] for name, row in senders.items()} == {
         "steady": False,
         "silent": True,
-        "hole": True,
+        "gap": True,
     }
-    assert senders["hole"]["longest_silence"] == 501
-    assert senders["hole"]["silent_since"].timestamp() == pytest.approx(BEGIN / 1e9 + 100.7)
+    assert senders["gap"]["longest_silence"] == 501
+    assert senders["gap"]["silent_since"].timestamp() == pytest.approx(BEGIN / 1e9 + 100.7)
     assert senders["silent"]["longest_silence"] == pytest.approx(999 - 199.5)
 
 

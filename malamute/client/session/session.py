@@ -27,8 +27,8 @@ session is over, and everything that was waited for has that error.
       └────disconnected────┴─┼────────────────-┤
                              └─────resync──────┘
 
-*Resync* is HELLO on a connection that still stands: for a hole in a source, for a command that reached a
-broker which does not know us any more (405), for a number that left a hole (421). After WELCOME everything is
+*Resync* is HELLO on a connection that still stands: for a gap in a source, for a command that reached a
+broker which does not know us any more (405), for a number that left a gap (421). After WELCOME everything is
 set up again, in one place (`_resume`), whether the connection was new or not: sources from their positions
 with fresh credit, questions without answer, and all unsettled commands with their old numbers.
 A resync that helps nothing is tried `RESYNCS_MAX` times, and then the session ends with the error.
@@ -256,8 +256,8 @@ class ClientSession:
         try:
             if self.inbox.deliver(deliver):
                 self._resyncs = 0
-        except ConnectionLost as hole:
-            self._resync(hole)
+        except ConnectionLost as gap:
+            self._resync(gap)
 
     def _ignore(self, message: wire.Message) -> None:
         """What belongs to the time before our last HELLO, or needs no answer."""
@@ -311,7 +311,7 @@ _HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE, _DRAIN = map(
     (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Change, wire.Drain),
 )
 _RESYNC_CODES = frozenset({405, 421})
-"""The broker does not know the session, or a number left a hole: no outcome of the command it is about."""
+"""The broker does not know the session, or a number left a gap: no outcome of the command it is about."""
 
 _REFUSED: dict[int, Callable[[ClientSession, MalamuteError], bool]] = {
     _opcode(wire.Publish): ClientSession._command_refused,

@@ -206,7 +206,7 @@ class ModelBroker:
     def _receive(self, message: Publish, full: bool) -> None:
         number, kept = message.number, self.stored[message.stream]
         if number > self.next:
-            self.answers.append(Error(421, "hole", 2, number))
+            self.answers.append(Error(421, "gap", 2, number))
         elif number in self.refused:
             self.answers.append(self.refused[number])
         elif 0 < number < self.next:

@@ -122,7 +122,7 @@ class JournalBroker:
     def publish(self, message: Publish, refuse: bool) -> None:
         number = message.number
         if number > self.next:
-            self.answers.append(Error(421, "hole", 2, number))
+            self.answers.append(Error(421, "gap", 2, number))
         elif number in self.refused:
             self.answers.append(self.refused[number])
         elif number < self.next:

@@ -84,7 +84,7 @@ def test_a_taken_address_ends_the_session_and_it_never_says_hello_again(dialogue
 # Numbers, confirmations, resend
 
 
-def test_confirmed_commands_share_numbers_without_holes(dialogue):
+def test_confirmed_commands_share_numbers_without_gaps(dialogue):
     offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
     dialogue.publish(b"1")
     dialogue.session.sending.send("bob", ["a"], [RECORD], Command())
@@ -229,9 +229,9 @@ def test_a_broker_that_lost_track_gets_the_change_again_and_the_number_has_no_ou
 def test_a_resync_that_helps_nothing_ends_the_session(dialogue):
     dialogue.publish(b"1")
     for _ in range(RESYNCS_MAX):
-        dialogue.receives(Error(421, "a hole", 2, 1), WELCOME)
+        dialogue.receives(Error(421, "a gap", 2, 1), WELCOME)
     assert dialogue.session.error is None
-    dialogue.receives(Error(421, "a hole", 2, 1))
+    dialogue.receives(Error(421, "a gap", 2, 1))
     assert isinstance(dialogue.session.error, errors.NumberTooOld)
 
 
@@ -314,7 +314,7 @@ def test_a_start_at_a_sequence_is_the_position_before_it(dialogue, delivery):
     assert source.last == 12
 
 
-def test_a_hole_resumes_and_the_delivery_behind_it_is_not_taken(dialogue, delivery):
+def test_a_gap_resumes_and_the_delivery_behind_it_is_not_taken(dialogue, delivery):
     source = subscribe(dialogue)
     dialogue.receives(Ok(6, 1, 1), delivery(1, 0, [1]))
     dialogue.said()

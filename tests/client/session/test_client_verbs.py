@@ -449,7 +449,7 @@ def test_a_drained_offer_is_made_again_without_credit(alice, mail):
     assert [(message.source, message.credit, message.credit_bytes) for message in made] == [(1, 0, 0)]
 
 
-def test_what_is_held_with_too_many_holes_for_one_command_is_held_from_the_last_range_on(alice, mail):
+def test_what_is_held_with_too_many_gaps_for_one_command_is_held_from_the_last_range_on(alice, mail):
     offer = alice.session.inbox.offer("svc", [("all", "")], credit=-1, credit_bytes=-1)
     count = 2 * RANGES_MAX + 2
     alice.receives(Ok(7, 1), mail(1, list(range(1, count + 1))))
