@@ -93,7 +93,7 @@ class NotFound(Refused):
     """Raised when a command names something that is not there."""
 
     code = 404
-    hint = "`list` tells what there is: `malamute stream list`, `mailbox list`, `service list`, `client list`"
+    hint = "`list` shows what there is: `malamute stream list`, `mailbox list`, `service list`, `client list`"
 
 
 class UnexpectedCommand(Refused):
@@ -163,7 +163,7 @@ class InvalidValue(Refused):
     """Raised when a field has the right type and a value that cannot be used."""
 
     code = 416
-    hint = "docs/protocol.md tells what each field may hold"
+    hint = "docs/protocol.md says what each field may hold"
 
 
 class InvalidRule(Refused):
@@ -226,7 +226,7 @@ class QuotaExceeded(Refused):
     """
 
     code = 430
-    hint = "`malamute user show NAME` tells what is used; ask who runs the broker for more"
+    hint = "`malamute user show NAME` shows what is used; ask who runs the broker for more"
 
     def __init__(
         self, text: str = "", retry_after: float = 0.0, owner: tuple[str, str] = ("", ""), limit: str = ""
@@ -251,7 +251,7 @@ class InternalError(Failed):
     """Raised when the broker met a fault of its own."""
 
     code = 500
-    hint = "the broker's log tells more"
+    hint = "the broker's log says more"
 
 
 class TryLater(Failed):
@@ -328,7 +328,7 @@ class NotInstalled(ConfigError):
     """Raised when a library or a program is missing that only an extra needs. The text says how to get it."""
 
     code = 701
-    hint = "install the extra that the text names; docs/spark.md tells what exporting, and what Spark needs"
+    hint = "install the extra that the text names; docs/spark.md says what exporting, and what Spark needs"
 
 
 class StoreError(MalamuteError):

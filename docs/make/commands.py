@@ -13,7 +13,7 @@ from malamute.cli.root import cli
 INTRODUCTION = """\
 # Commands
 
-Every command, as `--help` tells it. What they have in common, and what programs can rely on, is in
+Every command, as `--help` shows it. What they have in common, and what programs can rely on, is in
 [the command line](../cli.md).
 """
 

@@ -76,7 +76,7 @@ def _explain(
 def check(
     user: str, action: str, target: str, *, path: Path | None, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """Tell whether USER may do ACTION to TARGET, and which rule decides.
+    """Show whether USER may do ACTION to TARGET, and which rule decides.
 
     The rules are those of a running broker, or with --config those of a file. The exit code is 0 if it is
     allowed and 1 if not.

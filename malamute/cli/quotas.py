@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @connects
 @json_option
 def quotas(*, connection: ConnectionOptions, as_json: bool) -> None:
-    """Tell what is used of every quota: of those named in the configuration, and of who was here.
+    """Show what is used of every quota: of those named in the configuration, and of who was here.
 
     A rate is what of one second's worth is used. `refused` counts since the broker started.
     """
@@ -30,7 +30,7 @@ def quotas(*, connection: ConnectionOptions, as_json: bool) -> None:
 @connects
 @json_option
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
-    """Tell what a user, and each of the groups that he is in, has used of the quota."""
+    """Show what a user, and each of the groups that he is in, has used of the quota."""
     _show(connection, name, as_json=as_json)
 
 

@@ -317,7 +317,7 @@ user.add_command(quotas)
 def listing(*, book: Book, as_json: bool) -> None:
     """List the accounts, and of a running broker what each uses of the quota that is his own.
 
-    Passwords are not shown. What a group has used, `quotas` tells.
+    Passwords are not shown. What a group has used, `quotas` shows.
     """
     rows = [*book.list()]
     if not as_json:

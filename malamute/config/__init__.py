@@ -5,7 +5,7 @@ the file, and the file before the default.
 What cannot be used is a `ConfigError` that names the place, the option, the value and what is allowed.
 
 The modules: `option_types` reads and writes values, `sections` are the options, `rendering` makes the file,
-`options` is what a broker tells of them.
+`options` is what a broker shows of them.
 """
 
 from __future__ import annotations

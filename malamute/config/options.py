@@ -1,4 +1,4 @@
-"""What a broker tells of its options: their values, where these come from, and what needs a restart."""
+"""What a broker shows of its options: their values, where these come from, and what needs a restart."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from malamute.config import Config
 
 VALUE_CHARACTERS_MAX = 1000
-"""How much of a value is told."""
+"""How much of a value is shown."""
 
 _COUNTED = frozenset({GROUPS, ISSUERS, USERS})
-"""Options of which only is told how many tables they have: claims are about people, and there may be many."""
+"""Options of which only the number of their tables is shown: claims are about people, and there may be
+many."""
 
 
 def options_in_force(config: Config, started: Config) -> tuple[BrokerOption, ...]:
     """Every option of a broker that goes by `config`, and went by `started` when it was started.
 
-    No option is a secret: keys and passwords are in files, of which only the path is told.
+    No option is a secret: keys and passwords are in files, of which only the path is shown.
     """
     return tuple(
         _option(config, started, section, name, option_type)

@@ -403,7 +403,7 @@ class QueuesConfig(Section):
 
 @dataclass(frozen=True)
 class EventsConfig(Section):
-    """What the broker tells of itself on the streams `$sys` and `$audit`, which clients can only read."""
+    """What the broker reports of itself on the streams `$sys` and `$audit`, which clients can only read."""
 
     table = "events"
 

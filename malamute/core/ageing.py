@@ -1,4 +1,4 @@
-"""Retention by age, of streams to which nothing comes: the store is told when there is something to drop.
+"""Retention by age, of streams to which nothing comes: the store is notified when there is something to drop.
 
 What is published drops what is too old of its stream, in its own transaction. Of a stream at rest the store
 knows when its oldest chunk is too old, and the core has the clock. So the core asks the store how long that

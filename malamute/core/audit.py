@@ -13,7 +13,8 @@ the disk takes the record or not. So what the disk refuses of them is written ag
 is there or the broker ends.
 
 What takes no right to administer could be used to drive records out of the stream: refusals, and cursors,
-which belong to readers. They are told as refusals are in `$sys`, some as they are and of the others how many.
+which belong to readers. They are reported as refusals are in `$sys`, some as they are and of the others how
+many.
 
 The subject of a record is the topic of the change. The headers say who, from where, and what came of it; the
 body is JSON: the `arguments`, and what there was `before` and `after`. None of them has a secret: an argument

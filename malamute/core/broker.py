@@ -27,7 +27,7 @@ from malamute.core.audit import BY_SIGNAL, DONE, REFUSED, Audit, who
 from malamute.core.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
 from malamute.core.engines import Engines
-from malamute.core.events import Events, tell_worker
+from malamute.core.events import Events, report_worker
 from malamute.core.feed.feed import Feed
 from malamute.core.feed.rule import FeedName
 from malamute.core.feed.table import Feeds
@@ -245,7 +245,7 @@ class Core(Engines):
         self._check_clock(last)
 
     def _check_clock(self, last: int) -> None:
-        """Tell if the clock is not where it was when something was stored last: it is wrong, or was then."""
+        """Report if the clock is not where it was when something was last stored: it is or was wrong."""
         seconds = self.effects.now - to_seconds(last)
         if last and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
             what = "behind" if seconds < 0 else "ahead"
@@ -308,7 +308,7 @@ class Core(Engines):
         )
 
     def _report_lost(self, recovered: Recovered) -> None:
-        """Tell which queues were in memory only: what they had is gone."""
+        """Report which queues were in memory only: what they had is gone."""
         for (kind, name), count in recovered.table(MEMORY_QUEUES).items():
             self.effects.store(DeleteValue(MEMORY_QUEUES, (kind, name)))
             if count:
@@ -442,7 +442,7 @@ class Core(Engines):
         return session.numbers.user if session is not None and session.open else None
 
     def refuse(self, peer: bytes, error: MalamuteError, now: float) -> None:
-        """Tell a peer that what it sent was refused. Nothing else happens."""
+        """Send a peer the reason why what it sent was refused. Nothing else happens."""
         self.effects.now = now
         answer = error_message(error)
         if answer.about in NUMBERED and not self._note_refusal(peer, answer):
@@ -648,7 +648,7 @@ class Core(Engines):
                 self.end_source(session, number, error)
 
     def end_source(self, session: Session, source: int, error: MalamuteError) -> None:
-        """End a subscription or an offer of a session, and tell it why."""
+        """End a subscription or an offer of a session, and send it the reason."""
         ended = session.sources.pop(source)
         self._end_source(session, ended)
         command = Subscribe if isinstance(ended, Subscription) else Offer
@@ -986,7 +986,7 @@ class Core(Engines):
         self._take_selector(session, message.source, cost)
         ack_timeout_ms = round(offer.consumer.ack_timeout * 1000)
         self.effects.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
-        tell_worker("joined", offer)
+        report_worker("joined", offer)
         offer.grant(message.credit, message.credit_bytes)
 
     def _take_selector(self, session: Session, source: int, cost: int) -> None:
@@ -1004,7 +1004,7 @@ class Core(Engines):
 
     def _end_source(self, session: Session, source: SessionSource) -> None:
         if isinstance(source, QueueSource):
-            tell_worker("left", source)
+            report_worker("left", source)
         self.selectors.take(-source.cost_bytes, session)
         source.cancel()
         if isinstance(source, Subscription):

@@ -131,9 +131,9 @@ class Effects:
         self.switches: Counter[str] = Counter()
         """How often a reader of any stream came to live or to replay."""
         self.gaps: Counter[str] = Counter()
-        """How often a reader was told that messages are unavailable, by the reason."""
+        """Gaps that readers were sent, by the reason."""
         self.refusals: Counter[int] = Counter()
-        """What clients were told with an ERROR, by its code."""
+        """ERRORs that clients were sent, by code."""
         self.family_failures: Counter[str] = Counter()
         """How often a family of patterns that is a plug-in has failed, by its name."""
         self.on_failure: Failed | None = None
@@ -261,17 +261,17 @@ class Effects:
         self._fault = self.fault(what, error)
 
     def notice(self, event: str, **details: Any) -> None:
-        """Tell the operator."""
+        """Notify the operator."""
         self.notices.append(Notice(event, details))
 
     def family_failed(self, family: str, error: Exception, times: int, **where: str) -> None:
-        """A family of patterns has failed so many times there. The operator is told of the first one."""
+        """A family of patterns has failed so many times there. The operator is notified of the first one."""
         self.family_failures[family] += 1
         if times == 1:
             self.notice("a family of the index failed", **where, family=family, error=str(error))
 
     def event(self, subject: str, body: bytes = b"", /, **details: Any) -> None:
-        """Tell whoever reads the stream of the broker's own events."""
+        """Publish one of the broker's own events."""
         if len(self.events) < self.events_max:
             self.events.append(Event(subject, body, details))
         else:

@@ -50,7 +50,7 @@ class Engines:
     """Why the configuration that was to be loaded last was refused."""
 
     def end_source(self, session: Session, source: int, error: MalamuteError) -> None:
-        """End a subscription or an offer of a session, and tell it why."""
+        """End a subscription or an offer of a session, and send it the reason."""
         raise NotImplementedError
 
     def queues_of(self, kind: str) -> QueueTable:

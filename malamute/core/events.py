@@ -131,7 +131,7 @@ class Events:
             self._failures = 0
 
     def store_failed(self, error: MalamuteError) -> None:
-        """Something could not be stored: tell it, though not every time."""
+        """Something could not be stored: report it, though not every time."""
         now = self.effects.now
         self._failures += 1
         if not self._failed_at or now >= self._tell_at:
@@ -140,8 +140,8 @@ class Events:
         self._failed_at = now
 
 
-def tell_worker(what: str, offer: QueueSource) -> None:
-    """Tell that a worker has joined a service, or a consumer a mailbox, or left it. Its owner is none."""
+def report_worker(what: str, offer: QueueSource) -> None:
+    """Report that a worker has joined a service, or a consumer a mailbox, or left it. Its owner is none."""
     consumer = offer.consumer
     if consumer.source != MAILBOX:
         offer.queue.effects.event(

@@ -25,16 +25,16 @@ PLACES_MAX = 100
 
 TRACEBACK_CHARACTERS = 4_000
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
 class Faults:
     """The faults of one broker, by the place where they were raised."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, report: Report) -> None:
         self.count = 0
         self.by_place: dict[str, int] = {}
-        self._tell = tell
+        self._report = report
         self._told_at: dict[str, float] = {}
 
     def note(self, what: str, error: BaseException, now: float) -> InternalError:
@@ -54,7 +54,7 @@ class Faults:
                 "cause": f"{type(error).__name__}: {error}"[:TRACEBACK_CHARACTERS],
                 "traceback": "".join(format_exception(error))[-TRACEBACK_CHARACTERS:],
             }
-            self._tell(FAULT, **details)
+            self._report(FAULT, **details)
         return InternalError(f"a fault of the broker's own in {what}: {type(error).__name__} at {place}")
 
 

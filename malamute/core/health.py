@@ -49,7 +49,7 @@ class Health:
             self._timers.at(self._effects.now + PROBE_SECONDS, self._probe)
 
     def damaged(self, defects: Sequence[Defect]) -> None:
-        """Something in the store was found damaged: tell of it, of many alike the first ones."""
+        """Something in the store was found damaged: report it, of many alike the first ones."""
         reported = Counter[str]()
         for defect in defects:
             if defect.kind == OPENED_AGAIN:

@@ -2,7 +2,7 @@
 
 A `Histogram` counts durations in buckets whose limits grow by the same factor, so a quantile is right to
 within 5 % of itself wherever it lies. A bucket that is not used takes nothing, and there are fewer than
-300 of them. Two histograms take turns, so that what is told is of the last minutes, not of all time.
+300 of them. Two histograms take turns, so that the figures are of the last minutes, not of all time.
 
 A `DurationTotal` sums durations since the start, for whoever looks now and then and takes the difference.
 

@@ -77,7 +77,7 @@ class Recovery:
         return sum(dead.excess for dead in self._dead)
 
     def report(self, counts: dict[str, tuple[int, int]]) -> None:
-        """Tell how many were skipped, and what is past its limit: `counts` are those there, and the limit."""
+        """Report how many were skipped, and what is past its limit: `counts` are (those there, the limit)."""
         if self.skipped > REPORTED_MAX:
             self._effects.notice("more was not recovered", count=self.skipped - REPORTED_MAX)
         for what, (there, limit) in counts.items():

@@ -389,7 +389,7 @@ class Sessions:
         session.since = self.effects.now
         self._away.pop(peer, None)
         self.watch(session)
-        self._tell("connected", session, software=session.software, resumed=resumed)
+        self._report("connected", session, software=session.software, resumed=resumed)
         ack_timeout_ms = round(self._ack_timeout(session.mailbox) * 1000)
         limits = {**self.limits._asdict(), "ack_timeout": ack_timeout_ms}
         welcome = Welcome(
@@ -422,7 +422,7 @@ class Sessions:
         if session is not None and session.open:
             self._leave(session)
             self._away[peer] = self.effects.now + self._expiry
-            self._tell("left", session, reason="lost")
+            self._report("left", session, reason="lost")
 
     def _leave(self, session: Session) -> None:
         session.open = session.blocked = False
@@ -434,7 +434,7 @@ class Sessions:
             probes.cancel(session)
 
     def dismiss(self, session: Session, error: MalamuteError, reason: str) -> None:
-        """End a session that its client has not ended, and tell the client why if it is there."""
+        """End a session that its client has not ended, and send the client the reason if it is there."""
         if session.open:
             self.effects.send(session.peer, Error(error.code, error.text, BY_TYPE[Hello].opcode))
         self.end(session, reason)
@@ -444,7 +444,7 @@ class Sessions:
         session.count_for(())
         if session.open:
             self._leave(session)
-        self._tell("expired" if reason == "expired" else "left", session, reason=reason)
+        self._report("expired" if reason == "expired" else "left", session, reason=reason)
         self._forget(session)
         self._away.pop(session.peer, None)
         self._remove(session.peer)
@@ -452,7 +452,7 @@ class Sessions:
             self.effects.store(DeleteValue(SESSIONS, (session.peer,)))
         self.effects.closed.append(session.peer)
 
-    def _tell(self, what: str, session: Session, **details: Any) -> None:
+    def _report(self, what: str, session: Session, **details: Any) -> None:
         name = session.address or session.ident
         self.effects.event(f"client.{what}.{name}", id=session.ident, address=session.address, **details)
 
@@ -568,7 +568,7 @@ class Sessions:
         """A change has come to this, all of it in this iteration: store it beside that, and answer then.
 
         One that is not `final` goes on, and this is its outcome if it cannot. If this cannot be stored it has
-        come to what is told `otherwise`, or was refused.
+        come to `otherwise`, or was refused.
         """
         if number and self._lives(session):
             session.numbers.outcomes.decide(number, value)
@@ -629,7 +629,7 @@ class Sessions:
         """The store has lost what it knew of a session.
 
         One in doubt is not stored again: as new as the damage, it would be in doubt no more after a restart,
-        and its client would never be told.
+        and its client would never be notified.
         """
         session = self.by_peer.get(peer)
         if session is not None and not session.doubtful:
@@ -654,7 +654,7 @@ class Sessions:
                 self.effects.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
             elif error is not None:
                 self._unstored(session, runs, error)
-                # What was handed out meanwhile tells of these numbers as stored.
+                # What was handed out meanwhile has these numbers as stored.
                 self._store(session)
 
     def _unstored(self, session: Session, runs: list[Run], error: MalamuteError) -> None:

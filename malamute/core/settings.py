@@ -24,9 +24,9 @@ class Settings(NamedTuple):
     """Whether there may be a stream without a journal."""
     queues: PolicyOf = lambda kind, name: QueuePolicy()
     lifecycle_events: bool = False
-    """Whether `$sys` tells what happens to clients, streams, queues and the store."""
+    """Whether `$sys` reports what happens to clients, streams, queues and the store."""
     settled_events: bool = False
-    """Whether `$sys` tells the history of each queued message."""
+    """Whether `$sys` reports the history of each queued message."""
     audit: bool = False
     """Whether `$audit` has every administrative change."""
     access: Policy = Policy()
@@ -37,9 +37,9 @@ class Settings(NamedTuple):
     backups: str = ""
     """The directory below which backups are made; none if nothing is kept on a disk."""
     options: Sequence[BrokerOption] = ()
-    """What the query `options` tells, but for what waits for a restart."""
+    """What the query `options` answers, but for what waits for a restart."""
     facts: Mapping[str, Any] = {}
-    """What `status` tells beyond what the core knows."""
+    """What `status` has beyond what the core knows."""
 
 
 class ConfigurationLoaded(NamedTuple):

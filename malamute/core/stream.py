@@ -386,7 +386,7 @@ class Stream:
         self.begin_ageing()
 
     def _policy_ttl(self) -> int:
-        # What the broker tells of itself is not for any publisher's readers to outrun.
+        # What the broker reports of itself is not for any publisher's readers to outrun.
         return 0 if self.own else self.policy.ttl_ms
 
     @property
@@ -536,7 +536,7 @@ class Stream:
         self.replay.advance()
 
     def _refused(self, loaded: Loaded, *, sent: bool) -> None:
-        """Tell those who have a chunk, or were to have it, that the disk does not."""
+        """Notify those who have a chunk, or were to have it, that it is not durable."""
         costly, work = self.audience.match_costly(loaded.columns, maxsize)
         self.effects.work -= work
         for matches in (self.audience.match(loaded.columns), costly):

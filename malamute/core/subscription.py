@@ -175,7 +175,7 @@ class Reader:
             self._expired = self._expired[0] or sequences[0], sequences[-1]
 
     def announce_expired(self) -> None:
-        """Tell of what has expired since something came, as one gap."""
+        """Report what has expired since something came, as one gap."""
         (first, last), self._expired = self._expired, (0, 0)
         # What it was offered between may have ended it.
         if first and self.open:
@@ -241,7 +241,7 @@ class Reader:
         self._expired = (0, 0)
 
     def skip(self, last: int, reason: str) -> None:
-        """Move the cursor past `last`, and tell that the messages up to it are unavailable."""
+        """Move the cursor past `last`, and report that the messages up to it are unavailable."""
         if self.quiet:
             self.cursor = self._following(max(self.cursor, min(last + 1, self.head)))
         if self.cursor > last:
@@ -254,7 +254,7 @@ class Reader:
         self.after = last
 
     def switch(self, cursor: int) -> None:
-        """Move to REPLAY at a cursor, or to LIVE with 0, and tell."""
+        """Move to REPLAY at a cursor, or to LIVE with 0, and notify its client."""
         state = "replay" if cursor else "live"
         sequence = cursor or self.cursor
         self.cursor = cursor
@@ -301,7 +301,7 @@ class Subscription(Reader):
         return taken.where != asked.where or {*taken.criteria} != {*asked.criteria}
 
     def accept(self, position: Position) -> None:
-        """Tell the client where it begins, and before that if it is limited."""
+        """Notify the client where it begins, and before that if it is limited."""
         send, peer = self.stream.effects.send, self.session.peer
         if self.limited:
             # A client of an older version knows no such state, and goes on.
@@ -359,7 +359,7 @@ class Subscription(Reader):
         self.time_ns = part.time_ns
 
     def refused(self, part: ChunkPart, *, sent: bool) -> None:
-        """Tell the client what it has had in vain, or will not get."""
+        """Notify the client of what it has had in vain, or will not get."""
         sequences = part.columns.each_sequence()
         if sent and not self.committed:
             had = [s for s in sequences if s <= self.had or self._has_had(s)]
@@ -375,7 +375,7 @@ class Subscription(Reader):
         return self.began and self.start <= sequence and not 0 < self.cursor <= sequence
 
     def fail(self, error: MalamuteError) -> None:
-        """End it, and tell the client why."""
+        """End it, and send the client the reason."""
         if self.open:
             del self.session.sources[self.source]
             self.began = False
@@ -383,17 +383,17 @@ class Subscription(Reader):
             self.stream.effects.refuse(self.session.peer, error_message(error, _SUBSCRIBE, self.source))
 
     def missed(self, first: int, last: int, reason: str) -> None:
-        """Tell the client that messages are unavailable."""
+        """Notify the client that messages are unavailable."""
         self.stream.effects.gaps[reason] += 1
         self.stream.effects.send(self.session.peer, Gap(self.source, first, last, reason))
-        self._tell("gap", first=first, last=last, reason=reason)
+        self._report("gap", first=first, last=last, reason=reason)
 
     def switched(self, state: str, sequence: int) -> None:
-        """Tell the client that it is LIVE or in REPLAY now."""
+        """Notify the client that it is LIVE or in REPLAY now."""
         self.stream.effects.send(self.session.peer, Switch(self.source, state, sequence))
-        self._tell(state, sequence=sequence)
+        self._report(state, sequence=sequence)
 
-    def _tell(self, what: str, **details: Any) -> None:
+    def _report(self, what: str, **details: Any) -> None:
         stream, session = self.stream, self.session
         # A reader of the events would read of its own reading for ever.
         if not stream.own:

@@ -236,7 +236,7 @@ async def follow_updates(request: Request, arguments: Arguments) -> Response:
         raise InvalidValue("no topic: expected one at least")
     request = _with_cookie(request)
     gateway = gateway_of(request)
-    # The header is what a browser adds to its address when it comes again.
+    # The header is what a browser adds to its address when it reconnects.
     last = arguments["last_event_id"] or arguments["lasteventid"]
     public_only = gateway.identity(request) == ANONYMOUS
     return await follow(

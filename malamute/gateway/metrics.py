@@ -178,7 +178,7 @@ def _totals(totals: BrokerTotals) -> Iterator[Metric]:
             "state",
             no_switches | totals.switches,
         ),
-        ("gaps", "How often a reader was told that messages are unavailable.", "reason", totals.gaps),
+        ("gaps", "Gaps that readers were sent: messages that are unavailable.", "reason", totals.gaps),
         ("refusals", "Commands that were refused, by the number of the error.", "code", totals.refusals),
         ("family_failures", "Failures of plug-ins for patterns.", "family", totals.family_failures),
     ):

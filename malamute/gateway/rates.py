@@ -83,7 +83,7 @@ class RateGuard:
             try:
                 yield self._user, _identity(connection).digest, "user"
             except LoginNeeded:
-                # Whoever needs to log in is told so, if there is a need.
+                # The endpoint refuses whoever has to log in.
                 return
 
 

@@ -41,7 +41,8 @@ from malamute.matching.plan import text_behind
 from malamute.matching.selector import Selector
 
 ATTRIBUTES_MAX = 4
-"""Attributes that messages are told apart by. With more there are too many combinations to come again."""
+"""Attributes that messages are told apart by. With more there are too many combinations for any to be
+repeated."""
 
 _TRUE, _FALSE, _OTHER = object(), object(), object()
 _EVERY_TEXT = object()

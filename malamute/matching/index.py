@@ -434,7 +434,7 @@ class Index:
         self._caches.charge(self, size_bytes)
 
     def failed(self, family: str, error: Exception) -> None:
-        """A family has raised: count it, and tell whoever wants to know."""
+        """A family has raised: count it, and notify whoever wants to know."""
         self.failures[family] += 1
         if self._on_failure is not None:
             self._on_failure(family, error)

@@ -341,9 +341,9 @@ class BrokerTotals(Row):
     """What the broker has done since it started, and what all of its queues have.
 
     `iterations` are those of its loop, `commits` the times until something was durable that somebody waited
-    for. `settlements` are messages by outcome; `switches` those of readers to live and to replay, `gaps` what
-    they were told, by reason, `refusals` what clients were told, by code, and `family_failures` those of
-    families of patterns that are plug-ins.
+    for. `settlements` are messages by outcome; `switches` those of readers to live and to replay, `gaps`
+    those that they were sent, by reason, `refusals` the ERRORs that clients were sent, by code, and
+    `family_failures` those of families of patterns that are plug-ins.
     """
 
     iterations: DurationTotals

@@ -1,8 +1,8 @@
 """Who a peer is: the handler of libzmq's authentication protocol (ZAP, RFC 27), in the broker's loop.
 
 libzmq asks here about each connection, before anything that it sends is handed over, and puts the user whom
-it is told into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer may call
-itself anything in its own metadata, which only an answer from here outweighs.
+the answer names into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer
+may call itself anything in its own metadata, which only an answer from here outweighs.
 
 A password takes some 50 ms to try, so a thread of its own does that, for a few at a time. Who was right
 before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests. Addresses from
@@ -59,7 +59,7 @@ REQUESTS_MAX = 64
 """Handshakes that are answered in one iteration."""
 
 TRYING_MAX = 64
-"""Passwords that wait for the thread; with more, the client has to come again."""
+"""Passwords that wait for the thread; with more, the client has to try again."""
 
 BUSY = "too many at a time"
 """Why it has to then, which is no fault of its own."""

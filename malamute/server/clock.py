@@ -45,7 +45,7 @@ class Clock:
         return counted() + self._offset
 
     def look(self, now: float) -> ClockStep | None:
-        """What there is to tell of the wall clock."""
+        """What there is to report of the wall clock."""
         differs = time.time() - now - self._ahead
         if abs(differs) <= STEP_MAX:
             if self._seen is None:

@@ -226,7 +226,7 @@ def check_anybody_may_log_in(config: Config, accounts: AccountDirectory) -> None
 
 
 def _refused(core: Core, clock: Clock, report: Reported, refusal: RefusedConnection) -> None:
-    """Tell of a connection that was refused, in the log and to the core."""
+    """Report a connection that was refused, in the log and to the core."""
     report(refusal)
     core.connection_refused(refusal.address, refusal.mechanism, refusal.claimed, refusal.reason, clock())
 
@@ -402,8 +402,8 @@ def _on_store_error(error: MalamuteError) -> None:
 
 
 def _on_notice(notice: Notice) -> None:
-    tell = log.error if notice.event == FAULT else log.info if notice.event == CONFIGURED else log.warning
-    tell(notice.event, **notice.details)
+    report = log.error if notice.event == FAULT else log.info if notice.event == CONFIGURED else log.warning
+    report(notice.event, **notice.details)
 
 
 def raise_file_limit() -> int:
@@ -426,8 +426,8 @@ def _within_files(config: Config, files: int) -> Config:
     if config.limits.sessions <= sessions:
         return config
     # Nobody asked for the default: that there can be fewer is no matter for a warning at each start.
-    tell = log.warning if config.limits.sessions != Limits().sessions else log.debug
-    tell(
+    report = log.warning if config.limits.sessions != Limits().sessions else log.debug
+    report(
         "fewer sessions than configured",
         sessions=sessions,
         configured=config.limits.sessions,

@@ -1,4 +1,4 @@
-"""What systemd is told of the broker: the protocol of sd_notify(3), without its library.
+"""What is reported to systemd about the broker: the protocol of sd_notify(3), without its library.
 
 A service of `Type=notify` gets the address of a datagram socket as `NOTIFY_SOCKET`. The broker says there
 that it is ready, reloads its configuration or stops. With `WatchdogSec=` it has to give a sign of life too,

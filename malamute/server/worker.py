@@ -142,7 +142,7 @@ class Worker(threading.Thread, Generic[Job]):
         self._jobs.put(None)
 
     def run(self) -> None:
-        """Do jobs until told to finish."""
+        """Do jobs until `finish` is called."""
         try:
             while (job := self._jobs.get()) is not None:
                 jobs = [job]

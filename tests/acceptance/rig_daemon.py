@@ -98,7 +98,7 @@ class Daemon:
         assert self.wait() == -signal.SIGKILL
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ask it to end, and see that it does so in good order."""
+        """Ask it to end, and see that it does so cleanly."""
         self.send_signal(number)
         code = self.wait()
         assert code == 0, f"the broker ended with {code}:\n{self.log}"
@@ -114,7 +114,7 @@ class Daemon:
         return code
 
     def restart(self) -> None:
-        """Stop it in good order, and start it on the same port and directory."""
+        """Stop it cleanly, and start it on the same port and directory."""
         self.stop()
         self.start()
 

@@ -171,7 +171,7 @@ class Load:
     # What has to hold at the end
 
     def check_all(self, stored: Sequence[malamute.Message]) -> None:
-        """What was confirmed has arrived, exactly once or saying that it comes again."""
+        """What was confirmed has arrived, exactly once or saying that it is redelivered."""
         for role in ("publisher a", "publisher b"):
             bodies = [int(message.body) for message in stored if message.subject == role]
             assert bodies == list(range(self.given[role])), role
@@ -196,7 +196,7 @@ def check_deliveries(deliveries: Sequence[tuple[int, int]], count: int) -> None:
 
 
 def check_taken_back(live: Sequence[int], stored: Sequence[int], gaps: Sequence[Gap]) -> list[Gap]:
-    """Whoever had what is no more was told, and of nothing else. Returns the other gaps."""
+    """Whoever had what is no more was notified of that, and of nothing else. Returns the other gaps."""
     reported = [(gap.first, gap.last) for gap in gaps if gap.reason == "taken-back"]
     kept, lost = set(stored), set(live) - set(stored)
     assert not {s for s in lost if not any(first <= s <= last for first, last in reported)}, "nobody told"
@@ -215,7 +215,7 @@ def check_numbering(sequences: Sequence[int], gaps: Sequence[Gap]) -> None:
 
 
 def read_back(url: str, stream: str = STREAM) -> tuple[list[malamute.Message], list[Gap]]:
-    """The whole stream as it is stored, and the gaps that are told in it."""
+    """The whole stream as it is stored, and the gaps that are reported in it."""
     gaps: list[Gap] = []
     stored: list[malamute.Message] = []
     with malamute.connect(url, timeout=PATIENCE) as client:

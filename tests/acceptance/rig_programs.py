@@ -59,7 +59,7 @@ with malamute.connect(url, timeout=60) as client:
                 break
         print("had", first, end, flush=True)
 """
-"""A subscriber that tells which runs of sequences it had, and each gap that it was told of."""
+"""A subscriber that reports which runs of sequences it had, and each gap that it was notified of."""
 
 RECIPIENT = """
 import sys

@@ -51,7 +51,7 @@ def test_over_twenty_cuts_of_every_connection_all_is_stored_once_and_seen_once_i
 def test_a_subscriber_whose_position_was_overwritten_while_it_was_away_is_notified_of_what_is_missing(
     new_daemon: Callable[..., Daemon], new_proxy_to: Callable[[Daemon], Proxy]
 ) -> None:
-    """WP29, WP37: what it had, and what it was told to be missing, is the whole stream."""
+    """WP29, WP37: what it had, and what was reported to it as missing, is the whole stream."""
     daemon = new_daemon(small(8 * MIB)).start()
     proxy = new_proxy_to(daemon)
     count = 2_000

@@ -1,8 +1,8 @@
 """Clients that mean harm, on default settings: the others get what is theirs, and memory has its limits.
 
 Each attack that the benchmark knows, and all of them together, beside a normal load of publishers, workers
-and requests from others. How long that takes is told. It is judged here by what no busy machine explains;
-`malamute bench hostile` measures it on a quiet one.
+and requests from others. How long that takes is in the report. It is judged here by what no busy machine
+explains; `malamute bench hostile` measures it on a quiet one.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ with malamute.connect(url, timeout=60) as client:
 
     client.run()
 """
-"""A worker with a handler that takes as long as it is told, and reports on its request meanwhile."""
+"""A worker with a handler that takes as long as it is set to, and reports on its request meanwhile."""
 
 
 def test_while_the_broker_stands_still_nobody_is_late(daemon: Daemon, connect: Connect, run: Run) -> None:

@@ -32,7 +32,8 @@ def test_twenty_kills_under_load_lose_nothing_that_was_confirmed_and_double_noth
             daemon.kill()
             daemon.start()
         load.settle()
-        # Behind the last message a gap is told as well: with one after the last kill, each is between two.
+        # Behind the last message a gap is reported as well: with one after the last kill, each is between
+        # two.
         with malamute.connect(daemon.url, timeout=PATIENCE) as client:
             client.publish(STREAM, "last", b"", assurance="stored")
         stored, gaps = read_back(daemon.url)

@@ -37,7 +37,7 @@ def test_a_full_disk_for_the_log_ends_nothing(tmp_path: Path) -> None:
         assert process.stdout is not None
         url = endpoint(os.read(process.stdout.fileno(), 65_536).decode())
         with malamute.connect(url, timeout=PATIENCE) as client:
-            process.send_signal(signal.SIGHUP)  # which is told in the log
+            process.send_signal(signal.SIGHUP)  # which is reported in the log
             client.publish("s", "a", b"1", assurance="stored")
         process.terminate()
         assert process.wait(PATIENCE) == 0

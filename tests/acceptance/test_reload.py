@@ -97,7 +97,7 @@ def test_the_command_shows_what_changes_before_it_does(daemon: Daemon, connect: 
     assert client.query(StatusQuery()).waiting_for_restart == ["session.expiry"]
     shown = json.loads(command(daemon, "broker", "status").stdout)
     assert shown["waiting_for_restart"] == ["session.expiry"]
-    # What changed is in force and differs no more; what waits is told until the restart.
+    # What changed is in force and differs no more; what waits is shown until the restart.
     assert json.loads(command(daemon, "broker", "reload").stdout) == {**expected, "changed": []}
 
 

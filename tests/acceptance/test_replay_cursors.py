@@ -100,7 +100,7 @@ def test_wp29_a_new_cursor_begins_at_its_start_and_is_kept_without_a_commit(
 def test_wp29_over_kills_in_the_midst_of_commits_no_confirmed_position_is_lost_and_nothing_is_skipped(
     daemon: Daemon, connect: Connect, run: Run, victim: str
 ) -> None:
-    """WP29: of the messages, only one whose commit was under way comes again."""
+    """WP29: of the messages, only one whose commit was under way is delivered again."""
     client, done = connect(), 0
     publish(client.publisher("s"), 1_000)
     for life in range(1, KILLS + 1):
@@ -191,7 +191,7 @@ def test_wp29_what_cannot_be_committed_is_refused_and_the_position_stays(
 def test_wp32_sequences_continue_without_a_gap_over_clean_restarts_and_with_a_reported_gap_over_kills(
     daemon: Daemon, connect: Connect
 ) -> None:
-    """WP29, WP32: as the publishers were told them, as a live subscriber saw them, and as they are stored."""
+    """WP29, WP32: as the publishers learned them, as a live subscriber saw them, and as they are stored."""
     publisher, subscriber = connect(), connect()
     gaps: list[Gap] = []
 

@@ -267,7 +267,7 @@ def logged(daemon: Daemon, event: str) -> list[dict[str, Any]]:
 def test_with_full_queues_senders_are_notified_to_try_later_and_streams_and_acks_continue(
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
-    """WP28: every refusal is told by the number of its own command, and what is acknowledged makes room."""
+    """WP28: every refusal is reported by its command's own number, and what is acknowledged makes room."""
     daemon = new_daemon(small(4 * MIB)).start()
     alice, bob = connect_to(daemon.url, "alice"), connect_to(daemon.url, "bob")
     live = bob.subscribe("s")

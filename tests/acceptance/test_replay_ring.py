@@ -1,4 +1,4 @@
-"""A ring that is smaller than the traffic: what has left is told, exactly, and the file stays as it is."""
+"""A ring smaller than the traffic: what has left is reported, exactly, and the file stays as it is."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ RINGS = {
 
 
 class Account:
-    """What one reader had, and what it was told to be missing."""
+    """What one reader had, and what was reported to it as missing."""
 
     def __init__(self, client: malamute.Client) -> None:
         self.had: list[int] = []

@@ -37,7 +37,7 @@ class Hands:
         return time.monotonic() - self._begun + self._moved
 
     def look(self, now: float) -> None:
-        """The clock on the wall says the same."""
+        """The wall clock says the same."""
 
     def move(self, seconds: float, client: malamute.Client) -> None:
         """Let time pass. What the client publishes from now on is of the new time."""

@@ -60,7 +60,7 @@ class Feed:
 
 
 class Witness:
-    """What one reader was told besides messages."""
+    """What one reader was sent besides messages."""
 
     def __init__(self, client: malamute.Client) -> None:
         self.switches: list[Switched] = []

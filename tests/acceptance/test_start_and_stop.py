@@ -1,4 +1,4 @@
-"""How a broker begins and ends: in good order, and one at a time on a directory."""
+"""How a broker begins and ends: cleanly, and one at a time on a directory."""
 
 import json
 import signal

@@ -85,7 +85,7 @@ def publish(client: malamute.Client, count: int, had: list[int]) -> None:
 
 
 def ranges_of(lines: list[list[str]]) -> Iterator[tuple[str, int, int]]:
-    """What a subscriber had and was told to be missing, as ascending ranges."""
+    """What a subscriber had and was reported as missing, as ascending ranges."""
     found = [(words[0], int(words[1]), int(words[2])) for words in lines]
     yield from sorted(found, key=lambda item: item[1])
 

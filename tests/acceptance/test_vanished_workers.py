@@ -117,7 +117,7 @@ def test_a_stopped_worker_is_noticed_by_its_silence_and_its_request_goes_to_anot
 def test_behind_a_half_open_connection_a_worker_loses_its_request_and_its_late_reply_is_refused(
     connect: Connect, connect_to: Connect, proxy: Proxy
 ) -> None:
-    """WP27, WP31: packets stop in both directions, and nobody is told that they did."""
+    """WP27, WP31: packets stop in both directions, and nobody is notified that they did."""
     events: list[Event] = []
     far = connect_to(proxy.url, "far")
     far.on_event = events.append

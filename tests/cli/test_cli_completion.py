@@ -1,4 +1,4 @@
-"""What a shell is told to complete: commands, options, and names that the broker knows."""
+"""What a shell can complete: commands, options, and names that the broker knows."""
 
 from __future__ import annotations
 

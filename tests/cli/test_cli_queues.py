@@ -22,7 +22,7 @@ Until = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    """One that buries a message that comes back once."""
+    """One that makes a dead letter of a message that comes back once."""
     with Broker(config=replace(Config(), queues=QueuesConfig(max_deliver=1))) as broker:
         yield broker
 

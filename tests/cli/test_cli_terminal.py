@@ -168,7 +168,7 @@ OFFLINE = [
 
 ELSEWHERE = {
     ("request",): "below, with a worker who is a stranger",
-    ("work",): "it prints nothing of a request; its errors are told as all are",
+    ("work",): "it prints nothing of a request; its errors are reported as all are",
     ("broker", "backup"): "a broker in memory has none; it prints what it was given",
     ("broker", "options"): "what the operator has configured; text of a file is printed as TOML writes it",
     ("broker", "reload"): "the names of options, and what is wrong with the operator's own file",

@@ -265,7 +265,7 @@ class Bench:
         self._start()
 
     def restart(self) -> None:
-        """Stop the broker in good order and start another one."""
+        """Stop the broker cleanly and start another one."""
         self.core.close()
         self.settle()
         self._start()

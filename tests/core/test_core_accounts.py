@@ -75,7 +75,7 @@ def listed(bench: Bench) -> dict[str, dict[str, Any]]:
 
 
 def ended(bench: Bench, name: str) -> list[str]:
-    """What a peer was told about the end of its session."""
+    """What a peer learned about the end of its session."""
     return [m.text for m in bench.sent(name) if isinstance(m, Error) and (m.about, m.code) == (1, 401)]
 
 

@@ -1,4 +1,4 @@
-"""Answers under way: how many bytes of them one session may have, and who is told to ask again."""
+"""Answers under way: how many bytes of them one session may have, and who has to ask again."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def shown(bench: Bench) -> list[Any]:
 
 
 def refused_needs(answers: list[Any]) -> list[tuple[str, str, str, str]]:
-    """What was missing, as those are told who were refused."""
+    """What was missing, as the refusals say."""
     texts = [answer.text for answer in answers if isinstance(answer, Error) and answer.code == 401]
     found = []
     for text in texts:

@@ -187,7 +187,7 @@ def mail(bench):
 
 
 def seen(bench, seconds, what="stepped"):
-    """The clock on the wall is set, which nobody believes yet."""
+    """The wall clock is set, which nobody believes yet."""
     bench.core.clock(ClockStep(what, seconds, bench.core.effects.ahead), bench.now)
     bench.iterate()
 
@@ -369,7 +369,7 @@ def test_a_window_that_a_broker_on_a_clock_set_back_has_ended_is_over(bench, lat
 
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR])
 def test_an_identity_is_known_for_its_window_after_a_step_that_is_believed_and_a_start(bench, seconds):
-    """The times that the store has are those of the clock on the wall."""
+    """The times that the store has are those of the wall clock."""
     step(bench, seconds)
     bench.tell("alice", send("bob", b"x", id="one"))
     bench.settle()
@@ -433,7 +433,7 @@ def test_a_start_far_ahead_is_doubted_though_that_clock_was_believed_once(bench)
     bench.settle()
     step(bench, -YEAR)
     assert sent_once_more(bench)
-    # The clock on the wall is where it was counted: ahead again.
+    # The wall clock is where it was counted: ahead again.
     crash_at(bench, 0)
     assert not sent_once_more(bench)
 

@@ -1,4 +1,4 @@
-"""A damaged store: what is known here is stored again, what is lost is told, and nothing begins anew."""
+"""A damaged store: what is known here is stored again, what is lost is reported, and nothing begins anew."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_a_reader_of_a_lost_cursor_is_notified_until_it_is_set():
 
 
 def test_a_reader_of_a_lost_cursor_is_notified_of_what_a_purge_has_dropped():
-    """The disk knows of the cursor by what it had of the stream, which is gone with the purge."""
+    """The store knows of the cursor by what it had of the stream, which is gone with the purge."""
     bench = served(Bench())
     bench.tell("alice", publish(b"1", b"2"))
     bench.settle()

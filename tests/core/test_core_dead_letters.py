@@ -34,7 +34,7 @@ def ask(bench, topic="messages", **arguments):
 
 
 def change(bench, topic, **arguments):
-    """What an operator is told of a change; the code of a refusal."""
+    """What a change is answered with; the code of a refusal."""
     bench.sent("op")
     bench.tell("op", Change(0, topic, arguments))
     bench.settle()

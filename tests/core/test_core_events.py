@@ -238,7 +238,7 @@ def test_a_part_is_cut_between_characters_at_its_limit():
     assert subject_part("x" + "é" * PART_BYTES_MAX) == "x" + "é" * (PART_BYTES_MAX // 2 - 1)
 
 
-# What is told
+# What is reported
 
 
 def test_streams_come_and_go(bench):
@@ -585,7 +585,7 @@ def documented():
 
 
 def everything_happens_to_messages(kind):
-    """A broker to which all happens that is told of the messages of queues."""
+    """A broker to which all happens that it reports of the messages of queues."""
     policy = QueuePolicy(
         ack_timeout_seconds=1.0, attempts_max=2, backoff_seconds=(), dead_letters_max=1, idle_seconds=50.0
     )

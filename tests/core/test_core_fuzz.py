@@ -446,7 +446,7 @@ class Fuzz(RuleBasedStateMachine):
 
     @rule(limits=LIMITS, policy=POLICIES, lifecycle=st.booleans(), good=st.booleans())
     def start_again(self, limits, policy, lifecycle, good):
-        """Kill the broker, or stop it in good order, and start one with other settings on its store."""
+        """Kill the broker, or stop it cleanly, and start one with other settings on its store."""
         bench = self.bench
         bench.settings = bench.settings._replace(
             limits=limits,

@@ -1,4 +1,4 @@
-"""What is missing of a stream: sequences are never used twice, and who had what was taken back is told."""
+"""What is missing of a stream: sequences are never used twice, and readers learn what was taken back."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_live_data_continues_without_a_disk_up_to_what_was_reserved(bench, monke
     sent = bench.sent("bob")
     assert sequences(sent) == [*range(first, first + 4)]
     assert {gap.reason for gap in gaps(sent)} == {"taken-back"}
-    # Nobody is told of what is not reserved before it is, with what is behind it.
+    # Nobody is notified of what is not reserved before it is, with what is behind it.
     bench.tell("alice", publish(b"stored"))
     bench.settle()
     sent = bench.sent("bob")

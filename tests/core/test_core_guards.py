@@ -115,7 +115,9 @@ def test_a_command_whose_handler_raises_is_refused_and_its_connection_begins_ane
 @given(data=wire.st.data())
 def test_a_topic_whose_handler_raises_is_refused_and_nothing_else(key, data):
     command, topic = key
-    tables: list[dict[str, Any]] = [queries.TELLING, queries.ASKING] if command is Query else [changes.MAKING]
+    tables: list[dict[str, Any]] = (
+        [queries.HANDLERS, queries.ASKING] if command is Query else [changes.MAKING]
+    )
     (table,) = (table for table in tables if topic in table)
     bench = Bench()
     bench.faulty = True
@@ -392,7 +394,7 @@ def test_an_answer_that_cannot_be_encoded_is_an_error(bench):
     assert faults(bench) == 2
 
 
-# What is told
+# What is reported
 
 
 def test_a_fault_is_reported_once_for_a_while_and_always_counted():

@@ -466,7 +466,7 @@ def test_the_queue_with_most_identities_forgets_when_all_have_too_many_bytes():
 
 
 def test_of_queues_with_equally_many_the_first_forgets():
-    """The same happens in the same order: what a broker does is told by what it is sent alone."""
+    """The same happens in the same order: what a broker does follows from what it is sent alone."""
     names = [f"box {letter}" for letter in "jihgfedcba"]
     bench = Bench(Limits(identities_bytes=9 * (DEDUP_BYTES + len("box a") + 2)))
     bench.open("alice")

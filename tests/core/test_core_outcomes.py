@@ -28,7 +28,7 @@ def bench():
 
 
 def outcomes(bench, name="alice"):
-    """What a sender was told of its tracked messages; the mailbox is emptied by it."""
+    """The outcomes that a sender got of its tracked messages; the mailbox is emptied by it."""
     bench.settle()
     bench.tell(name, mail_credit())
     bench.settle()

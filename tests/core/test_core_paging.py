@@ -1,4 +1,4 @@
-"""Messages whose records are on the disk only: they are dealt out, looked at and ended like all others."""
+"""Messages whose records are on the disk only: they are dispatched, looked at and settled like all others."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_nobody_is_given_more_at_once_than_may_be_in_memory():
 @pytest.mark.parametrize("is_read", ["before", "after"])
 @pytest.mark.parametrize("is_told", ["before", "after"])
 def test_what_leaves_while_it_is_read_ahead_is_not_damaged(bench, is_read, is_told):
-    """Its record is read, and the broker is told so, before or after it is removed."""
+    """Its record is read, and the broker gets it, before or after it is removed."""
     filled(bench, 10)
     bench.tell("bob", mail_credit(paged_out(bench)[0]))
     bench.tell("op", Change(0, "queue.purge", {"kind": "mailbox", "name": "bob"}))

@@ -1,4 +1,4 @@
-"""Queues in memory beside durable ones: what outlives the broker, what does not, and who is told."""
+"""Queues in memory beside durable ones: what outlives the broker, what does not, and who is notified."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_is_durable_is_there_after_the_end_and_what_is_in_memory_is_gone_an
     bench.tell("bob", CONSUME[kind])
     bench.settle()
     assert bench.bodies("bob") == ([] if in_memory else [b"1", b"2"])
-    # It is told once.
+    # It is reported once.
     bench.notices.clear()
     bench.restart()
     bench.iterate()
@@ -156,7 +156,7 @@ def test_a_message_in_memory_is_delivered_without_a_word_of_the_disk():
 
 
 def test_what_the_disk_refuses_is_not_delivered_from_memory_either():
-    """Its sender is told that it was refused, and may send it elsewhere."""
+    """Its sender is notified that it was refused, and may send it elsewhere."""
     bench = make("mailbox")
     bench.settle()
     bench.tell("bob", mail_credit())

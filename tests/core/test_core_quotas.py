@@ -324,7 +324,7 @@ def test_a_lower_quota_cuts_nothing_and_refuses_what_is_new():
     assert ask(bench, "one", publish(b"1"), subscribe(2)) == [0, 430]
     assert bench.bodies("two") == [b"1"]
     assert hello(bench, "ann", "three").code == 430
-    # It is there already, and comes again.
+    # It is there already, and is sent again.
     assert isinstance(hello(bench, "ann", "one"), Welcome)
     configure(bench, policy(ann=Quota(connections=3, sources=9)))
     assert isinstance(hello(bench, "ann", "three"), Welcome)

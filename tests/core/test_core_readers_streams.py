@@ -120,7 +120,7 @@ def lose_unread(bench: Bench, stream: str = "t") -> None:
 
 
 def come_back(bench: Bench, start: int) -> list[tuple[int, int, str]]:
-    """The gaps that a reader is told who has had nothing, and asks for what comes from a sequence on."""
+    """The gaps that a reader is sent who has had nothing, and asks for what comes from a sequence on."""
     bench.open("ann")
     told = bench.ask("ann", subscribe(1, stream="t", start=f"seq:{start}"))
     return [(gap.first, gap.last, gap.reason) for gap in told if isinstance(gap, Gap)]

@@ -69,7 +69,7 @@ def lowered(bench: Bench, dead_letters: int) -> Bench:
     return crashed(bench)
 
 
-def bury(bench: Bench, count: int) -> None:
+def dead_letter(bench: Bench, count: int) -> None:
     bench.open("alice", "bob")
     bench.tell("bob", offer())
     bench.tell("alice", request(*[b"x"] * count))
@@ -81,7 +81,7 @@ def bury(bench: Bench, count: int) -> None:
 
 def test_a_lower_limit_of_dead_letters_is_reported_at_the_start_and_when_they_leave():
     bench = lowered(Bench(), 5)
-    bury(bench, 5)
+    dead_letter(bench, 5)
     assert (notices(bench), status(bench)["dead_excess"]) == ([], 0)
     lowered(bench, 4)
     assert notices(bench) == [
@@ -90,13 +90,13 @@ def test_a_lower_limit_of_dead_letters_is_reported_at_the_start_and_when_they_le
     assert status(bench)["dead_excess"] == 1
     assert len(bench.core.services.by_name["w"].dead_letters.entries) == 5
     bench.notices.clear()
-    bury(bench, 1)
+    dead_letter(bench, 1)
     [notice] = bench.notices
     assert notice.event == "dead letters dropped: there were more than dead_letters allows"
     assert (notice.details["count"], notice.details["limit"]) == (2, 4)
     assert status(bench)["dead_excess"] == 0
     bench.notices.clear()
-    bury(bench, 1)
+    dead_letter(bench, 1)
     assert notices(bench) == []
 
 

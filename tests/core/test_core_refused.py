@@ -1,4 +1,4 @@
-"""What the disk refused, and took more behind it, is told to who had it, over the death of the broker."""
+"""What the disk refused, and took more behind it, is reported to who had it, over the death of the broker."""
 
 from __future__ import annotations
 

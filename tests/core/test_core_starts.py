@@ -390,7 +390,7 @@ def test_a_change_that_cannot_be_made_is_refused_with_a_number(bench, topic, arg
     assert change(bench, topic, **arguments) == code
 
 
-# What is told about a stream
+# What is reported about a stream
 
 
 def test_a_stream_reports_its_readers_and_how_far_they_are_behind(bench):

@@ -1,4 +1,4 @@
-"""What the disk knows of deliveries: marked ahead, so that who takes the next waits for no disk."""
+"""What is durable of deliveries: the watermark is ahead, so that who takes the next waits for no disk."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_queue_that_nobody_takes_from_counts_what_was_delivered(bench):
     bench.settle()
     bench.tell("carl", worker(0))
     bench.lost("carl")
-    assert stored(bench, SetAttempts) == [], "it is told once"
+    assert stored(bench, SetAttempts) == [], "it is reported once"
     bench.crash()
     assert taken_up(bench) == {1: 2, 2: 2, 3: 1, 4: 1, 5: 1, 6: 1}
 

@@ -71,7 +71,7 @@ def record(directory: Path, library: Path, seed: int, steps: int, **faults: str)
             assert line, spoken.read_text()
             play(line.strip("[]\n'"), seed, steps)
         finally:
-            # As after the end of the power, nothing is told at the end.
+            # As after the end of the power, nothing is reported at the end.
             broker.kill()
     assert "Traceback" not in spoken.read_text(), spoken.read_text()
     return log

@@ -189,7 +189,7 @@ def outcome(directory: Path, image: bytes, whole: Contents) -> str:
         found = contents(store)
         same = found[:2] == whole[:2]
         assert same or found.reported or word == "repaired", (
-            "what it has is other than before, and nobody is told"
+            "what it has is other than before, and nobody is notified"
         )
         _check_chunks(found, whole)
         _write(store)

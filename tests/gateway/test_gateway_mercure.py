@@ -117,7 +117,7 @@ def test_an_update_of_many_topics_comes_once_whichever_of_them_match(http: httpx
         assert (first, second) == ("#1", "#4")
         for events in (both, one):
             assert [(e["id"], e["data"]) for e in islice(events, 2)] == [(first, "x"), (second, "y")]
-    # Nothing of an update that was had comes again.
+    # Nothing of an update that was had is sent again.
     with _following(http, "a", "b", headers={"last-event-id": first}) as (_, events):
         assert _data(events, 1) == ["y"]
 

@@ -61,7 +61,7 @@ def test_wrong_credentials_take_the_place_of_nobody(secured: RunningGateway) -> 
             [session] = gateway.state.users._entries.values()
             assert [guesser.get("/v1/streams/bob/messages").status_code for _ in range(3)] == [401] * 3
             assert [*gateway.state.users._entries.values()] == [session]
-        # Who has right ones is told that there is no place, and others still that theirs are wrong.
+        # Who has right ones gets the answer that there is no place, and others still that theirs are wrong.
         with gateway.client(auth=ANN) as http:
             assert http.post("/v1/streams/ann/messages", content=b"x").status_code == 201
         with gateway.client(auth=ANN) as http, http.stream("GET", "/v1/streams/ann/events") as following:

@@ -261,7 +261,7 @@ def test_a_worker_and_its_requester_continue_over_a_cut(client, proxy):
             try:
                 request.reply(b"!", assurance="stored").wait(30)
             except errors.NotOutstanding:
-                # The broker had given it to nobody yet when the reply came: it comes again.
+                # The broker had given it to nobody yet when the reply came: it is redelivered.
                 work.receive(30).reply(b"!", assurance="stored").wait(30)
             assert [reply.body for reply in replies] == [b"!"]
 

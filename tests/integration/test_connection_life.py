@@ -247,7 +247,7 @@ def test_an_asyncio_handler_that_takes_long_is_reported_and_not_tried_again(hear
 
 @pytest.fixture
 def drain_on_signal() -> Iterator[Callable[[malamute.Client], None]]:
-    """As a program has it that is told to end."""
+    """As a program has it that is asked to end."""
     before = signal.getsignal(signal.SIGUSR1)
     yield lambda client: signal.signal(signal.SIGUSR1, lambda *_: client.drain()) and None
     signal.signal(signal.SIGUSR1, before)
@@ -430,7 +430,7 @@ def test_a_handler_on_an_event_loop_that_fails_is_tried_again_too(impatient: Bro
 
 def test_a_request_that_nobody_reports_on_is_recalled(start: Start) -> None:
     events: list[Event] = []
-    # It may come again at once, and as often as this worker takes too long.
+    # It may be redelivered at once, and as often as this worker takes too long.
     queues = replace(Config().queues, backoff=(), max_deliver=0)
     broker = start(config=replace(Config(), queues=queues))
     with connect(broker.url) as asker, connect(broker.url, events=events) as worker:
@@ -441,7 +441,7 @@ def test_a_request_that_nobody_reports_on_is_recalled(start: Start) -> None:
         while not events:
             worker.flush()
         assert events[0] == Recalled("svc", (request.sequence,), "timeout")
-        # It is still in the hands of this worker: when it comes again, its reply is good.
+        # It is still in the hands of this worker: when it is redelivered, its reply is good.
         while True:
             try:
                 request.reply(b"!", assurance="stored").wait(PATIENCE)

@@ -46,7 +46,7 @@ def send(client: malamute.Client, address: str, count: int, first: int = 0) -> N
 
 
 def bodies(mailbox: "malamute.client.sync.consumers.Mailbox", count: int) -> list[tuple[int, int]]:
-    """The next mails, with their attempts; they are acknowledged as the mailbox is told to."""
+    """The next mails, with their attempts; they are acknowledged as the mailbox is set to."""
     return [(int(mail.body), mail.attempts) for mail in (mailbox.receive(PATIENCE) for _ in range(count))]
 
 

@@ -204,7 +204,7 @@ def test_while_a_write_hangs_no_mail_and_no_request_is_confirmed_or_delivered(
 
 
 def test_behind_a_hanging_write_no_more_than_the_backlog_is_accepted(rig: Rig, connect: Connect) -> None:
-    """WP4, WP10, WP28: what is accepted is stored, what is refused is told, and nothing is in between."""
+    """WP4, WP10, WP28: what is accepted is stored, what is refused is reported, and nothing is in between."""
     client = connect()
     client.publish("s", "a", b"first", assurance="stored")
     rig.gate.shut()

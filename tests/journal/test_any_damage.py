@@ -66,6 +66,6 @@ def test_no_damaged_record_keeps_a_broker_from_starting_or_is_silent(recorded, p
         at = PLACES[place](len(value))
         put(recorded, key, value[:at] + bytes([value[at] ^ 0x40]) + value[at + 1 :])
         found = contents(recorded)
-        assert found[2] or is_left_over(key, good), f"nobody is told that {key.hex()} is damaged"
+        assert found[2] or is_left_over(key, good), f"nobody is notified that {key.hex()} is damaged"
         put(recorded, key, value)
     assert contents(recorded) == whole

@@ -1,4 +1,4 @@
-"""Every kind of record damaged, in every way that a disk may think of: the rest is served, and it is told."""
+"""Every kind of record damaged, in every way a disk may think of: the rest is served, and it is reported."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_many_attempts_of_small_messages_take_no_room_for_ever(make):
 
 
 def test_delivered_is_known_when_what_was_delivered_has_left(make):
-    """What made the queue leaves with its block; what was told of the queue in between must not."""
+    """What made the queue leaves with its block; what was reported of the queue in between must not."""
     store = make()
     store.write([put(1)])
     store.write([MarkDelivered("mailbox", "q", 1)])

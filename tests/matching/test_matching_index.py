@@ -123,7 +123,7 @@ def _calls(work):
         nonlocal count
         count += event in ("call", "c_call") and frame.f_code.co_filename.startswith(PACKAGE)
 
-    # A collection calls whoever has asked to be told of it.
+    # A collection calls whoever has asked to be notified of it.
     gc.collect()
     gc.disable()
     sys.setprofile(seen)

@@ -64,7 +64,7 @@ HEADERS = st.none() | st.dictionaries(
 
 
 def check_decode(frames: list[bytes]) -> None:
-    """The invariant: a fault is one of three and can be told to the peer; a message is itself again."""
+    """The invariant: a fault is one of three and can be reported to the peer; a message is itself again."""
     try:
         message = decode(frames)
     except FAULTS as error:

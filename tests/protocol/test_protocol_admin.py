@@ -75,8 +75,8 @@ def test_what_lacks_a_field_is_refused(kind: type[Row], value: Any) -> None:
 
 
 def test_every_topic_has_one_handler() -> None:
-    assert {*QUERIES} == {*queries.TELLING} | {*queries.ASKING}
-    assert not {*queries.TELLING} & {*queries.ASKING}
+    assert {*QUERIES} == {*queries.HANDLERS} | {*queries.ASKING}
+    assert not {*queries.HANDLERS} & {*queries.ASKING}
     assert {*CHANGES} == {*changes.MAKING}
 
 

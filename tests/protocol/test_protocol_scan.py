@@ -54,7 +54,7 @@ def test_each_value_counts_as_one(value: object) -> None:
 def test_what_is_cut_short_is_no_value(value: object, data: st.DataObject) -> None:
     packed = msgpack.packb(value)
     cut = packed[: data.draw(st.integers(0, len(packed) - 1))]
-    with pytest.raises(ValueError):  # noqa: PT011  # its words are told by `unpack`
+    with pytest.raises(ValueError):  # noqa: PT011  # its words are those of `unpack`
         has_too_many_values(cut)
 
 

@@ -16,7 +16,7 @@ Play = Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]
 
 
 def told_of_the_restart(world: World) -> bool:
-    """Whether the clients were told what happened to their connections, and of nothing that did not."""
+    """Whether the clients were notified of what happened to their connections, and of nothing else."""
     lost = sum(isinstance(event, Lost) for event in world.events)
     back = sum(isinstance(event, Connected) for event in world.events)
     return (lost > 0) == (back > 0) == world.restarts
@@ -139,7 +139,7 @@ def test_requests_have_many_replies(play: Play) -> None:
             try:
                 await receipt.wait(PATIENCE)
             except errors.NotOutstanding:
-                # The broker had given it to nobody yet when the reply came: it comes again.
+                # The broker had given it to nobody yet when the reply came: it is redelivered.
                 again = await work.receive(PATIENCE)
                 await again.reply(b"%d" % sum(again.body), assurance="stored")
         for number, replies in enumerate(pending):
@@ -270,7 +270,7 @@ def test_who_asks_learns_how_a_message_ended(play: Play) -> None:
         await bob.flush()
         held[0].ack()
         held[1].reject("no paper")
-        await bob.flush()  # after a restart, both are settled when they have come again
+        await bob.flush()  # after a restart, both are settled when they were redelivered
         await alice.query("status")  # a withdrawal whose answer is lost is not repeated, a question is
         assert await alice.withdraw("mailbox", "bob", "withdraw") == 1
         with pytest.raises(errors.NotFound):
@@ -314,7 +314,7 @@ def test_who_asks_for_work_learns_how_a_request_ended(play: Play) -> None:
         await requests["reply"].reply(b"whole")
         requests["refuse"].reject("no paper")
         requests["quiet"].ack()
-        await worker.flush()  # after a restart, all are settled when they have come again
+        await worker.flush()  # after a restart, all are settled when they were redelivered
         # The replies are all there before the outcome ends their iteration, whichever is asked for first.
         assert await asked["reply"].wait(PATIENCE) == "acknowledged"
         replies = {subject: [reply.body async for reply in each] for subject, each in asked.items()}

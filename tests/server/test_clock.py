@@ -1,4 +1,4 @@
-"""The clock counts, and believes a step of the clock on the wall when it has stood for a while."""
+"""The clock counts, and believes a step of the wall clock when it has stood for a while."""
 
 from __future__ import annotations
 

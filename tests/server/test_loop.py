@@ -154,7 +154,7 @@ def test_a_fault_of_the_decoder_is_an_error_and_the_broker_continues(running, mo
 def test_what_cannot_be_encoded_is_an_error_and_the_broker_continues(running, monkeypatch):
     running.say(Hello([2], "alice"))
     assert isinstance(running.hear(), Welcome)
-    monkeypatch.setitem(queries.TELLING, "status", lambda core, query: 2**80)
+    monkeypatch.setitem(queries.HANDLERS, "status", lambda core, query: 2**80)
     running.say(Query(5, "status", {}))
     error = running.hear()
     assert (error.code, error.about, error.ref) == (500, 11, 5)
@@ -184,7 +184,7 @@ ACK_TIMEOUT = 20.0
 
 
 class Told(Clock):
-    """A clock that is told the time, and what there is to tell of the one on the wall."""
+    """A clock that is set, and what there is to report of the wall clock."""
 
     def __init__(self, now) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Told(Clock):
 
 
 class Stepped:
-    """A loop that goes round when told to, with a clock that is told the time."""
+    """A loop that iterates when asked to, with a clock that is set."""
 
     def __init__(self, context: zmq.Context) -> None:
         self.context = context

@@ -1,4 +1,4 @@
-"""What systemd is told: by a supervisor alone, and by a broker that runs as a process of its own."""
+"""What is reported to systemd: by a supervisor alone, and by a broker that runs as a process of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Manager:
         self.socket.settimeout(PATIENCE)
 
     def heard(self) -> str:
-        """The next that it is told."""
+        """The next that is reported to it."""
         return self.socket.recv(1 << 16).decode()
 
     def heard_but(self, words: str) -> str:

@@ -1,4 +1,4 @@
-"""The writer and the reader: what is done together, what fails alone, and what is told of it."""
+"""The writer and the reader: what is done together, what fails alone, and what is reported of it."""
 
 from __future__ import annotations
 

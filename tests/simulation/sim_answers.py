@@ -2,7 +2,7 @@
 
 A command with a number has its answer when it is stored or refused. One without a number has none but a
 refusal, so what the broker neither stores nor refuses in the iteration was lost without a word. Who takes
-back what he sent is told how much of it was there.
+back what he sent learns how much of it was there.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class AnswerBook:
         elif isinstance(message, Ok) and message.about == WITHDRAW:
             most = self._withdrawn.get((peer, message.ref), 0)
             if not 1 <= message.value <= most:
-                raise Violation("a withdrawal is told of other messages", told=message.value, most=most)
+                raise Violation("a withdrawal is reported of other messages", told=message.value, most=most)
 
     def _answer(self, peer: bytes, number: int) -> None:
         self._answered[peer, number] += 1

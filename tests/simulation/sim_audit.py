@@ -155,7 +155,7 @@ class AuditBook:
                     self._owed -= record.count
 
     def failed(self, append: Append) -> None:
-        """It could not be stored: what it was to store of outcomes is new when it comes again."""
+        """It could not be stored: what it was to store of outcomes is new when it is repeated."""
         for record in _records(append.operations) if self.on else ():
             if record.outcome in (REFUSED, FAILED) or (record.is_note and record.count > 1):
                 self._refused_again += record.count

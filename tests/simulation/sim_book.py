@@ -388,7 +388,7 @@ class Book:
             )
 
     def clock(self, step: ClockStep) -> None:
-        """The broker is about to learn of the clock on the wall."""
+        """The broker is about to learn of the wall clock."""
         self.queues.times.ahead = step.ahead
 
     def gone(self, peer: bytes) -> None:
@@ -403,7 +403,7 @@ class Book:
     def ending(self, peer: bytes) -> None:
         """The broker forgets a session: what it had no answer for may be executed again.
 
-        What was taken back from it before, in this iteration, it is told all the same.
+        What was taken back from it before, in this iteration, is reported to it all the same.
         """
         self.queues.heard.add(peer)
         self._taken_back(peer)
@@ -475,7 +475,7 @@ class Book:
     def sends(self, sends: Sequence[tuple[bytes, Message]], blocked: frozenset[bytes]) -> None:
         """The broker sends messages, in this order."""
         for peer, message in sends:
-            # What the auditor is told gives messages their sequences.
+            # What the auditor reads gives messages their sequences.
             if peer == AUDITOR and isinstance(message, Delivery):
                 self.streams.assign(NO_JOURNAL, message.part.columns)
             elif peer == AUDITOR and isinstance(message, Gap) and message.reason == EXPIRED:

@@ -140,7 +140,7 @@ class Client:
             reader.look(message)
 
     def _recalled(self, recall: Recall) -> None:
-        """Let go of what is over. After a timeout a program may go on, since it may come again."""
+        """Let go of what is over. After a timeout a program may go on, since it may be redelivered."""
         for source, item in [*((self.session.inbox.mailbox, item) for item in self.letters), *self.tasks]:
             over = any(first <= item.sequence <= last for first, last in recall.ranges)
             if over and source and source.number == recall.source:
@@ -470,7 +470,8 @@ class Client:
         if "outcome" in (item.properties or {}):
             return f"takes the outcome of {asked.body!r}"
         if not body_of(item.record):
-            # Where the session was forgotten with it, the same request came again, and may be done by now.
+            # Where the session was forgotten with it, the same request was redelivered, and may be done by
+            # now.
             if asked.body not in self.book.queues.called_lost:
                 raise Violation("a request is called lost that is not", body=asked.body)
             return f"takes the last word on {asked.body!r}"

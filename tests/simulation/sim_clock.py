@@ -1,7 +1,7 @@
-"""The clock on the wall: it is set, forward and back, by seconds and by years, and what must not hang on it.
+"""The wall clock: it is set, forward and back, by seconds and by years, and what must not hang on it.
 
 The broker has its real `Clock`, on two clocks of the simulation's own. `Machine.now` is the time as the
-broker counts it. Each start begins with what the clock on the wall says then, so a step that was not mended,
+broker counts it. Each start begins with what the wall clock says then, so a step that was not mended,
 or not believed, is in `Machine.now` from the next start on.
 """
 
@@ -27,9 +27,9 @@ AGE_SECONDS = 20_000
 
 
 class Wall:
-    """What the broker has in place of the module `time`: the clock on the wall, and the one that counts.
+    """What the broker has in place of the module `time`: the wall clock, and the one that counts.
 
-    `now` is what the broker counts, and `ahead` how far the clock on the wall is ahead of that.
+    `now` is what the broker counts, and `ahead` how far the wall clock is ahead of that.
     """
 
     def __init__(self, now: float) -> None:
@@ -39,7 +39,7 @@ class Wall:
         """The part of `now` that was not counted, but set over a restart."""
 
     def time(self) -> float:
-        """The clock on the wall."""
+        """The wall clock."""
         return self.now + self.ahead
 
     def monotonic(self) -> float:
@@ -56,10 +56,10 @@ class Wall:
             self.ahead += STEPS[choice // 3 % len(STEPS)]
         else:
             self.ahead = -self._set_by
-        return f"the clock on the wall is {self.ahead:+,.1f} s off"
+        return f"the wall clock is {self.ahead:+,.1f} s off"
 
     def begin(self) -> None:
-        """A broker begins to count where the clock on the wall is."""
+        """A broker begins to count where the wall clock is."""
         self.now += self.ahead
         self._set_by += self.ahead
         self.ahead = 0.0
@@ -73,7 +73,7 @@ def is_note(operation: Operation) -> bool:
 class MailTimes:
     """When mail came and what time it was then, as the broker must have it.
 
-    What was stored has the times of the clock on the wall, and a start takes them as they are. But nothing
+    What was stored has the times of the wall clock, and a start takes them as they are. But nothing
     came later than now; and if the clock is far ahead, what was there before does not end until the grace
     period is over.
     """
@@ -144,7 +144,7 @@ class MailTimes:
         return time in {int((self.wall.now + ahead) * 1e9) for ahead in (self._before, self.ahead)}
 
     def span(self, since: float) -> tuple[float, float]:
-        """From when to when it was on the clock on the wall, since a moment of this iteration."""
+        """From when to when it was on the wall clock, since a moment of this iteration."""
         aheads = self._before, self.ahead
         return since + min(aheads), self.wall.now + max(aheads)
 

@@ -44,7 +44,7 @@ class Grant:
         self.messages: float = 0
         self.bytes: float = 0
         self.position: int | None = None
-        """Of a subscription: the last sequence that its client was told of."""
+        """Of a subscription: the last sequence that its client was notified of."""
         if began is not None:
             self.add(began.credit, began.credit_bytes)
 

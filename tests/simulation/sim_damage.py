@@ -11,8 +11,8 @@ The position of a feed is a cursor as well. One that is back is where the feed w
 What the block said of deliveries is unknown: all messages that were there count as delivered, those that an
 older block has as not delivered too. Of the attempts of a message those before come back, if there are any.
 
-A block may also turn out to be damaged while a broker runs. It is told what was in it, and what it does not
-store again is missing when the next one starts.
+A block may also turn out to be damaged while a broker runs. It learns what was in it, and what it does
+not store again is missing when the next one starts.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class FlawedStore(MemoryStore):
             self._queues[key[:2]].attempts[key[2]] = before
 
     def damage_running(self, a: int, b: int, c: int) -> Stranded:
-        """Damage what one block may hold, with a broker there. Returns what it is to be told."""
+        """Damage what one block may hold, with a broker there. Returns what is to be reported to it."""
         size = BLOCK_SIZES[c % len(BLOCK_SIZES)]
         messages: dict[Name, list[int]] = {}
         identities: dict[Name, list[str]] = {}

@@ -24,7 +24,7 @@ class PowerLost(BaseException):
 
 
 class Disk:
-    """A store that fails when told to. `on_commit` is told what was written."""
+    """A store that fails when told to. `on_commit` gets what was written."""
 
     def __init__(self, store: MemoryStore, on_commit: Callable[[Sequence[Operation]], None]) -> None:
         self.store = store

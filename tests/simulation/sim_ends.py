@@ -1,8 +1,8 @@
-"""How messages end: each in one way, for a reason that somebody gave, and as it is told.
+"""How messages end: each in one way, for a reason that somebody gave, and as it is reported.
 
 The broker removes a message in one transaction with what follows from it: a dead letter, or an outcome for
 who tracks it. `Facts` gathers what one append tells of that, and `Ends.judge` says how a message ended, or
-what is wrong about it. What the broker was told in an iteration is in `said`, by the end that it allows.
+what is wrong about it. What the broker was sent in an iteration is in `said`, by the end that it allows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Said = Mapping[str, str]
 """What was said of a message in this iteration: the end that it allows, and the reason."""
 
 TAKEN_BACK = ("withdrawn", "purged", "expired")
-"""Ends of a message that come to it wherever it is; whoever holds it is told."""
+"""Ends of a message that come to it wherever it is; whoever holds it is notified."""
 
 QUIET = (*TAKEN_BACK, "acknowledged")
 """Ends that leave nothing behind, unless the message is tracked."""
@@ -58,7 +58,9 @@ class Facts:
     def check_used(self) -> None:
         """Each dead letter and each outcome belonged to a message that ended."""
         if self.died or self.outcomes or +self.answers:
-            raise Violation("an end was told of what has not ended", dead=self.died, outcomes=self.outcomes)
+            raise Violation(
+                "an end was reported of what has not ended", dead=self.died, outcomes=self.outcomes
+            )
 
 
 class Ends:
@@ -115,7 +117,7 @@ class Ends:
         return "max-deliver" if said != CORRUPT and 0 < attempts_max <= mail.attempts else CORRUPT
 
     def _check_answered(self, key: Key, mail: Mail, facts: Facts) -> None:
-        """Who waits for the replies to a request that is lost is told, unless he is gone or tracks it."""
+        """Who waits for the replies to a request that is lost is notified, unless he is gone or tracks it."""
         asked, sender = mail.message.properties or {}, mail.message.sender
         waits = key[0] == "service" and "correlation" in asked and not is_fed(mail.message)
         if not waits or mail.wishes.tracker:
@@ -133,7 +135,8 @@ class Ends:
             if mail.stranded:
                 ends = (*TAKEN_BACK, "acknowledged", *dead)
             if mail.damaged and not self.policy.dead_letters_max and facts.answers[_answer_to(mail)]:
-                # It may be over as well, but whoever is told that it is lost is not told that it is over.
+                # It may be over as well, but whoever is notified that it is lost is not notified that it is
+                # over.
                 ends = dead[::-1]
         elif mail.damaged and not mail.stranded:
             ends = dead[::-1]

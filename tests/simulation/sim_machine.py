@@ -37,14 +37,14 @@ START = 1_700_000_000.0
 EXPIRY = 60.0
 NO_JOURNAL = "live"
 AUDITOR = b"\xff" * 16
-"""A peer of the simulation's own, which is told everything and has no connection that could break."""
+"""A peer of the simulation's own, which learns everything and has no connection that could break."""
 KEPT_FOR_PEER = 12
 SESSIONS_MAX = 100
 QUEUES_BYTES = 4_000
 
 
 class Watch(Protocol):
-    """What is told of a broker."""
+    """What a broker is sent."""
 
     def started(self, recovered: Recovered) -> None: ...
     def died(self) -> None: ...

@@ -20,8 +20,8 @@ class Mail:
     __slots__ = (
         "attempts",
         "body",
-        "buried",
         "damaged",
+        "dead_lettered",
         "deadline",
         "delivered",
         "holder",
@@ -56,11 +56,11 @@ class Mail:
         """How long its holder may have it, and until when."""
         self.not_before = 0.0
         self.kept_until = 0.0
-        """When it comes again, as far as the disk knows."""
+        """When it is redelivered, as far as that is durable."""
         self.replied = ""
         self.rejected: str | None = None
         """Why somebody has said that it is dead. It leaves when its record was brought."""
-        self.buried = False
+        self.dead_lettered = False
         """Whether the broker has taken that word: it is with nobody, and nobody gets it."""
         self.spared = False
         """Whether it was to leave, and the disk would not have it."""
@@ -76,7 +76,7 @@ class Mail:
         self.holder = None
         self.leaving = self.replied = ""
         self.rejected = None
-        self.buried = False
+        self.dead_lettered = False
 
     def hold(self, holder: Holder, now: float, timeout: float) -> None:
         """It is delivered."""

@@ -49,7 +49,7 @@ def identity_bytes(queue: str, identity: str) -> int:
 class Wishes:
     """What a stored message is owed. Times are in seconds since the epoch, as they are counted.
 
-    It came at `came`, when the clock on the wall was `ahead` of that.
+    It came at `came`, when the wall clock was `ahead` of that.
     """
 
     __slots__ = ("came", "due", "expires", "identity", "key", "priority", "tracker")

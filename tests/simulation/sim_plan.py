@@ -133,7 +133,7 @@ class Setup(NamedTuple):
     events: bool = False
     """Whether the broker has its stream of events."""
     clocks: bool = False
-    """Whether the clock on the wall is set now and then."""
+    """Whether the wall clock is set now and then."""
     restores: bool = False
     """Whether the store is lost now and then, and a backup takes its place."""
     flaws: bool = False

@@ -1,8 +1,8 @@
 """The book of queues: each message of a mailbox or a service, from the command that brought it to its end.
 
-A message is in a queue once. It is with one consumer at a time, comes again with one attempt more, when it is
-time for it and as long as it lasts, and leaves only as `sim_ends` allows. A request is over exactly once, and
-if that was by a reply, the reply was stored in the same transaction.
+A message is in a queue once. It is with one consumer at a time, is redelivered with one attempt more, when it
+is time for it and as long as it lasts, and leaves only as `sim_ends` allows. A request is over exactly once,
+and if that was by a reply, the reply was stored in the same transaction.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class QueueBook:
         self._chosen: dict[Key, tuple[Holder, int]] = {}
         """For whom the broker has chosen each message with a key, and the moment at which that was seen."""
         self.said: dict[Key, dict[str, str]] = {}
-        """What the broker was told of each message in this iteration."""
+        """What the broker was sent about each message in this iteration."""
         self.purged: set[Name] = set()
         self.withdrawn: set[tuple[Name, str, int | str]] = set()
         """What operators and senders took back in this iteration."""
@@ -118,7 +118,7 @@ class QueueBook:
         self._found: dict[bytes, Key] = {}
         self._marks: dict[Name, int] = {}
         self._kept: dict[Key, int] = {}
-        """What the disk knows of deliveries, and of the attempts of some."""
+        """What is durable of deliveries, and of the attempts of some."""
         self._in_memory: set[Key] = set()
         """What the broker had in memory when the disk had lost it."""
         self._to_store: set[tuple[str, str, int | str]] = set()
@@ -143,7 +143,7 @@ class QueueBook:
         self.incarnation = 0
         """Up to where sequences may have been used before a restore."""
         self.forgotten: set[bytes] = set()
-        """What was delivered and comes again as if for the first time: the disk would not note it."""
+        """What was delivered and is redelivered as if for the first time: the disk would not note it."""
         self.final_of: dict[bytes, bytes] = {}
         """The final reply to a request."""
         self.last_end: dict[bytes, str] = {}
@@ -227,7 +227,7 @@ class QueueBook:
         self._to_store.discard(key)
 
     def _said_of(self, mail: Mail) -> Said:
-        """What the broker was told of a message in this iteration, by itself or with others."""
+        """What the broker was sent about a message in this iteration, by itself or with others."""
         key, sender = mail.key, mail.message.sender
         said = dict(self.said.get(key, {}))
         if mail.rejected is not None:
@@ -522,8 +522,8 @@ class QueueBook:
     def damaged(self, found: Damaged) -> None:
         """The disk cannot read these any more, nor knows it their identities. No broker is there.
 
-        Of attempts it may have lost some, and when messages come again, but nowhere that one was delivered:
-        but for those with one attempt only, of which each is stored by itself.
+        Of attempts it may have lost some, and when messages are redelivered, but nowhere that one was
+        delivered: but for those with one attempt only, of which each is stored by itself.
         """
         self.times.forget()
         self._marks = {name: mark for name, mark in found.marks.items() if not is_dead(name[0])}
@@ -617,7 +617,7 @@ class QueueBook:
             for message in state.messages
         }
         here = [*self.mail.values(), *self.old.values(), *self.dead.letters.values(), *self.dead.old.values()]
-        # What nobody was told is stored goes on in memory alone if the disk refuses it.
+        # What was confirmed to nobody goes on in memory alone if the disk refuses it.
         expected = {
             kept.key: None if kept.damaged else body_of(kept.message.record) for kept in here if kept.stored
         }
@@ -625,7 +625,7 @@ class QueueBook:
             raise Violation("the queues on the disk are not what was committed", found=found)
 
     def _begin_times(self, recovered: Recovered) -> None:
-        """The times of what is there are those of the clock on the wall, which may have been set."""
+        """The times of what is there are those of the wall clock, which may have been set."""
         times = self.times
         times.started(recovered)
         self._began = self.now()
@@ -674,7 +674,7 @@ class QueueBook:
 
     def _check_delivery(self, key: Key, subject: str, record: Any, attempts: int, asked: Any) -> Mail:
         mail, now = self.mail.get(key), self.now()
-        if mail is None or mail.leaving or mail.buried:
+        if mail is None or mail.leaving or mail.dead_lettered:
             raise Violation("a message came that is done", key=key, body=body_of(record))
         message = mail.message
         if (bytes(record), subject, asked or None) != (
@@ -686,7 +686,7 @@ class QueueBook:
         if mail.tied and not mail.stored:
             raise Violation("a message was delivered before it was stored", key=key)
         if attempts != mail.attempts + 1:
-            raise Violation("a message came again without saying so", key=key, attempts=attempts)
+            raise Violation("a message was redelivered without saying so", key=key, attempts=attempts)
         if not self._is_marked(mail):
             raise Violation("a message was sent before the disk knew that it may have been", key=key)
         if attempts > 1 and self._noted.get(key) != attempts:
@@ -768,7 +768,7 @@ class QueueBook:
             for first, last in ranges
         )
         for key, mail in self._among(queue, ranges):
-            if mail.holder in (None, holder) and not mail.buried and not mail.leaving:
+            if mail.holder in (None, holder) and not mail.dead_lettered and not mail.leaving:
                 said = self.said.setdefault(key, {})
                 # After an acknowledgement, a reply in the same iteration comes too late, and is refused.
                 if end != "acknowledged" or said.get(end) != "":
@@ -777,7 +777,7 @@ class QueueBook:
                 if end == "rejected":
                     mail.rejected = reason
                     if taken and mail.holder == holder:
-                        mail.buried = True
+                        mail.dead_lettered = True
                         mail.holder = None
 
     def given_back(self, holder: Holder, queue: Name, ranges: Ranges, delay: float | None) -> None:
@@ -832,7 +832,7 @@ class QueueBook:
                 mail.hold(holder, self.now(), mail.timeout)
 
     def _due(self, mail: Mail, delay: float | None) -> float:
-        """When a message comes again; without a delay, by the backoff."""
+        """When a message is redelivered; without a delay, by the backoff."""
         if 0 < self.policy.attempts_max <= mail.attempts:
             return 0.0  # It is dead, and if the disk does not let it go, it comes at once.
         steps = self.policy.backoff_seconds
@@ -854,7 +854,7 @@ class QueueBook:
         """The broker takes back what somebody holds."""
         for key, mail in self._among(queue, ranges):
             if key in self._given_back and self._given_back[key][0] == holder:
-                # He gave it back too late in this iteration, and was refused: only its holder is told.
+                # He gave it back too late in this iteration, and was refused: only its holder is notified.
                 mail.holder, mail.attempts, mail.not_before = self._given_back.pop(key)
         found = [(key, mail) for key, mail in self._among(queue, ranges) if mail.holder == holder]
         if holder[0] not in self.heard and len(found) < sum(last - first + 1 for first, last in ranges):
@@ -923,7 +923,7 @@ class QueueBook:
 
     def check_done(self, queues: set[Name]) -> None:
         """At the end of a run nothing is left where somebody takes everything."""
-        # What a failing disk did not remove comes again after a restart.
+        # What a failing disk did not remove is redelivered after a restart.
         here = [*self.mail.values(), *self.old.values()]
         excused = {mail.body for mail in here if mail.leaving and self.disk_failed}
         # On a clock that was set back, a moment may be far away.

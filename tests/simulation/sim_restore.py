@@ -45,7 +45,7 @@ def restore(backup: Backup, book: Book) -> MemoryStore:
     book.queues.restored(backup.queues)
     book.answers.clear()
     for order in book.each_order():
-        # Whoever is still to read that it was stored may send it again, and be told otherwise.
+        # Whoever is still to read that it was stored may send it again, and be answered otherwise.
         lost = order.kind == "commit" or (
             order.kind == "publish" and not book.streams.ever_stored.issuperset(order.bodies)
         )

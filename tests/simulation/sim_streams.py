@@ -1,8 +1,8 @@
 """The book of streams: what each sequence holds, what is on the disk, and what every reader is owed.
 
 What the broker hands to the disk tells which message has which sequence. A stream without a journal is
-told by the deliveries to the auditor, a peer of the simulation's own that takes everything. A reader is owed
-every message behind its position that it asked for, until it has it or is told by a GAP.
+known by the deliveries to the auditor, a peer of the simulation's own that takes everything. A reader is owed
+every message behind its position that it asked for, until it has it or a GAP reports it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StreamBook:
         self.heads: dict[tuple[bytes, int], int] = {}
         """Where a stream ended when a subscription was last answered."""
         self.unsent: dict[str, set[int]] = {}
-        """What the disk would not reserve: nobody is told of it before there is more."""
+        """What the disk would not reserve: nobody learns of it before there is more."""
         self.times = TimeBook()
         self.incarnations: Sequence[int] = ()
         """Where the broker began anew after a restore."""
@@ -188,11 +188,11 @@ class StreamBook:
         self._numbers.clear()
 
     def started(self, recovered: Recovered) -> None:
-        """A broker goes on behind what was reserved: nobody was told of anything behind that."""
+        """A broker goes on behind what was reserved: nobody knows of anything behind that."""
         self.incarnations = recovered.incarnations
         for places in self.places.values():
             for place in places.values():
-                # There is nothing to count by: the clock on the wall is believed.
+                # There is nothing to count by: the wall clock is believed.
                 place.born = min(place.time_ns / 1e9, self.wall.now)
         self.began = self.wall.now
         self.floor = recovered.streams[FLOOR].reserved if FLOOR in recovered.streams else 0
@@ -230,7 +230,7 @@ class StreamBook:
                     place.born = min(place.time_ns / 1e9 + seconds, self.began)
 
     def told(self, stream: str, sequence: int) -> None:
-        """Somebody was told of a sequence: it may not be used again."""
+        """Somebody knows a sequence: it may not be used again."""
         self._told[stream] = max(sequence, self._told.get(stream, 0))
 
     # What may be asked
@@ -257,7 +257,7 @@ class StreamBook:
         return max(state.first if state else 1, self._dropped.get(stream, 0) + 1)
 
     def is_there(self, stream: str, sequence: int) -> bool:
-        """Whether a message can be had: it is in the ring, or waits for the disk."""
+        """Whether a message is available: it is in the ring, or waits for the disk."""
         place = self.places[stream][sequence]
         if self.has_expired(place, MOMENT):
             return False
@@ -265,11 +265,11 @@ class StreamBook:
         return stream != self.no_journal and place.alive and kept and (stream, sequence) not in self.damaged
 
     def was_there(self, stream: str, sequence: int) -> bool:
-        """Whether a message can be had, and could be when an earlier broker sent what comes only now."""
+        """Whether a message is available, and was when an earlier broker sent what comes only now."""
         return self.is_there(stream, sequence) and not self.places[stream][sequence].had_expired
 
     def has_expired(self, place: Place, late: float) -> bool:
-        """Whether a message is not to be had any more, `late` seconds after now."""
+        """Whether a message is unavailable, `late` seconds after now."""
         return 0 < place.ttl <= self.wall.now + late - place.born
 
     def check_fresh(self, stream: str, sequences: Sequence[int]) -> None:
@@ -286,13 +286,13 @@ class StreamBook:
             raise Violation("a message came before it was committed", stream=stream, sequences=unstored)
 
     def check_gap(self, stream: str, wants: Wants, gap: Gap) -> None:
-        """A gap is told of what cannot be had, and of nothing else."""
+        """A gap reports what is unavailable, and nothing else."""
         begun = [number for number in self.incarnations if gap.first <= number <= gap.last]
         if begun and gap.reason == RESTART:
-            raise Violation("a restore was told as if nothing was lost", stream=stream, gap=gap)
+            raise Violation("a restore was reported as if nothing was lost", stream=stream, gap=gap)
         for sequence in self.owed(stream, wants, gap.first, gap.last):
             if self.was_there(stream, sequence):
-                raise Violation("a gap was told of what is there", stream=stream, sequence=sequence, gap=gap)
+                raise Violation("a gap was sent for what is there", stream=stream, sequence=sequence, gap=gap)
             place = self.places[stream][sequence]
             if gap.reason == EXPIRED and not (place.had_expired or self.has_expired(place, MOMENT)):
                 raise Violation("a gap has another reason than it says", stream=stream, gap=gap)
@@ -345,7 +345,7 @@ def _read_all(store: MemoryStore, stream: str) -> dict[int, tuple[str, Any]]:
 
 
 class Reader:
-    """A subscription as its client sees it: what came and what was told, against what is owed."""
+    """A subscription as its client sees it: what came and what was reported, against what is owed."""
 
     def __init__(self, book: StreamBook, source: StreamSource, wants: Wants, start: str, peer: bytes) -> None:
         self.book = book
@@ -360,9 +360,9 @@ class Reader:
         self.highest = 0
         """The highest sequence of those that ever arrived."""
         self.had: set[int] = set()
-        """All that ever arrived, but what was told to be taken back."""
+        """All that ever arrived, but what was reported as taken back."""
         self._told: list[tuple[int, int]] = []
-        """The gaps that were told, since the position went back the last time."""
+        """The gaps that were reported, since the position went back the last time."""
         self._began = False
         self._last, self._waiting, self._gaps = source.last, 0, 0
 
@@ -385,7 +385,7 @@ class Reader:
     def _opened(self) -> None:
         last = self.source.last
         assert last is not None
-        # Where nobody was told of anything, sequences are used again; and so is a position there.
+        # Where nobody knows of anything, sequences are used again; and so is a position there.
         if self._began and self.position is not None and last < min(self.position, self.highest):
             raise Violation("a subscription went back", stream=self.source.stream, to=last, frm=self.position)
         if not self._began:
@@ -460,7 +460,7 @@ class Reader:
         assert self.position is not None
         known = any(first <= gap.first and gap.last <= last for first, last in self._told)
         if known or gap.first > gap.last:
-            raise Violation("a gap was told twice, or of nothing", gap=gap, position=self.position)
+            raise Violation("a gap was sent twice, or of nothing", gap=gap, position=self.position)
         self._told.append((gap.first, gap.last))
         if gap.last <= self.position:
             gone = {sequence for sequence in self.had if gap.first <= sequence <= gap.last}
@@ -486,7 +486,7 @@ class Reader:
         self._note()
 
     def _check_had(self) -> None:
-        """Whatever came and is no more was told to be taken back."""
+        """Whatever came and is no more was reported as taken back."""
         book, stream = self.book, self.source.stream
         if stream == book.no_journal:
             return

@@ -39,7 +39,7 @@ def _put_down(client: Client, a: int) -> tuple[ConsumerSource, Item] | None:
 
 
 def give_back(client: Client, a: int, b: int, c: int) -> str:
-    """Give a message back, to come again at once, later, or when the broker thinks."""
+    """Give a message back, to be redelivered at once, later, or when the broker thinks."""
     found = _put_down(client, a)
     if found is None:
         return ""

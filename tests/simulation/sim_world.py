@@ -33,7 +33,7 @@ WIDE = 100_000
 
 
 class World:
-    """Everything there is in a run. `log` is told what happens."""
+    """Everything there is in a run. `log` gets what happens."""
 
     def __init__(self, plan: Plan, log: Callable[[str], None] | None = None) -> None:
         self.setup = plan.setup
@@ -234,7 +234,7 @@ class World:
         return f"the power will go after {self.disk.writes_left} writes"
 
     def stop(self, a: int, b: int, c: int) -> str:
-        """The broker stops in good order, and starts again."""
+        """The broker stops cleanly, and starts again."""
         machine = self.machine
         machine.core.close()
         machine.flush()
@@ -311,7 +311,7 @@ class World:
         return f"the broker dies, and the disk loses the state of {name!r}"
 
     def set_clock(self, a: int, b: int, c: int) -> str:
-        """The clock on the wall is set."""
+        """The wall clock is set."""
         return self.machine.wall.set(a)
 
     def back_up(self, a: int, b: int, c: int) -> str:
@@ -445,7 +445,7 @@ class World:
         """The feeds for which all queues together leave no room.
 
         Dead letters stay until an operator lets them go, and of mail that the disk has refused, and that
-        nobody was told is stored, the memory has the only copy.
+        was confirmed to nobody, the memory has the only copy.
         """
         limits, feeds = self.machine.core.queue_limits, self.machine.core.feeds.by_name
         lasting = limits.short_of_memory and not self.book.queues.all_stored

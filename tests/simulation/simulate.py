@@ -77,7 +77,7 @@ def run_many(first: int, count: int, processes: int) -> list[int]:
 def main() -> int:
     """Run what the arguments say. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Simulate the broker.")
-    parser.add_argument("--seed", type=int, help="the seed of the first run; alone, that run is told in full")
+    parser.add_argument("--seed", type=int, help="the seed of the first run; alone, that run in full")
     parser.add_argument("--runs", type=int, help="how many runs to make (1000)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()

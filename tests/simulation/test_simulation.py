@@ -175,7 +175,7 @@ def _send_behind_another(subscription, part):
     _SEND(subscription, part)
 
 
-def _tell_of_one_more(queue, sender, correlation, told, failed):
+def _report_one_more(queue, sender, correlation, told, failed):
     def more(count, before, **how):
         told(count + bool(count), before, **how)
 
@@ -338,7 +338,7 @@ BROKEN = {
         lambda kind, queue, sequence, attempts: MarkDelivered(kind, queue, sequence),
     ),
     "what dies is not kept": ("malamute.core.queue.dead_letters.DeadLetters.add", _nothing),
-    "what is rejected comes again if it is paged_out": (
+    "what is rejected is redelivered if it is paged_out": (
         "malamute.core.queue.settlement.Settlement._dead_letter_steps",
         _spare_the_paged_out,
     ),
@@ -371,7 +371,7 @@ BROKEN = {
     ),
     "a number is answered twice": ("malamute.core.session.Sessions._confirm", _confirm_twice),
     "a delivery follows on another": ("malamute.core.subscription.Subscription._send", _send_behind_another),
-    "a withdrawal is told of too much": ("malamute.core.broker.withdraw", _tell_of_one_more),
+    "a withdrawal is reported of too much": ("malamute.core.broker.withdraw", _report_one_more),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
         "malamute.client.session.inbox.Inbox.acknowledge",
@@ -459,7 +459,7 @@ BROKEN = {
         _nothing,
     ),
     "what cannot be read dies for another reason": ("malamute.core.queue.settlement.CORRUPT", "max-deliver"),
-    "nobody is told that a request is lost": ("malamute.core.queue.trackers.Trackers.answer", _nothing),
+    "nobody is notified that a request is lost": ("malamute.core.queue.trackers.Trackers.answer", _nothing),
     "what could not be read is sent again": ("malamute.core.queue.redrive._is_whole", _is_there),
     "what a damaged block held is forgotten": ("malamute.core.broker.Core._store_again", _nothing),
     "a session that a damaged block held is forgotten": (
@@ -500,7 +500,7 @@ BROKEN = {
         "malamute.core.feed.table.Feeds.restore",
         _begin_restored_at(lambda stream: 0),
     ),
-    "a restore is told as a restart": ("malamute.core.gaps.Gaps._is_restored", lambda *arguments: False),
+    "a restore is reported as a restart": ("malamute.core.gaps.Gaps._is_restored", lambda *arguments: False),
 }
 
 
@@ -514,7 +514,7 @@ NOTICED = {
     "a key belongs to nobody": (pressed, 94),
     "somebody is always there": (plan_of, 13),
     "a report is not heard": (pressed, 65),
-    "what is rejected comes again if it is paged_out": (plan_of, 603),
+    "what is rejected is redelivered if it is paged_out": (plan_of, 603),
     "what has expired is called purged": (pressed, 73),
     "dead letters are never too many": (plan_of, 335),
     "a feed does not store where it is": (plan_of, 18),
@@ -550,7 +550,7 @@ NOTICED = {
     "a retention that the disk refuses is in force": (plan_of, 472),
     "what cannot be read is not settled": (plan_of, 8),
     "what cannot be read dies for another reason": (plan_of, 8),
-    "nobody is told that a request is lost": (plan_of, 188),
+    "nobody is notified that a request is lost": (plan_of, 188),
     "what could not be read is sent again": (plan_of, 2958),
     "a session may have any selectors": (plan_of, 5),
     "a cursor that waits for its position has room": (plan_of, 32),
@@ -558,11 +558,11 @@ NOTICED = {
     "identities may take any memory": (plan_of, 95),
     "caches may take any memory": (plan_of, 14),
     "a restored broker goes on where the backup ends": (plan_of, 11),
-    "a restore is told as a restart": (plan_of, 11),
+    "a restore is reported as a restart": (plan_of, 11),
     "a queue is removed with its messages": (plan_of, 21),
     "a message comes before it is due": (plan_of, 13),
     "a start at a time is at the head": (plan_of, 35),
-    "a withdrawal is told of too much": (plan_of, 13),
+    "a withdrawal is reported of too much": (plan_of, 13),
     "damage is not reported": (plan_of, 8),
     "a dead letter does not say why": (plan_of, 8),
     "what dies is not kept": (plan_of, 8),

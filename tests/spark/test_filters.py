@@ -1,4 +1,4 @@
-"""What is left out by a reader, and what is told of wrong options: all that needs no session."""
+"""What is left out by a reader, and what is reported of wrong options: all that needs no session."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Record(NamedTuple):
     """One line of a history.
 
     `client` is one life of a program, `name` the stream or the queue, and `key` what tells a message from all
-    others. `sequence` and `last` are the first and the last of a GAP, and of what a client was told that a
+    others. `sequence` and `last` are the first and the last of a GAP, and of what a client learned that a
     stream has. `attempts` are those of a delivery or of what was settled. FINISHED is a client that came to
     its end by itself: a reader at the last message, a sender with all outcomes.
     """
@@ -195,11 +195,11 @@ def _false_gap(log: Log) -> Iterator[str]:
     for gap in log[GAP]:
         place = bisect_left(stored, gap.sequence)
         if place < len(stored) and stored[place] <= gap.last:
-            yield f"{gap.client} was told that {gap.sequence} to {gap.last} are gone: {gap.text}"
+            yield f"{gap.client} got a gap of {gap.sequence} to {gap.last}: {gap.text}"
 
 
 def _untold(log: Log) -> Iterator[str]:
-    """Who read to the end and had what is no more was told so, and nobody who asked for what is durable."""
+    """Who read to the end and had what is no more was notified, and nobody who asked for what is durable."""
     stored = {record.sequence for record in log[STORED]}
     ended = {record.client for record in log[FINISHED]}
     gaps = dict(log.by_client(GAP))

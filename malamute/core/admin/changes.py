@@ -4,7 +4,7 @@ A change is a value of `protocol.admin`, and so is what it is answered: what it 
 `dry_run` that is what it would do, and nothing is done.
 
 What a change stores goes into the iteration in which it calls `answered`, so that its outcome is stored with
-it, and its record in the audit. One that takes several commits tells at each of them what it has come to,
+it, and its record in the audit. One that takes several commits reports at each of them what it has come to,
 with `final=False`, and what it has come to `otherwise`, should this one fail.
 """
 

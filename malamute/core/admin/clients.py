@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def clients(core: Engines, query: ClientsQuery) -> list[ClientRow] | list[ClientDetails]:
-    """Sessions by their ids: who each is, and what it has; with `details` as `client` tells it."""
+    """Sessions by their ids: who each is, and what it has; with `details` as `client` reports it."""
     everybody = core.sessions.by_peer.values()
     sessions = page(core.effects, everybody, lambda session: session.ident, query.after_name, query.limit)
     if not query.details:

@@ -1,9 +1,9 @@
 """Deleting with what hangs on it.
 
 Without `cascade` a deletion is refused while anything hangs on what is to go, and the refusal lists that.
-With it the feeds end first, each with a commit of its own, and then the rest is one commit: who reads is told
-why when that is on the disk. So if the broker dies or the disk refuses the last of it, some feeds may have
-ended and nothing else, and the answer is `partial`; to ask again goes on from there.
+With it the feeds end first, each with a commit of its own, and then the rest is one commit: readers are
+notified of the reason when that is durable. So if the broker dies or the disk refuses the last of it, some
+feeds may have ended and nothing else, and the answer is `partial`; to ask again goes on from there.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answ
     feeds_only = StreamDeleted(**{**vars(gone), "partial": True})
     otherwise = None
 
-    def told(sequence: int | None, *, created: bool) -> None:
+    def feed_deleted(sequence: int | None, *, created: bool) -> None:
         answered(feeds_only, final=False, otherwise=otherwise, before=gone)
 
     for name in core.feeds.of(Place("stream", stream.name)):
-        yield from core.feeds.deletion(name, told)
+        yield from core.feeds.deletion(name, feed_deleted)
         otherwise = feeds_only
     try:
         _check_still(core, stream)

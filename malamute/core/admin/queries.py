@@ -1,4 +1,4 @@
-"""What the broker tells about itself: the answers to QUERY, by topic.
+"""What the broker reports about itself: the answers to QUERY, by topic.
 
 `streams`, `queues`, `clients` and `users` make the rows of what they are named for.
 """
@@ -76,7 +76,7 @@ def answer(core: Engines, session: Session, query: Query) -> None:
             core.answers.asked(session)
             raise
     else:
-        answered(TELLING[query.topic](core, asked))
+        answered(HANDLERS[query.topic](core, asked))
 
 
 def status(core: Engines, query: StatusQuery) -> BrokerStatus:
@@ -131,7 +131,7 @@ def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStr
     core.effects.ask(StreamStats(query.stream, query.after_name, limit), answered)
 
 
-TELLING: dict[str, Callable[[Engines, Any], Any]] = {
+HANDLERS: dict[str, Callable[[Engines, Any], Any]] = {
     "status": status,
     "options": options,
     "streams": streams,

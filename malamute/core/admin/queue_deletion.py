@@ -1,9 +1,9 @@
 """Deleting a mailbox or a service, with what hangs on it.
 
 It goes in steps, each of which is a commit of its own, as there may be very many messages: the feeds end,
-messages and dead letters are purged, the consumers are told, and when nothing is left the queue is forgotten.
-So if the disk refuses a step, or messages have come meanwhile, what is left is a queue that works, and the
-answer is `partial`; to ask again goes on from there.
+messages and dead letters are purged, the consumers are notified, and when nothing is left the queue is
+forgotten. So if the disk refuses a step, or messages have come meanwhile, what is left is a queue that works,
+and the answer is `partial`; to ask again goes on from there.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def delete_queue(
 def _deletion(core: Engines, queue: Queue, gone: QueueDeleted, answered: Answered) -> Workflow:
     place = Place(queue.kind, queue.name)
     some = QueueDeleted(**{**vars(gone), "partial": True})
-    tell = partial(answered, before=gone)
+    answer = partial(answered, before=gone)
     otherwise: QueueDeleted | None = None
 
-    def told(sequence: int | None, *, created: bool) -> None:
-        tell(some, final=False, otherwise=otherwise)
+    def feed_deleted(sequence: int | None, *, created: bool) -> None:
+        answer(some, final=False, otherwise=otherwise)
 
     for name in core.feeds.of(place):
-        yield from core.feeds.deletion(name, told)
+        yield from core.feeds.deletion(name, feed_deleted)
         otherwise = some
     while _purge(queue):
-        tell(some, final=False, otherwise=otherwise)
+        answer(some, final=False, otherwise=otherwise)
         error = yield STORED
         if error is not None and otherwise is None:
             raise error
@@ -70,13 +70,13 @@ def _deletion(core: Engines, queue: Queue, gone: QueueDeleted, answered: Answere
     except MalamuteError:
         if otherwise is None:
             raise
-        tell(otherwise)
+        answer(otherwise)
         return
     core.queues_of(queue.kind).remove(queue)
     core.feeds.forget(place)
     core.effects.event(f"{queue.kind}.deleted.{queue.name}", count=gone.messages)
     # What gives room is done whether the disk takes the rest or not.
-    tell(gone, otherwise=gone)
+    answer(gone, otherwise=gone)
 
 
 def _purge(queue: Queue) -> int:

@@ -30,8 +30,8 @@ class FeedOwner(Protocol):
     def claiming(self, source: Place) -> Iterable[Feed]:
         """The feeds from a place that leave nothing of what they take to one that is the default there."""
 
-    def tell(self, what: str, name: FeedName, **details: Any) -> None:
-        """Tell what happens to a feed, as an event."""
+    def report(self, what: str, name: FeedName, **details: Any) -> None:
+        """Report what happens to a feed, as an event."""
 
 
 class Feed:
@@ -146,7 +146,7 @@ class Feed:
         self.full = size_bytes
         self._resume_at = self.target.resume_at(size_bytes)
         self.feeds.waiting[id(self)] = self
-        self.feeds.tell("full", self.name, messages=self.target.held)
+        self.feeds.report("full", self.name, messages=self.target.held)
 
     def wake(self) -> None:
         """Go on if there is room again."""
@@ -154,5 +154,5 @@ class Feed:
         if has_room or self.target.never_fits(self.full):
             self.full = 0
             del self.feeds.waiting[id(self)]
-            self.feeds.tell("resumed", self.name)
+            self.feeds.report("resumed", self.name)
             self.unblock()

@@ -257,7 +257,7 @@ class QueueFeed(Feed):
         def miss(place: int) -> None:
             self.skipped += 1
             sequence = entries[place].sequence
-            self.feeds.tell("gap", self.name, first=sequence, last=sequence, reason="too-large")
+            self.feeds.report("gap", self.name, first=sequence, last=sequence, reason="too-large")
 
         done = self._pass_on([*map(self.target.size_of, entries)], put, miss)
         return [entry.sequence for entry in entries[done:]]

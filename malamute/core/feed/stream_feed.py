@@ -152,15 +152,15 @@ class StreamFeed(Reader, Feed):
             self.stream.commit(self.name.cursor, done)
 
     def missed(self, first: int, last: int, reason: str) -> None:
-        """Tell that messages could not be passed on."""
-        self.feeds.tell("gap", self.name, first=first, last=last, reason=reason)
+        """Report that messages could not be passed on."""
+        self.feeds.report("gap", self.name, first=first, last=last, reason=reason)
 
     def fail(self, error: MalamuteError) -> None:
         """Try again a little later, from where it is."""
         self._retry()
 
     def switched(self, state: str, sequence: int) -> None:
-        """It falls behind whenever it waits for the disk, so it is nothing to tell."""
+        """It falls behind whenever it waits for the disk, so there is nothing to report."""
 
     def row(self) -> FeedRow:
         """What it does and where it stands, for people."""

@@ -218,8 +218,8 @@ class Feeds:
         found = self.streams.by_name.get(name.source.name)
         return found.cursors.get(name.cursor, 0) if found is not None else 0
 
-    def tell(self, what: str, name: FeedName, **details: Any) -> None:
-        """Tell what happens to a feed, as an event."""
+    def report(self, what: str, name: FeedName, **details: Any) -> None:
+        """Report what happens to a feed, as an event."""
         self.effects.event(f"feed.{what}.{name.name}", source=str(name.source), **details)
 
     # Changes
@@ -290,7 +290,7 @@ class Feeds:
             else:
                 feed = self._add(start.make(self, rule, target))
             if created:
-                self.tell("created", name, target=str(rule.target))
+                self.report("created", name, target=str(rule.target))
         start.release()
         self.selectors.reserved_bytes -= cost_bytes
         if feed is not None:
@@ -309,7 +309,7 @@ class Feeds:
         if not reason:
             return
         feed.rule = rule._replace(stopped=reason)
-        self.tell("stopped", name, user=rule.setter.user, reason=reason)
+        self.report("stopped", name, user=rule.setter.user, reason=reason)
         self.effects.notice(
             STOPPED, feed=name.name, source=str(name.source), user=rule.setter.user, reason=reason
         )
@@ -360,7 +360,7 @@ class Feeds:
         self._end_change(name)
         if error is None and enabled != feed.rule.enabled:
             feed.rule = feed.rule._replace(enabled=enabled)
-            self.tell("enabled" if enabled else "disabled", name)
+            self.report("enabled" if enabled else "disabled", name)
         feed.resume()
 
     def _begin_change(self, name: FeedName) -> Generator[Literal["stored"], Any, Feed | None]:
@@ -437,7 +437,7 @@ class Feeds:
         if stream is not None:
             stream.cursors.pop(name.cursor, None)
             stream.lost_cursors.discard(name.cursor)
-        self.tell("deleted", name)
+        self.report("deleted", name)
         return True
 
     def _add(self, feed: AnyFeed) -> AnyFeed:

@@ -96,11 +96,11 @@ class QueueSource:
         sequences = self.consumer.held(ranges)
         self.queue.in_steps(sorted(sequences), self._released(sequences))
 
-    def drain(self, ranges: Ranges, told: WhenStored) -> None:
+    def drain(self, ranges: Ranges, released: WhenStored) -> None:
         """It takes nothing more, and of what it holds only what is in these ranges was looked at.
 
-        `told` is called when what goes back to the queue is stored, or with the error that kept some of it
-        from that; at once if nothing goes back.
+        `released` is called when what goes back to the queue is stored, or with the error that kept some of
+        it from that; at once if nothing goes back.
         """
         queue, consumer = self.queue, self.consumer
         consumer.drained = True
@@ -113,7 +113,7 @@ class QueueSource:
         queue.take_back(waited.difference(sequences))
         if not sequences:
             queue.in_steps(back, queue.make_ready)
-            told(None)
+            released(None)
             return
         errors: list[MalamuteError | None] = []
 
@@ -122,7 +122,7 @@ class QueueSource:
             queue.effects.when_stored(errors.append)
 
         def done() -> None:
-            queue.effects.when_stored(lambda error: told(next(filter(None, errors), error)))
+            queue.effects.when_stored(lambda error: released(next(filter(None, errors), error)))
 
         queue.in_steps(back, act, done)
 

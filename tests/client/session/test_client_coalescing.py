@@ -164,7 +164,7 @@ def test_the_end_of_the_session_is_the_error_of_each(dialogue):
 
 
 class ModelBroker:
-    """A broker that stores what is published or refuses it, and answers when it is told to."""
+    """A broker that stores what is published or refuses it, and answers when it is asked to."""
 
     def __init__(self, *, coalescing: bool) -> None:
         self.session = ClientSession(b"\x01id")

@@ -14,7 +14,7 @@ PART = max(INITIAL_BYTES // PARTS, PART_BYTES)
 
 
 class Asker:
-    """Takes questions, and answers them when it is told to."""
+    """Takes questions, and answers them when it is asked to."""
 
     def __init__(self) -> None:
         self.asked: list[SimpleNamespace] = []

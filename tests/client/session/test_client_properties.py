@@ -101,7 +101,7 @@ def test_a_subscriber_sees_each_message_once_in_order_and_never_more_than_its_wi
 
 
 class JournalBroker:
-    """A broker that stores what is published, and answers when it is told to."""
+    """A broker that stores what is published, and answers when it is asked to."""
 
     def __init__(self, session: ClientSession) -> None:
         self.session = session
