@@ -24,7 +24,7 @@ from malamute.bench.workloads import BATCH, TIMEOUT_SECONDS, Workload
 from malamute.client.sync.client import Client, connect
 from malamute.errors import MalamuteError
 from malamute.protocol.admin import TotalsQuery
-from malamute.protocol.time_units import to_ms
+from malamute.protocol.time_units import to_ms, to_ns
 from malamute.server.process import STOP_SECONDS, BrokerProcess, environment
 
 HISTORY, LIVE, POSTED = "history", "live", "posted"
@@ -254,7 +254,7 @@ def _monitoring(options: GatewayOptions) -> Iterator[GatewayRow]:
                 what = f"GET {path}, {options.streams:,} streams"
                 yield _row(what, "ms", took, expected, gateway_us=cost)
             with connect(broker.url, timeout=TIMEOUT_SECONDS) as client:
-                longest = to_ms(round(client.query(TotalsQuery()).iterations.longest_seconds * 1e9))
+                longest = to_ms(to_ns(client.query(TotalsQuery()).iterations.longest_seconds))
     note = "since its start, all of the above"
     yield _row("the broker's longest iteration meanwhile", "ms", [longest], "", note)
 

@@ -71,9 +71,9 @@ class GracePeriod:
             self.until = effects.now + GRACE_SECONDS
             timers.at(self.until, self._end)
 
-    def holds(self, time: int) -> bool:
+    def holds(self, time_ns: int) -> bool:
         """Whether nothing ends yet that was stored at a time in ns."""
-        return self.until > 0 and time < self.began
+        return self.until > 0 and time_ns < self.began
 
     @property
     def is_doubtful(self) -> bool:

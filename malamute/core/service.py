@@ -121,7 +121,7 @@ class Services(QueueTable):
 
     def _posts(self, session: Session, service: str, requests: Sequence[Entry], reply: Reply) -> list[Post]:
         """The replies by the mailboxes that they go to, each ready to be put there."""
-        time = self.limits.effects.time_ns
+        time_ns = self.limits.effects.time_ns
         posts: dict[str, Post] = {}
         for request, final, record in zip(requests, reply.finals, reply.records, strict=True):
             asked = request.properties or {}
@@ -137,7 +137,7 @@ class Services(QueueTable):
             about = {"correlation": asked["correlation"]} if "correlation" in asked else {}
             properties = {**about, "service": asked.get(ASKED, service), "final": final}
             sequence = mailbox.next_sequence + len(messages)
-            messages.append(Entry((sequence, time, session.address, request.subject, record, properties)))
+            messages.append(Entry((sequence, time_ns, session.address, request.subject, record, properties)))
         return list(posts.values())
 
 

@@ -84,9 +84,9 @@ def locate(stream: StartingStream, start: Start, group: Group, then: Then) -> No
             lambda found: then(last_of_each(stream, group, asked, found)),
         )
     else:
-        time = start.value if start.kind == TIME else stream.moment() - start.value
+        time_ns = start.value if start.kind == TIME else stream.moment() - start.value
         stream.effects.ask(
-            FindTime(stream.name, time, asked.stored), lambda found: then(at_time(asked, time, found))
+            FindTime(stream.name, time_ns, asked.stored), lambda found: then(at_time(asked, time_ns, found))
         )
 
 
@@ -98,13 +98,13 @@ KNOWN: Mapping[str, Callable[[StartingStream, Start], Position]] = {
 }
 
 
-def at_time(asked: Asked, time: int, found: object) -> Position:
+def at_time(asked: Asked, time_ns: int, found: object) -> Position:
     """The position of a time, given the sequence that the store found, which is 1 past its end at most."""
     assert isinstance(found, int)
     if found <= asked.stored:
         return Position(found, quiet=True)
     for loaded in asked.unstored:
-        if loaded.chunk.time_ns >= time:
+        if loaded.chunk.time_ns >= time_ns:
             return Position(loaded.chunk.first, quiet=True)
     return Position(asked.head)
 

@@ -186,17 +186,17 @@ class Copy:
 
     def _copy_chunk(self, target: lmdb.Transaction, copied: StreamMeta, first: int, value: Any) -> StreamMeta:
         target.put(key(CHUNK, copied.identifier, first), value)
-        count, time = copied.first - first, copied.first_time
+        count, time_ns = copied.first - first, copied.first_time
         try:
             chunk = codec.decode_chunk(value)
-            count, time = chunk.count, chunk.time_ns
+            count, time_ns = chunk.count, chunk.time_ns
         except Damaged:
             self._damages.append((copied.name, Damage(first, copied.first - 1, "corrupt")))
         self._chunks += 1
         self._done += len(value)
         return copied._replace(
             first=first,
-            first_time=time,
+            first_time=time_ns,
             bytes=copied.bytes + len(value),
             count=copied.count + count,
             chunks=copied.chunks + 1,

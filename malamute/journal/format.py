@@ -193,10 +193,10 @@ def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
     (crc,) = _CRC.unpack_from(data, _CHUNK.size)
     if crc != crc32(data[: _CHUNK.size]):
         raise Damaged("wrong CRC of a chunk's header")
-    _, flags, count, first, time, payload_size, large_count, body_crc = _CHUNK.unpack_from(data)
+    _, flags, count, first, time_ns, payload_size, large_count, body_crc = _CHUNK.unpack_from(data)
     if count == 0 or flags > 1:
         raise Damaged(f"a chunk of {count} messages with flags {flags}")
-    return ChunkHeader(first, count, time, payload_size, large_count, body_crc, flags == 1)
+    return ChunkHeader(first, count, time_ns, payload_size, large_count, body_crc, flags == 1)
 
 
 def decode_chunk(data: bytes | memoryview) -> Chunk:

@@ -147,8 +147,8 @@ class Ring:
         if self.counted is None:
             return time_ns, 0.0
         now = self.counted()
-        time, then = self.passed.get(stream.name) or self._time_at_start(stream, age)
-        return min(time_ns, time + to_ns((now - then) * PACE)), now
+        until_ns, then = self.passed.get(stream.name) or self._time_at_start(stream, age)
+        return min(time_ns, until_ns + to_ns((now - then) * PACE)), now
 
     def too_old(self, time_ns: int) -> Iterator[tuple[str, float]]:
         """The streams with a limit by age, and in how many seconds at the earliest they are over it."""
@@ -156,8 +156,8 @@ class Ring:
             age = _age_ns(self.retention(name)) if stream.chunks else 0
             if age:
                 end, until = stream.first_time + age + 1, max(time_ns, stream.last_time)
-                time, _ = self.time_passed(stream, age, until)
-                yield name, to_seconds(max(end - until, (end - time) / PACE))
+                until_ns, _ = self.time_passed(stream, age, until)
+                yield name, to_seconds(max(end - until, (end - until_ns) / PACE))
 
     def next_too_old(self, time_ns: int) -> float | None:
         """In how many seconds something is to be dropped: 0 if there is something now, None if never."""
@@ -337,8 +337,8 @@ class RingTransaction:
         self.late.discard(name)
         retention = self.overrides.get(name) or self.given.get(name) or self._ring.given.get(name) or KEEP_ALL
         age_ns = _age_ns(retention)
-        time = self._time_passed(name, age_ns) if age_ns else 0
-        while (stream := self._stream(name)) and _is_over(stream, retention, time):
+        until_ns = self._time_passed(name, age_ns) if age_ns else 0
+        while (stream := self._stream(name)) and _is_over(stream, retention, until_ns):
             if self._steps <= 0:
                 self.late.add(name)
                 break
@@ -350,11 +350,11 @@ class RingTransaction:
         if stream is None or not stream.chunks:
             return 0
         until = max(self._time_ns, stream.last_time)
-        time, now = self._ring.time_passed(stream, age, until)
+        until_ns, now = self._ring.time_passed(stream, age, until)
         if name in self._wanted:
-            time = until
-        self.passed[name] = time, now
-        return time
+            until_ns = until
+        self.passed[name] = until_ns, now
+        return until_ns
 
     def trim_to(self, budget: int, deleter: ChunkDeleter) -> None:
         """Drop the oldest chunks while all take more than `budget` bytes; those of deleted streams first."""
@@ -367,14 +367,14 @@ class RingTransaction:
         heap = self._ring.heap
         spared = []
         while self.bytes > budget and heap:
-            time, name = heap[0]
+            first_ns, name = heap[0]
             stream = self._stream(name)
             if stream is None or not stream.chunks:
                 heapq.heappop(heap)
                 self._ring.in_heap.discard(name)
             elif self._is_spared(name, stream):
                 spared.append(heapq.heappop(heap))
-            elif stream.first_time != time:
+            elif stream.first_time != first_ns:
                 heapq.heapreplace(heap, (stream.first_time, name))
             else:
                 self._drop(name, deleter)
@@ -432,12 +432,12 @@ class RingTransaction:
         return self.identifier_next - 1
 
 
-def _is_over(stream: StreamMeta, retention: StreamRetention, time: int) -> bool:
+def _is_over(stream: StreamMeta, retention: StreamRetention, until_ns: int) -> bool:
     """Whether a stream is over its retention when its time has passed up to `time`."""
     size, count, _ = retention
     if stream.chunks > 1 and (0 < size < stream.bytes or 0 < count < stream.count):
         return True
-    return stream.chunks > 0 and 0 < _age_ns(retention) < time - stream.first_time
+    return stream.chunks > 0 and 0 < _age_ns(retention) < until_ns - stream.first_time
 
 
 def _age_ns(retention: StreamRetention) -> int:

@@ -121,8 +121,8 @@ def next_incarnation(now: float, used: int, newest: int = 0) -> int:
     return number if number > used else used + (1 << 32)
 
 
-def _by_clock(time: float) -> int:
-    return max(0, int((time - INCARNATION_EPOCH) * 1000)) << INCARNATION_BITS
+def _by_clock(now: float) -> int:
+    return max(0, int((now - INCARNATION_EPOCH) * 1000)) << INCARNATION_BITS
 
 
 Progress = Callable[[int, int], None]

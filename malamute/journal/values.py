@@ -52,7 +52,7 @@ class Records:
         """Add messages, or replace them."""
         messages = self._messages.setdefault(name, {})
         same = self._texts.setdefault
-        for sequence, time, sender, subject, record, properties in arriving:
+        for sequence, time_ns, sender, subject, record, properties in arriving:
             if sequence in messages:
                 self._drop(name, sequence)
             size = len(record)
@@ -62,7 +62,7 @@ class Records:
                 self._paged_out.setdefault(name, {})[sequence] = size
                 record = b""
             messages[sequence] = StoredMessage(
-                sequence, time, same(sender, sender), same(subject, subject), record, properties
+                sequence, time_ns, same(sender, sender), same(subject, subject), record, properties
             )
 
     def delete(self, name: Name, ranges: Sequence[tuple[int, int]]) -> None:

@@ -38,9 +38,9 @@ class DiskChunkDeleter:
             return None
         size, header = len(value), _header(value)
         cursor.delete()
-        following, time = self._following(stream)
+        following, time_ns = self._following(stream)
         after = stream.last + 1 if following is None else following
-        return Dropped(header.count if header else after - first, size, following, time)
+        return Dropped(header.count if header else after - first, size, following, time_ns)
 
     def _following(self, stream: StreamMeta) -> tuple[int | None, int]:
         place, value = self._cursor.item()

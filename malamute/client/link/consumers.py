@@ -234,10 +234,10 @@ class QueueConsumer:
         driver.session.inbox.refill(source)
         driver.send()
 
-    def give_back(self, message: Mail, delay: int) -> None:
+    def give_back(self, message: Mail, delay_ms: int) -> None:
         """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""
         self._driver.check_owner()
-        self._driver.session.inbox.give_back(self._source, message.sequence, delay)
+        self._driver.session.inbox.give_back(self._source, message.sequence, delay_ms)
         self._driver.send()
 
     def release(self, message: Mail) -> None:

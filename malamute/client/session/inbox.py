@@ -280,10 +280,10 @@ class Inbox:
             if isinstance(source, ConsumerSource) and source.acks:
                 self.acknowledge(source)
 
-    def give_back(self, source: ConsumerSource, sequence: int, delay: int) -> None:
-        """Have a message redelivered after `delay` milliseconds; with -1 after the broker's backoff."""
+    def give_back(self, source: ConsumerSource, sequence: int, delay_ms: int) -> None:
+        """Have a message redelivered after `delay_ms`; with -1 after the broker's backoff."""
         if source.give_back(sequence):
-            self._outbox.say(wire.Nak(source.number, [[sequence, sequence]], delay))
+            self._outbox.say(wire.Nak(source.number, [[sequence, sequence]], delay_ms))
         self.refill(source)
 
     def release(self, source: ConsumerSource, sequence: int) -> None:

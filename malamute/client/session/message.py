@@ -110,8 +110,8 @@ class Settler(Protocol):
     def finish(self, message: Mail, reason: str | None = None) -> None:
         """Acknowledge it, or reject it with a reason."""
 
-    def give_back(self, message: Mail, delay: int) -> None:
-        """Have it redelivered after `delay` milliseconds; with -1 after the broker's backoff."""
+    def give_back(self, message: Mail, delay_ms: int) -> None:
+        """Have it redelivered after `delay_ms`; with -1 after the broker's backoff."""
 
     def release(self, message: Mail) -> None:
         """Have it redelivered at once, as if it had never been delivered."""

@@ -50,9 +50,9 @@ class _ThreadSafeConsumer(QueueConsumer):
         """Acknowledge one message, or reject it with a reason."""
         self._driver.do(super().finish, message, reason)
 
-    def give_back(self, message: Mail, delay: int) -> None:
+    def give_back(self, message: Mail, delay_ms: int) -> None:
         """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""
-        self._driver.do(super().give_back, message, delay)
+        self._driver.do(super().give_back, message, delay_ms)
 
     def release(self, message: Mail) -> None:
         """Give one message back untouched."""

@@ -137,13 +137,13 @@ class QueueTarget:
     def put(self, columns: Columns, source: Place) -> None:
         """Put messages there, with all else of this iteration. There is room for them."""
         queue = self.queue
-        first, time = queue.next_sequence, queue.effects.time_ns
+        first, time_ns = queue.next_sequence, queue.effects.time_ns
         rows = zip(
             columns.each_sequence(), columns.all_senders(), columns.subjects, columns.records, strict=True
         )
         queue.put(
             [
-                Entry((first + place, time, sender, subject, record, origin(source, sequence)))
+                Entry((first + place, time_ns, sender, subject, record, origin(source, sequence)))
                 for place, (sequence, sender, subject, record) in enumerate(rows)
             ],
             confirmed=True,

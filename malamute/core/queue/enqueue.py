@@ -30,23 +30,23 @@ def enqueue(
     changed.
     """
     records = command.records
-    time, ahead_ns = queue.effects.time_ns, queue.effects.ahead_ns
+    time_ns, ahead_ns = queue.effects.time_ns, queue.effects.ahead_ns
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
     options = [
         # What most requests have needs no closer look.
         None
         if not properties or (len(properties) == 1 and type(properties.get("correlation")) is int)
-        else Options.parse(properties, time, ahead_ns)
+        else Options.parse(properties, time_ns, ahead_ns)
         for properties in command.properties or _NONE
     ]
     if not any(options):
         numbers = range(queue.next_sequence, queue.next_sequence + len(records))
-        rows = zip(numbers, repeat(time), repeat(sender), command.subjects, records, columns)
+        rows = zip(numbers, repeat(time_ns), repeat(sender), command.subjects, records, columns)
         _put(queue, [*map(Entry, rows)], command, quotas)
         return
     places = _wanted(queue, command, options, sender)
     entries = [
-        Entry((number, time, sender, command.subjects[place], records[place], columns[place]))
+        Entry((number, time_ns, sender, command.subjects[place], records[place], columns[place]))
         for number, place in enumerate(places, queue.next_sequence)
     ]
     chosen = {

@@ -174,11 +174,11 @@ _RECORDS = 4
 
 def puts(kind: QueueKind, queue: str, entries: Iterable[Entry]) -> Iterator[PutMessages]:
     """What adds messages with consecutive sequences to a queue of the store."""
-    for (time, sender), group in groupby(entries, _origin):
+    for (time_ns, sender), group in groupby(entries, _origin):
         run = [*group]
         _, _, _, subjects, records, _, properties = columns_of(run)
         wanted = properties if any(properties) else None
-        yield PutMessages(kind, queue, run[0].sequence, time, sender, subjects, records, wanted)
+        yield PutMessages(kind, queue, run[0].sequence, time_ns, sender, subjects, records, wanted)
 
 
 def ranges_of(sequences: list[int]) -> list[list[int]]:

@@ -31,16 +31,16 @@ class Options:
 
     __slots__ = ("due", "expires", "identity", "immediate", "key", "priority", "timer", "tracker")
 
-    def __init__(self, properties: Mapping[str, Any], time: int, ahead_ns: int = 0) -> None:
+    def __init__(self, properties: Mapping[str, Any], time_ns: int, ahead_ns: int = 0) -> None:
         get = properties.get
         delay, ttl = get("delay"), get("ttl")
         # A duration begins now, whatever the wall clock says; a moment is for that clock to say.
-        time -= ahead_ns
+        time_ns -= ahead_ns
         at = get("at", 0)
         self.due: float = (
-            _after(time, delay) if delay is not None else to_seconds(at - ahead_ns) if at != 0 else 0.0
+            _after(time_ns, delay) if delay is not None else to_seconds(at - ahead_ns) if at != 0 else 0.0
         )
-        self.expires: float = _after(time, ttl) if ttl else 0.0
+        self.expires: float = _after(time_ns, ttl) if ttl else 0.0
         self.priority: int = get("priority", 0)
         self.tracker: str = get("tracker", "")
         self.identity: str = get("id", "")
@@ -54,7 +54,7 @@ class Options:
         return bool(self.priority or self.due or self.expires or self.tracker or self.key)
 
     @classmethod
-    def parse(cls, properties: Mapping[str, Any] | None, time: int, ahead_ns: int = 0) -> Options | None:
+    def parse(cls, properties: Mapping[str, Any] | None, time_ns: int, ahead_ns: int = 0) -> Options | None:
         """The options of a message sent at a time in ns; None if it has none. Raises `InvalidValue`.
 
         `ahead_ns` is how far such times are ahead of those that are counted.
@@ -71,9 +71,9 @@ class Options:
             return None
         if "delay" in properties and "at" in properties:
             raise InvalidValue("options 'delay' and 'at' together: expected one of them")
-        if properties.get("at", 0) > time + DURATION_MS_MAX * 1_000_000:
+        if properties.get("at", 0) > time_ns + DURATION_MS_MAX * 1_000_000:
             raise InvalidValue("invalid option 'at': expected at most ten years ahead")
-        return cls(properties, time, ahead_ns)
+        return cls(properties, time_ns, ahead_ns)
 
     @classmethod
     def of(cls, message: Entry, now_ns: int, ahead_ns: int = 0) -> Options | None:
@@ -95,8 +95,8 @@ class Options:
         return options if options.lasting else None
 
 
-def _after(time: int, milliseconds: int) -> float:
-    return to_seconds(time + milliseconds * 1_000_000)
+def _after(time_ns: int, milliseconds: int) -> float:
+    return to_seconds(time_ns + milliseconds * 1_000_000)
 
 
 def _is_text(value: Any) -> bool:

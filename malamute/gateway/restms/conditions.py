@@ -21,8 +21,7 @@ from malamute.gateway.queues import unless_gone
 from malamute.gateway.restms.documents import ROOT, TYPES, Element, accepted, write
 from malamute.gateway.restms.signals import first_of
 from malamute.gateway.routes import Parameter
-
-NANOSECONDS = 1_000_000_000
+from malamute.protocol.time_units import NS_PER_SECOND
 
 READ_CONDITIONS = tuple(
     Parameter(name, words, place="header")
@@ -58,7 +57,7 @@ class Page(NamedTuple):
     @property
     def modified(self) -> int:
         """When it was changed, in seconds since 1970."""
-        return self.modified_ns // NANOSECONDS
+        return self.modified_ns // NS_PER_SECOND
 
     def headers(self) -> Mapping[str, str]:
         """What an answer with it says of it."""

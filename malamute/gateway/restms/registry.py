@@ -38,6 +38,7 @@ from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import ANONYMOUS, Users
 from malamute.matching import Index, Selector
 from malamute.protocol.admin import StatusQuery, StreamRetain
+from malamute.protocol.time_units import to_ns
 
 Kind = TypeVar("Kind", RestFeed, Pipe, Join, Staged)
 
@@ -232,7 +233,7 @@ class Registry:
         for subject in self._known.keys() - seen:
             self._index(self._known.pop(subject).value, add=False)
         self._seen = None
-        await self._clear(client, self._loaded_ns, self._loaded_ns - int(status.uptime * 1e9))
+        await self._clear(client, self._loaded_ns, self._loaded_ns - to_ns(status.uptime))
 
     async def _clear(self, client: Client, now_ns: int, started_ns: int) -> None:
         """Forget what does not outlive the broker's process, and contents that nobody has fetched."""
@@ -306,6 +307,6 @@ class Registry:
 
 def _is_over(known: Defined, now_ns: int, started_ns: int) -> bool:
     if isinstance(known.value, Staged):
-        return now_ns - known.published_ns > CONTENT_SECONDS * 1e9
+        return now_ns - known.published_ns > to_ns(CONTENT_SECONDS)
     storage = getattr(known.value, "storage", "")
     return bool(storage == MEMORY and known.published_ns < started_ns)

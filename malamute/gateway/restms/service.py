@@ -51,6 +51,7 @@ from malamute.protocol.admin import (
     StreamCreate,
     StreamRetain,
 )
+from malamute.protocol.time_units import to_ns
 
 BUSY_SECONDS = 0.05
 """How long to wait when somebody else changes the feeds of a stream of the broker."""
@@ -97,7 +98,7 @@ class RestMS:
             with suppress(MalamuteError):
                 await self.readers.drop_idle(monotonic() - IDLE_SECONDS)
                 async with self.change():
-                    await self.registry.refresh(time_ns() - int(REFRESH_SECONDS * 1e9))
+                    await self.registry.refresh(time_ns() - to_ns(REFRESH_SECONDS))
 
     def stop(self) -> None:
         """End the answers without end: the gateway is to stop."""
