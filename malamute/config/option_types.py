@@ -189,7 +189,11 @@ def _written(form: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def items(value: Any) -> tuple[Any, ...]:
-    """The items of a list. The environment gives it as TOML, or as texts between commas."""
+    """The items of a list. The environment gives it as TOML, or as texts between commas.
+
+    Raises:
+        ValueError: it is neither a list nor text.
+    """
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = tomllib.loads(f"list = {value}")["list"]
     if isinstance(value, str):

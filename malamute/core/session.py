@@ -142,7 +142,11 @@ class Numbers:
 
     @classmethod
     def unpack(cls, value: bytes, refused: bytes = b"", outcomes: bytes = b"") -> Numbers:
-        """Read the stored form: all that it tells of is durable."""
+        """Read the stored form: all that it tells of is durable.
+
+        Raises:
+            Malformed: they are no numbers.
+        """
         next_number, floor, *later = unpack(value)
         if not NUMBER.holds(next_number) or not NUMBER.holds(floor):
             raise Malformed("invalid numbers of a session: expected integers")
@@ -484,7 +488,11 @@ class Sessions:
     # Numbers and confirmations
 
     def admit(self, session: Session, number: int) -> bool:
-        """Whether a numbered command is to be executed; if it was before, it is answered again."""
+        """Whether a numbered command is to be executed; if it was before, it is answered again.
+
+        Raises:
+            NumberTooOld: it leaves a gap, or is too far behind the newest one.
+        """
         numbers = session.numbers
         if number > numbers.next:
             numbers.skip_settled()

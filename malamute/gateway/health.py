@@ -26,7 +26,11 @@ async def ready(request: Request, arguments: Arguments) -> Response:
 
 
 async def problem(request: Request, arguments: Arguments) -> Response:
-    """Explain the number of an error."""
+    """Explain the number of an error.
+
+    Raises:
+        NotFound: no error has this number.
+    """
     code = arguments["code"]
     if code not in BY_CODE:
         raise NotFound(f"no error has the number {code}")

@@ -51,6 +51,7 @@ class IdempotencyKeys:
         result. What failed is forgotten.
 
         Raises:
+            InvalidValue: the key is empty or too long.
             KeyReused: the key was used with another fingerprint.
             TimedOut: the result did not come in time.
             TryLater: there are as many unfinished keys as there may be.

@@ -196,7 +196,12 @@ def _key_of(update: Update, given: str | None, fingerprint: str) -> tuple[str, s
 
 
 async def publish_update(request: Request, arguments: Arguments) -> Response:
-    """Publish an update, and answer its id when it is durable."""
+    """Publish an update, and answer its id when it is durable.
+
+    Raises:
+        MediaTypeRefused: it is no form.
+        TooLarge: the form has too many fields.
+    """
     request = _with_cookie(request)
     gateway = gateway_of(request)
     settings = gateway.settings
@@ -230,7 +235,11 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
 
 
 async def follow_updates(request: Request, arguments: Arguments) -> Response:
-    """Follow the updates of some topics."""
+    """Follow the updates of some topics.
+
+    Raises:
+        InvalidValue: no topic is named, or too many.
+    """
     topics = arguments["topic"]
     if not topics:
         raise InvalidValue("no topic: expected one at least")

@@ -27,7 +27,11 @@ class AskedRequest:
     async def run(
         self, settings: GatewaySettings, users: Users, content: bodies.Content, options: Mapping[str, Any]
     ) -> None:
-        """Send it, and collect its replies."""
+        """Send it, and collect its replies.
+
+        Raises:
+            TooLarge: the replies are larger than a page.
+        """
         async with users.session(self.identity) as client:
             with sending("request", self.service, [content.headers], client) as [headers]:
                 replies = await client.request(
@@ -62,7 +66,12 @@ class Requests:
     async def ask(
         self, identity: Identity, service: str, content: bodies.Content, options: Mapping[str, Any]
     ) -> tuple[str, AskedRequest]:
-        """Send a request, and return it with its name when it is durable. Raises what it is refused with."""
+        """Send a request, and return it with its name when it is durable.
+
+        Raises:
+            TooMany: as many requests wait for replies as may.
+            MalamuteError: what the request is refused with.
+        """
         if len(self._asked) >= self._settings.requests:
             raise TooMany(
                 f"{len(self._asked)} requests wait for replies: expected at most {self._settings.requests}"

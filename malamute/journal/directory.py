@@ -80,7 +80,11 @@ def _open_to_others(path: Path, mode: int, remedy: str) -> StoreError:
 
 
 def take_lock(path: Path) -> int:
-    """Lock the directory for this process; returns the descriptor that holds the lock."""
+    """Lock the directory for this process; returns the descriptor that holds the lock.
+
+    Raises:
+        StoreLocked: another process has it.
+    """
     descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +101,11 @@ def take_lock(path: Path) -> int:
 
 
 def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Environment, int]:
-    """Open or create the file, at its full size; returns the size that it has now."""
+    """Open or create the file, at its full size; returns the size that it has now.
+
+    Raises:
+        StoreError: the file cannot be opened, or is no whole store.
+    """
     data = path / "data.mdb"
     there = data.stat().st_size if data.exists() else 0
     size = -(-max(size, there) // PAGE) * PAGE
@@ -256,7 +264,7 @@ def decode_meta(value: bytes | None) -> codec.Meta:
 
 
 def allocate(data: Path, size: int) -> None:
-    """Give the file so much space on the disk. Raises StorageFull if there is none.
+    """Give the file so much space on the disk. Raises StorageFull if there is none, and StoreError.
 
     Done at the beginning for the whole size, a full disk cannot stop the ring later.
     """

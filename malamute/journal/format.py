@@ -86,7 +86,11 @@ def key(kind: int, identifier: int = 0, sequence: int = 0) -> bytes:
 
 
 def split_key(data: bytes | memoryview) -> tuple[int, int, int]:
-    """Kind, identifier and sequence of a key."""
+    """Kind, identifier and sequence of a key.
+
+    Raises:
+        Damaged: it is no key.
+    """
     if len(data) != _KEY.size:
         raise Damaged(f"a key of {len(data)} bytes")
     return _KEY.unpack(data)
@@ -186,7 +190,11 @@ def encode_chunk(chunk: Chunk, index: bytes = b"") -> bytes:
 
 
 def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
-    """The header of a chunk, checked by its own CRC; the payload is not touched."""
+    """The header of a chunk, checked by its own CRC; the payload is not touched.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
     if len(data) < CHUNK_HEADER_SIZE:
         raise Damaged(f"a chunk of {len(data)} bytes")
     check_version(data[0])
@@ -226,7 +234,11 @@ def encode_index(first: int, subjects: Iterable[str]) -> bytes:
 
 
 def decode_index(data: bytes | memoryview) -> SubjectIndex | None:
-    """The index that a chunk carries, checked by both CRCs; None if it carries none."""
+    """The index that a chunk carries, checked by both CRCs; None if it carries none.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
     header = decode_chunk_header(data)
     if not header.indexed:
         return None

@@ -193,7 +193,11 @@ FAMILIES: dict[str, type[Family]] = {}
 
 
 def register(family: type[Family]) -> type[Family]:
-    """Make a family known under its name; usable as a decorator. A name is given only once."""
+    """Make a family known under its name; usable as a decorator. A name is given only once.
+
+    Raises:
+        ValueError: another family has this name.
+    """
     known = FAMILIES.setdefault(family.name, family)
     if known is not family:
         raise ValueError(f"a family named {family.name!r} is already registered")

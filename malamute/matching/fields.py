@@ -118,7 +118,11 @@ class Fields(ExpressionFamily):
 
     @classmethod
     def normalise(cls, pattern: Any) -> Hashable:
-        """See the top of the file for what may be given."""
+        """See the top of the file for what may be given.
+
+        Raises:
+            InvalidSelector: the pattern is wrong.
+        """
         mode, request = cls._mode(pattern)
         fields: dict[str, list[Any] | None] = {}
         for name, values in _items(request):
@@ -214,7 +218,11 @@ class Geo(ExpressionFamily):
 
     @classmethod
     def normalise(cls, pattern: Any) -> Hashable:
-        """See the top of the file for what may be given."""
+        """See the top of the file for what may be given.
+
+        Raises:
+            InvalidSelector: the pattern is wrong.
+        """
         shape, numbers, latitude, longitude = cls._parts(pattern)
         sizes = {"circle": 3, "box": 4}
         if not isinstance(shape, str) or sizes.get(shape) != len(numbers):

@@ -125,7 +125,11 @@ class SourceOptions(NamedTuple):
         return tuple(there[name] for name in self.columns or there)
 
     def promoted(self) -> Promoted:
-        """The headers with columns of their own."""
+        """The headers with columns of their own.
+
+        Raises:
+            InvalidValue: the option does not go with an export, or two exports do not go together.
+        """
         if not self.is_export:
             return self.promote  # type: ignore[return-value]  # parsed
         if self.promote:

@@ -57,7 +57,11 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {NEXT: sequence_at(history, self.options.stream, self._since, time.time_ns())}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Where the next micro-batch ends."""
+        """Where the next micro-batch ends.
+
+        Raises:
+            StoreError: the checkpoint lies behind the end of the stream.
+        """
         end = self._end() if self._target is None else self._target
         if end < start[NEXT]:
             raise StoreError(

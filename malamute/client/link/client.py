@@ -106,7 +106,11 @@ async def open_driver(
     token: str = "",
     context: AnyContext | None = None,
 ) -> AnyDriver:
-    """Connect, and wait until the broker has answered. Raises as `connect` does."""
+    """Connect, and wait until the broker has answered.
+
+    Raises:
+        ConnectTimeout, InvalidValue, and more: as `connect`.
+    """
     # The first byte of a routing id must not be 0: such ids belong to ZeroMQ.
     identity = bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
     if not HEARTBEAT_MIN <= heartbeat <= HEARTBEAT_MAX:

@@ -66,7 +66,12 @@ class Inbox:
         committed: bool = False,
         existing: bool = False,
     ) -> StreamSource:
-        """Subscribe. It stands when `open` is set, and was refused when `ended` is."""
+        """Subscribe. It stands when `open` is set, and was refused when `ended` is.
+
+        Raises:
+            InvalidName: the stream or the cursor is no valid name.
+            TooLarge: the criteria are none, or too many.
+        """
         _check_criteria(stream, criteria)
         if cursor and not is_name(cursor):
             raise InvalidName(f"invalid cursor {cursor!r}: expected {NAME_FORM}")

@@ -190,7 +190,11 @@ class Sending:
         self._outbox.submit(command, frames, len(record), numbered=numbered, first=first)
 
     def commit(self, stream: str, cursor: str, sequence: int, command: Command) -> None:
-        """Set a cursor of a stream behind a sequence, confirmed."""
+        """Set a cursor of a stream behind a sequence, confirmed.
+
+        Raises:
+            InvalidName: the cursor is no valid name.
+        """
         if not is_name(cursor):
             raise InvalidName(f"invalid cursor {cursor!r}: expected {NAME_FORM}")
         frames = encode(wire.Commit(stream, self._outbox.next_number, cursor, sequence))

@@ -102,6 +102,7 @@ class Client(ClientBase):
             TooLarge: the subject or the message exceeds a limit.
             TimedOut: the confirmation did not come in time.
             TryLater: too much is on its way or unconfirmed, or the broker is full.
+            AccessRefused: the user may not publish to the stream, or not this subject.
             QuotaExceeded: the user has as much as he may; `retry_after` tells the seconds to wait for a rate.
             ConnectionLost: the broker is away, and no more can be kept for it.
 
@@ -130,7 +131,8 @@ class Client(ClientBase):
 
         Raises:
             InvalidValue: the columns are empty or differ in length, or a message cannot be sent.
-            InvalidName, TooLarge, TimedOut, TryLater, QuotaExceeded, ConnectionLost: as `publish`.
+            InvalidName, TooLarge, TimedOut, TryLater, ConnectionLost: as `publish`.
+            AccessRefused, QuotaExceeded: as `publish`.
 
         """
         return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl))
@@ -163,6 +165,7 @@ class Client(ClientBase):
             InvalidName: the stream or the cursor is no valid name.
             InvalidSelector: a pattern or the match expression is wrong.
             InvalidValue: another option is wrong.
+            AccessRefused: the user may read nothing of it.
             NotFound: it is for an existing stream, and there is none.
             TooMany, QuotaExceeded: a limit on subscriptions or patterns is reached.
             TimedOut: the broker did not answer in time.
@@ -193,7 +196,7 @@ class Client(ClientBase):
 
         Raises:
             TryLater: the mailbox is full, or as `publish`.
-            QuotaExceeded: as `publish`.
+            AccessRefused, QuotaExceeded: as `publish`.
             InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
 
         """
@@ -312,7 +315,8 @@ class Client(ClientBase):
         The iterator raises `TimedOut`, and the error that the broker refused the request with.
 
         Raises:
-            InvalidName, InvalidValue, TooLarge, TryLater, QuotaExceeded, ConnectionLost: as `publish`.
+            InvalidName, InvalidValue, TooLarge, TryLater, ConnectionLost: as `publish`.
+            AccessRefused, QuotaExceeded: as `publish`.
 
         """
         pending = self._driver.run(
@@ -330,6 +334,7 @@ class Client(ClientBase):
 
         Raises:
             InvalidName: the service is no valid name.
+            AccessRefused: the user may not work for it.
             InvalidSelector: a pattern is wrong.
             InvalidValue: another option is wrong.
             TooMany, QuotaExceeded: a limit on offers or patterns is reached.

@@ -149,7 +149,11 @@ def set_cursor(
 def delete_cursor(
     core: Engines, session: Session, wanted: CursorDelete, answered: Answered, failed: Failed
 ) -> None:
-    """Forget a cursor."""
+    """Forget a cursor.
+
+    Raises:
+        NotFound: there is no such stream or cursor.
+    """
     stream, cursor = stream_of(core, wanted.stream), wanted.cursor
     if cursor not in stream.cursors and cursor not in stream.lost_cursors:
         raise NotFound(f"there is no cursor {cursor!r} in the stream {wanted.stream!r}")
@@ -163,7 +167,11 @@ def delete_cursor(
 def create_stream(
     core: Engines, session: Session, wanted: StreamCreate, answered: Answered, failed: Failed
 ) -> None:
-    """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit."""
+    """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit.
+
+    Raises:
+        InvalidValue: the stream is in use.
+    """
     name = wanted.stream
     kept = _retention(wanted)
     limited = (wanted.bytes, wanted.count, wanted.age) != (None, None, None)
@@ -323,7 +331,12 @@ def disconnect(
 def back_up(
     core: Engines, session: Session, wanted: JournalBackup, answered: Answered, failed: Failed
 ) -> None:
-    """Copy the store into a new directory below that of the backups, while the broker runs."""
+    """Copy the store into a new directory below that of the backups, while the broker runs.
+
+    Raises:
+        AccessRefused: the directory is not below that of the backups.
+        InvalidValue: this broker has no store.
+    """
     below = core.settings.backups
     if not below:
         raise InvalidValue("no store to back up: this broker keeps everything in memory")

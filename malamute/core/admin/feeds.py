@@ -61,6 +61,10 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
     """Pass messages on from a place, or change how; without a `start` it goes on, or begins at the head.
 
     From now on it acts with the rights of whoever has this session.
+
+    Raises:
+        InvalidValue: the feed would close a circle, or has a start that its source has not.
+        NotFound, TooMany, TryLater: what stands against it.
     """
     name = FeedName(Place.parse(wanted.source), wanted.feed)
     rule = _rule(wanted, session)

@@ -160,7 +160,12 @@ class Feeds:
     # What there is
 
     def check(self, name: FeedName, target: Place) -> None:
-        """Raise what stands against a feed."""
+        """Raise what stands against a feed.
+
+        Raises:
+            InvalidValue: messages would go in a circle.
+            TooMany: there are as many feeds, or as much of cursors, as there may be.
+        """
         feeds = self.by_name.keys() | self.changing.keys()
         if name not in feeds and len(feeds) >= self.limits.feeds:
             raise TooMany(f"too many feeds: expected at most {self.limits.feeds}")

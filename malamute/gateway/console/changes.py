@@ -147,7 +147,11 @@ def _read(act: Act, fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 
 async def change(request: Request, arguments: Arguments) -> Response:
-    """Show what a change would do, or do it."""
+    """Show what a change would do, or do it.
+
+    Raises:
+        InvalidValue: there is no such change, or a field is wrong.
+    """
     visit = visit_of(request)
     fields: dict[str, list[str]] = request.state.form
     topic = first_of(fields, "topic")

@@ -60,7 +60,11 @@ async def post_domain(request: Request, arguments: Arguments) -> Response:
 
 
 async def get_profile(request: Request, arguments: Arguments) -> Response:
-    """A profile."""
+    """A profile.
+
+    Raises:
+        NotFound: there is no such profile.
+    """
     async with opened(request) as call:
         profiles = {profile.name: profile for profile in call.restms.profiles.all}
         if (profile := profiles.get(arguments["name"])) is None:

@@ -23,7 +23,12 @@ from malamute.protocol.limits import BATCH_MESSAGES_MAX
 async def post(
     restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, user: str, base: BaseUri
 ) -> Response:
-    """Publish the messages of a document, or stage a content of any other type."""
+    """Publish the messages of a document, or stage a content of any other type.
+
+    Raises:
+        InvalidValue: it has no message.
+        TooLarge: it has too many messages.
+    """
     media = media_type(request)
     if media and media not in TYPES:
         return await _stage(restms, client, request, feed, body, user, base)

@@ -196,7 +196,11 @@ async def post_to_feed(call: Call, feed: RestFeed, arguments: Arguments) -> Resp
 
 
 async def post_resource(call: Call, arguments: Arguments) -> Response:
-    """Join a pipe to a feed, or post to a private feed."""
+    """Join a pipe to a feed, or post to a private feed.
+
+    Raises:
+        AccessRefused: the resource is read only.
+    """
     found, rest = find(call, arguments["name"])
     if isinstance(found, RestFeed):
         return await post_to_feed(call, found, arguments)
@@ -212,7 +216,13 @@ async def post_resource(call: Call, arguments: Arguments) -> Response:
 
 
 async def put(call: Call, found: Definition) -> Response:
-    """Change a feed or a pipe. Without a body nothing is changed."""
+    """Change a feed or a pipe. Without a body nothing is changed.
+
+    Raises:
+        AccessRefused: the resource is read only.
+        InvalidValue: it would be another one.
+        NotFound: it was deleted meanwhile.
+    """
     if not isinstance(found, RestFeed | Pipe):
         raise AccessRefused(f"PUT {READ_ONLY}")
     await check(call.request, lambda: represent(call, found))
@@ -237,7 +247,11 @@ async def put(call: Call, found: Definition) -> Response:
 
 
 async def delete(call: Call, found: Definition, rest: str) -> Response:
-    """Delete a resource."""
+    """Delete a resource.
+
+    Raises:
+        AccessRefused: the resource is read only.
+    """
     restms = call.restms
     if isinstance(found, Staged):
         await restms.registry.remove(found)

@@ -138,7 +138,7 @@ class RestMS:
         return defined + [feed for feed in found if feed.name not in known]
 
     async def create_feed(self, client: Client, element: Element, owner: str) -> tuple[RestFeed, bool]:
-        """Create a feed, and return whether it is new. Raises `InvalidValue` and `TooMany`."""
+        """Create a feed, and return whether it is new. Raises `InvalidName`, `InvalidValue` and `TooMany`."""
         name = element.get("name")
         kind, storage = element.get("type"), element.get("storage") or FEED_STORAGES[0]
         check_type("feed", kind, self.profiles.feeds)
@@ -281,7 +281,7 @@ class RestMS:
         return join
 
     async def delete_join(self, client: Client, identity: Identity, join: Join) -> None:
-        """Delete a join. Raises `AccessRefused`."""
+        """Delete a join. Raises `AccessRefused` and `NotFound`."""
         if join.default:
             raise AccessRefused("the default join of a pipe goes with the pipe")
         feed = self.feed_of(join)
