@@ -118,9 +118,9 @@ class Audience:
             return None
         return found.by_group.get(group, ())
 
-    def take_work(self) -> int:
+    def pop_work(self) -> int:
         """The work that it took to look up subjects since this was asked last."""
-        return self._plain.take_spent()
+        return self._plain.pop_spent()
 
     def match_costly(self, columns: Columns, work: int) -> tuple[Sequence[Groups], int]:
         """The costly groups that the first messages are for, and the work that this took.
@@ -137,7 +137,7 @@ class Audience:
             before = len(matches)
             matches += _match(index, columns, before, before + step)
             # Most messages are of a subject, or have headers, like those of one that was evaluated.
-            spent += 1 + (len(matches) - before) // MESSAGES_SEEN + index.take_spent()
+            spent += 1 + (len(matches) - before) // MESSAGES_SEEN + index.pop_spent()
         return matches, spent
 
     def costly_groups(self) -> Iterator[Group]:

@@ -40,7 +40,7 @@ from malamute.core.queue.purge import withdraw
 from malamute.core.queue.queue import UNKNOWN
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.trackers import Trackers
-from malamute.core.quotas import QuotaTable, check_rates, take_rates
+from malamute.core.quotas import QuotaTable, check_rates, consume_rates
 from malamute.core.recovery import Recovery
 from malamute.core.refusal_log import ADDRESSES_MAX, Details, RefusalLog
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
@@ -879,7 +879,7 @@ class Core(Engines):
             stream = stream or self.streams.get(message.stream)
         first = stream.publish(session.address, message.subjects, records, message.ttl)
         if session.quotas:
-            take_rates(session.quotas, amounts, self.effects.now)
+            consume_rates(session.quotas, amounts, self.effects.now)
         if message.number:
             self.sessions.accept(session, message, len(records), first)
 
@@ -923,7 +923,7 @@ class Core(Engines):
         self._hold(session, size_bytes + ENTRY_BYTES * len(records))
         execute(session, message)
         if quotas:
-            take_rates(quotas, amounts, self.effects.now)
+            consume_rates(quotas, amounts, self.effects.now)
         if message.number:
             self.sessions.accept(session, message, 0, 0)
 
@@ -968,7 +968,7 @@ class Core(Engines):
         session.may.require_there("stream", message.stream, self.streams.by_name)
         cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
         self.streams.subscribe(session, message, selector, asked)
-        self._take_selector(session, message.source, cost)
+        self._acquire_selector(session, message.source, cost)
 
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
         self._check_source(session, message.source)
@@ -983,15 +983,15 @@ class Core(Engines):
         queue = table.get(message.service, quotas=session.quotas)
         offer = QueueSource(session, message.source, queue, selector, message.ack_timeout / 1000)
         session.sources[message.source] = offer
-        self._take_selector(session, message.source, cost)
+        self._acquire_selector(session, message.source, cost)
         ack_timeout_ms = round(offer.consumer.ack_timeout * 1000)
         self.effects.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
         report_worker("joined", offer)
         offer.grant(message.credit, message.credit_bytes)
 
-    def _take_selector(self, session: Session, source: int, cost: int) -> None:
+    def _acquire_selector(self, session: Session, source: int, cost: int) -> None:
         session.sources[source].cost_bytes = cost
-        self.selectors.take(cost, session)
+        self.selectors.acquire(cost, session)
 
     def _take_back(self, session: Session) -> None:
         """Take back all that belongs to a connection."""
@@ -1005,7 +1005,7 @@ class Core(Engines):
     def _end_source(self, session: Session, source: SessionSource) -> None:
         if isinstance(source, QueueSource):
             report_worker("left", source)
-        self.selectors.take(-source.cost_bytes, session)
+        self.selectors.acquire(-source.cost_bytes, session)
         source.cancel()
         if isinstance(source, Subscription):
             self.streams.left(source)

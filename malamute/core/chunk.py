@@ -124,7 +124,7 @@ class Loaded:
         found = self._shared.get((start, stop))
         if found is None:
             found = self._shared[start, stop] = audience.places(self.columns, start, stop)
-            self._spent += audience.take_work()
+            self._spent += audience.pop_work()
         return found
 
     def part(self, places: Sequence[int] | None = None) -> ChunkPart:
@@ -144,7 +144,7 @@ class Loaded:
             self._spent += ENCODE_WORK + len(places) // 2
         return part
 
-    def take_spent(self) -> int:
+    def pop_spent(self) -> int:
         """What finding messages for all and encoding parts took since this was asked last, in about µs."""
         spent, self._spent = self._spent, 0
         return spent

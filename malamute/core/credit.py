@@ -41,7 +41,7 @@ class CreditBalance:
         """Whether at least one message may go."""
         return self.messages > 0 and self.bytes > 0
 
-    def take(self, messages: int, size_bytes: int) -> None:
+    def consume(self, messages: int, size_bytes: int) -> None:
         """Use it for messages that go out."""
         self.messages -= messages
         self.bytes -= size_bytes

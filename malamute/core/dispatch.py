@@ -103,7 +103,7 @@ def _look_up(
                 known[1].append(place)
             elif groups:
                 found[id(groups)] = (groups, [place])
-        effects.work -= (stop - start) // REFERENCES + audience.take_work()
+        effects.work -= (stop - start) // REFERENCES + audience.pop_work()
         if effects.work <= 0:
             yield
 
@@ -125,7 +125,7 @@ class _Parts:
             places = runs[0] if len(runs) == 1 else sorted(chain.from_iterable(runs))
             part = self._loaded.part(places)
             self._keep(same, part)
-        self._effects.work -= len(runs) // REFERENCES + self._loaded.take_spent()
+        self._effects.work -= len(runs) // REFERENCES + self._loaded.pop_spent()
         return part
 
     def _keep(self, same: tuple[int, ...], part: ChunkPart) -> None:

@@ -54,7 +54,7 @@ class TokenBucket:
         seconds = (min(amount, rate) - min(level, rate)) / rate
         return seconds if seconds > EARLY_SECONDS else 0.0
 
-    def take(self, amount: int, now: float) -> None:
+    def consume(self, amount: int, now: float) -> None:
         """So much passes."""
         level = self._level + (now - self._at) * self.rate
         self._level = (level if level < self.rate else self.rate) - amount
@@ -154,11 +154,11 @@ def check_rates(usages: QuotaUsages, amounts: Sequence[int], now: float) -> None
         raise usage.exceeded(RATES[place], words, milliseconds / 1000)
 
 
-def take_rates(usages: QuotaUsages, amounts: Sequence[int], now: float) -> None:
+def consume_rates(usages: QuotaUsages, amounts: Sequence[int], now: float) -> None:
     """So many messages and bytes were accepted."""
     for usage in usages:
         for place, bucket in usage.rates:
-            bucket.take(amounts[place], now)
+            bucket.consume(amounts[place], now)
 
 
 class QuotaTable:

@@ -233,7 +233,7 @@ class Replay:
                 places = subscription.takes(loaded.chunk.first, selected)
                 if places:
                     loaded.later[id(subscription)] = subscription, loaded.part(places)
-                work = SERVE_WORK + selector.take_spent() + loaded.take_spent()
+                work = SERVE_WORK + selector.pop_spent() + loaded.pop_spent()
                 self.stream.effects.replay_work -= work
 
     def _read(self, subscription: Reader) -> None:
@@ -369,7 +369,7 @@ class Replay:
                 left.append(reader)
             elif reader.cursor < after and id(reader) in going:
                 reader.move(after)
-        self.stream.effects.replay_work -= len(readers) // READERS_PASSED + loaded.take_spent()
+        self.stream.effects.replay_work -= len(readers) // READERS_PASSED + loaded.pop_spent()
         return left
 
     def _serve(self, subscription: Reader, loaded: Loaded, *, shared: bool = False) -> None:
@@ -394,7 +394,7 @@ class Replay:
             start = max(subscription.cursor - chunk.first, 0)
             stop = min(stop, start + max(1, STEP // selector.work))
         self._pass(subscription, loaded, loaded.places(selector, start, stop), stop)
-        self.stream.effects.replay_work -= selector.take_spent()
+        self.stream.effects.replay_work -= selector.pop_spent()
 
     def _pass(self, subscription: Reader, loaded: Loaded, places: Sequence[int], stop: int) -> None:
         """Offer the messages at some places of a chunk to a reader, and be done with all before `stop`."""
@@ -403,7 +403,7 @@ class Replay:
         left = subscription.give(loaded.part(places)) if places else 0
         subscription.move(left or first + stop)
         # Others may share what it took to find its messages, and to encode them.
-        self.stream.effects.replay_work -= (SERVE_WORK if places else PASS_WORK) + loaded.take_spent()
+        self.stream.effects.replay_work -= (SERVE_WORK if places else PASS_WORK) + loaded.pop_spent()
 
     def _selector(self, group: Group) -> CompiledSelector:
         selector = self._selectors.get(group)

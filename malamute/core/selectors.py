@@ -62,7 +62,7 @@ class SelectorBudget:
             )
         return cost
 
-    def take(self, cost: int, session: Session | None = None) -> None:
+    def acquire(self, cost: int, session: Session | None = None) -> None:
         """A selector is in use, or no longer if negative."""
         self.used_bytes += cost
         if session is not None:

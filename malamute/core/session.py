@@ -177,7 +177,7 @@ class Run:
         self.sequence = sequence
         self.following = sequence + count
 
-    def take(self, message: Numbered, count: int, sequence: int) -> bool:
+    def append(self, message: Numbered, count: int, sequence: int) -> bool:
         """Add a command if it continues the run."""
         if sequence != self.following or type(message) is not self.command or message.number != self.last + 1:
             return False
@@ -517,7 +517,7 @@ class Sessions:
         runs = self.confirmations.get(session)
         if runs is None:
             runs = self.confirmations[session] = []
-        elif runs and runs[-1].take(message, count, sequence):
+        elif runs and runs[-1].append(message, count, sequence):
             return
         runs.append(Run(message, count, sequence))
 

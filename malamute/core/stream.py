@@ -583,7 +583,7 @@ class Stream:
         if at_once and loaded.chunk.count * readers <= effects.work:
             for group, part in self._parts(loaded, audience.match(loaded.columns)):
                 self._offer(loaded, part, group.members.values())
-            effects.work -= audience.take_work()
+            effects.work -= audience.pop_work()
         else:
             self._steps = self._steps or in_steps(effects, audience, loaded, self._offer)
             for _ in self._steps:

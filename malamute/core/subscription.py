@@ -352,7 +352,7 @@ class Subscription(Reader):
         return part.columns.each_sequence()[room]
 
     def _send(self, part: ChunkPart) -> None:
-        self.credit.take(part.count, part.size_bytes)
+        self.credit.consume(part.count, part.size_bytes)
         self.delivered += part.count
         self.stream.effects.send(self.session.peer, Delivery(self.source, self.after, part))
         self.after = part.columns.each_sequence()[-1]

@@ -39,7 +39,7 @@ class RateLimit:
     def __len__(self) -> int:
         return len(self._rested_at)
 
-    def take(self, key: str) -> float:
+    def acquire(self, key: str) -> float:
         """Take one more. The result is 0 if it may come, else the seconds after which it may."""
         now = self._clock()
         rested_at = max(now, self._rested_at.get(key, now)) + self._each_seconds
@@ -72,7 +72,7 @@ class RateGuard:
 
     def _check(self, connection: HTTPConnection) -> None:
         for rate, key, whose in self._counted(connection):
-            if wait_seconds := rate.take(key):
+            if wait_seconds := rate.acquire(key):
                 raise TooFast(f"too many requests of this {whose}", wait_seconds)
 
     def _counted(self, connection: HTTPConnection) -> Iterator[tuple[RateLimit, str, str]]:

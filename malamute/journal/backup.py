@@ -38,10 +38,10 @@ from malamute.errors import StoreError
 from malamute.journal import format as codec
 from malamute.journal.directory import (
     META_TWIN,
+    acquire_lock,
     lengthen,
     read_meta,
     sync_directory,
-    take_lock,
     translated,
 )
 from malamute.journal.format import BLOCK, CARD, CHUNK, META, QUARANTINE, STREAM, Damaged, StreamMeta, key
@@ -81,7 +81,7 @@ class Copy:
         _check_free(directory)
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = take_lock(directory)
+            self._lock = acquire_lock(directory)
         except OSError as error:
             raise StoreError(f"cannot use {directory}: {error.strerror}") from error
         try:

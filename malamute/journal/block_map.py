@@ -98,7 +98,7 @@ class BlockMap:
         self._count += len(places) - len(found)
         return found
 
-    def take(self, first: int, last: int) -> list[Place]:
+    def pop(self, first: int, last: int) -> list[Place]:
         """Remove the messages of a range, which may be far wider than the queue. Returns their places."""
         pages = self._pages
         taken: list[Place | None] = []
@@ -113,7 +113,7 @@ class BlockMap:
         self._count -= len(found)
         return found
 
-    def take_all(self) -> list[Place]:
+    def pop_all(self) -> list[Place]:
         """Remove all messages. Returns their places."""
         taken = [place for page in self._pages.values() for place in page if place]
         self._pages.clear()

@@ -36,7 +36,7 @@ class Defects:
             if type(item) is Damage:
                 self.add(Defect("chunk", stream, item.first, item.last, "readers get a gap"))
 
-    def take(self) -> list[Defect]:
+    def pop(self) -> list[Defect]:
         """Those that are new since the last time."""
         if not self._new:
             return []

@@ -79,7 +79,7 @@ def _open_to_others(path: Path, mode: int, remedy: str) -> StoreError:
     return StoreError(f"{path} is open to others (mode {mode:04o}): expected chmod o-rwx, {remedy}")
 
 
-def take_lock(path: Path) -> int:
+def acquire_lock(path: Path) -> int:
     """Lock the directory for this process; returns the descriptor that holds the lock.
 
     Raises:

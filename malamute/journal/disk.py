@@ -46,6 +46,7 @@ from malamute.journal.call_guard import CallGuard
 from malamute.journal.defects import Defects
 from malamute.journal.directory import (
     META_TWIN,
+    acquire_lock,
     allocate,
     is_allocated,
     lengthen,
@@ -53,7 +54,6 @@ from malamute.journal.directory import (
     open_environment,
     put_meta,
     read_meta,
-    take_lock,
     translated,
     used_bytes,
 )
@@ -224,7 +224,7 @@ class DiskStore:
         path = Path(directory)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = take_lock(path)
+            lock = acquire_lock(path)
         except OSError as error:
             raise StoreError(f"cannot use {path}: {error.strerror}") from error
         environment = None
@@ -277,13 +277,13 @@ class DiskStore:
                 except Damaged as error:
                     salvaged = salvage(value)
                     puts = log.skip(number, len(value), undeleted(salvaged))
-                    values.take_damaged(puts)
+                    values.apply_damaged(puts)
                     lost |= {(e.table, e.key) for e in salvaged if type(e) is PutValue and e.table == CURSORS}
                     outcome = f"{error}; {sum(map(messages_in, puts))} messages of it are dead letters"
                     self._defects.add(Defect("block", "", number, number, outcome))
                 else:
                     log.apply(number, len(value), entries)
-                    values.take(entries)
+                    values.apply(entries)
             suspect = max([*log.unreadable, *self._quarantined], default=0)
             found, missing = settle_by_cards(
                 values.of_tables(log), self._cards.values(), is_suspect=suspect > 0
@@ -314,7 +314,7 @@ class DiskStore:
                     for table, key, (block, _) in log.places()
                     if block.number < suspect and (table == CURSORS or table not in OF_STREAMS)
                 ),
-                defects=tuple(self._defects.take()),
+                defects=tuple(self._defects.pop()),
                 incarnations=self._meta.incarnations,
                 restored=is_restored,
                 refused={card.name: card.notes for card in self._cards.values() if card.refused},
@@ -556,7 +556,7 @@ class DiskStore:
                     if plan.streams or self._ring.is_behind():
                         self._change_streams(transaction, changes, plan)
                     cards = self._put_cards(transaction, changes, plan)
-                    outgoing = self._take_out(transaction, plan, floor_bytes)
+                    outgoing = self._delete_blocks(transaction, plan, floor_bytes)
                     moved = encode_blocks(outgoing.moved, self._block_bytes_max, plan.lsn)
                     blocks = [*moved, *plan.blocks]
                     for number, (_, value) in enumerate(blocks, log.number_next):
@@ -635,7 +635,7 @@ class DiskStore:
             if name not in changes.changed:
                 cards.pop(name, None)
 
-    def _take_out(self, transaction: _Transaction, plan: Plan, floor_bytes: int | None) -> _Outgoing:
+    def _delete_blocks(self, transaction: _Transaction, plan: Plan, floor_bytes: int | None) -> _Outgoing:
         """Delete old blocks that nothing needs, and the oldest that is worth compacting."""
         log = self._recovered_log()
         outgoing = _Outgoing([], [])
@@ -835,9 +835,9 @@ class DiskStore:
                 queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in list(log.queues.items())},
             )
 
-    def take_defects(self) -> Sequence[Defect]:
+    def pop_defects(self) -> Sequence[Defect]:
         """What was found damaged since the last time, each thing once."""
-        return self._defects.take()
+        return self._defects.pop()
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
         """Read everything, or one stream, in steps of a bounded size, and report each step."""

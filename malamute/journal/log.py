@@ -342,7 +342,7 @@ class Log:
         if queue is None:
             return
         for first, last in entry.ranges:
-            self._release_messages(queue, first, last, queue.messages.take(first, last))
+            self._release_messages(queue, first, last, queue.messages.pop(first, last))
 
     def _mark_delivered(self, block: Block, entry: MarkDelivered) -> None:
         queue = self.queues.get((entry.kind, entry.queue))
@@ -382,7 +382,7 @@ class Log:
         queue = self.queues.pop((entry.kind, entry.queue), None)
         if queue is None:
             return
-        self._release_all(queue, queue.messages.take_all())
+        self._release_all(queue, queue.messages.pop_all())
         for attempts_in, _, _ in queue.attempts.values():
             self._release(attempts_in, NUMBER_WEIGHT)
         for identity, (place, _) in queue.identities.items():

@@ -257,7 +257,7 @@ class MemoryStore:
                 queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in self._queues.items()},
             )
 
-    def take_defects(self) -> Sequence[Defect]:
+    def pop_defects(self) -> Sequence[Defect]:
         """Memory has none."""
         return ()
 

@@ -24,10 +24,10 @@ from malamute.journal.backup import SLACK_BYTES
 from malamute.journal.blocks import decode_block
 from malamute.journal.directory import (
     META_TWIN,
+    acquire_lock,
     put_meta,
     read_meta,
     sync_directory,
-    take_lock,
     translated,
     used_bytes,
 )
@@ -69,7 +69,7 @@ def repair(
     data = path / "data.mdb"
     if not data.is_file():
         raise StoreError(f"there is no store in {path}")
-    lock = take_lock(path)
+    lock = acquire_lock(path)
     try:
         done = _salvage(path, data, dry_run=dry_run)
         if done and dry_run:

@@ -205,7 +205,7 @@ class Store(Protocol):
     def status(self) -> Status:
         """How full the store is, at a moment between two writes. Costs the number of streams and queues."""
 
-    def take_defects(self) -> Sequence[Defect]:
+    def pop_defects(self) -> Sequence[Defect]:
         """What was found damaged since the last time, each thing once."""
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:

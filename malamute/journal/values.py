@@ -100,12 +100,12 @@ class Values:
         self._records = Records(records_bytes)
         self._identities: dict[Name, dict[str, tuple[int, int]]] = {}
 
-    def take_damaged(self, puts: Iterable[PutMessages]) -> None:
+    def apply_damaged(self, puts: Iterable[PutMessages]) -> None:
         """Take note of messages that were in a block that cannot be read."""
         for put in puts:
             self._records.put_damaged(put)
 
-    def take(self, entries: Sequence[Operation]) -> None:
+    def apply(self, entries: Sequence[Operation]) -> None:
         """Take note of the entries of a block."""
         for entry in entries:
             if type(entry) is PutMessages:

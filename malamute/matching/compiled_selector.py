@@ -42,7 +42,7 @@ class CompiledSelector:
         """How much a message costs beyond its subject, in tests to evaluate."""
         self._spent = 0
 
-    def take_spent(self) -> int:
+    def pop_spent(self) -> int:
         """What looking at messages took since this was asked last, in about microseconds."""
         spent, self._spent = self._spent, 0
         return spent

@@ -370,7 +370,7 @@ class Index:
         """How many expressions a message may have to be evaluated for, beyond looking up its terms."""
         return self._unconditional.work + self._conditional.work + self._conditions.work
 
-    def take_spent(self) -> int:
+    def pop_spent(self) -> int:
         """What matching took since this was asked last, in about microseconds, but for known subjects."""
         spent, self._spent = self._spent, 0
         return spent

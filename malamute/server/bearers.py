@@ -114,7 +114,7 @@ class Bearers:
         return user if name == connection else connection
 
     def prove(self, waiting: WaitingHello, token: str, now: float) -> None:
-        """Verify the token of a HELLO, which `take` hands out when that is done.
+        """Verify the token of a HELLO, which `pop` hands out when that is done.
 
         Raises:
             AccessRefused: there is none.
@@ -148,7 +148,7 @@ class Bearers:
         with suppress(OSError):  # the loop has ended
             self._sender.send(b"!")
 
-    def take(self, now: float) -> Iterator[ProvedHello]:
+    def pop(self, now: float) -> Iterator[ProvedHello]:
         """The HELLOs whose tokens were verified. `now` is the loop's time."""
         self._claimed.clear()
         while self._done:

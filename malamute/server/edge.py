@@ -96,7 +96,7 @@ class Edge(Protocol):
         """Send what was kept. Returns the peers that are full no more."""
         ...
 
-    def take_lost(self) -> list[bytes]:
+    def pop_lost(self) -> list[bytes]:
         """Those of `lost`, which is empty then."""
         ...
 

@@ -165,13 +165,13 @@ class Loop:
         for edge, inputs in zip(self.edges, self._inputs, strict=True):
             edge.watch(now, ready)
             # What was found out about a peer is of the connection before a HELLO that is to be read now.
-            self._take_peers(edge, now)
+            self._handle_peers(edge, now)
             # What woke the loop may be a thread or a deadline. To look for input where there is none is dear.
             if not inputs.isdisjoint(ready):
                 self._take_in(edge, now)
                 self._drained &= edge.drained
         if self._results.done:
-            self._take_results(now)
+            self._handle_results(now)
         if (step := self.clock.look(now)) is not None:
             self.core.clock(step, now)
         if self._reloading:
@@ -272,8 +272,8 @@ class Loop:
         # libzmq counts whole milliseconds. Less than one before it is due is not yet due; what is due is now.
         return ceil((until - now) * 1000) if until > now else 0
 
-    def _take_results(self, now: float) -> None:
-        for result in self._results.take():
+    def _handle_results(self, now: float) -> None:
+        for result in self._results.pop():
             if isinstance(result, ReadDone):
                 self._answered(result, now)
             elif isinstance(result, DamageFound):
@@ -303,11 +303,11 @@ class Loop:
             else:
                 self.core.store_failed(token, written.error, now)
 
-    def _take_peers(self, edge: Edge, now: float) -> None:
+    def _handle_peers(self, edge: Edge, now: float) -> None:
         for peer in edge.retry():
             self.core.unblocked(peer, now)
         if edge.lost:
-            for peer in edge.take_lost():
+            for peer in edge.pop_lost():
                 self.core.lost(peer, now)
 
     def _flush(self, now: float) -> None:
@@ -370,7 +370,7 @@ class Loop:
         while not self.core.idle:
             self._wait(1_000)
             now = self.clock()
-            self._take_results(now)
+            self._handle_results(now)
             self._flush(now)
             self._supervisor.iterated()
 

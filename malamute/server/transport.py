@@ -388,7 +388,7 @@ class Transport:
 
     def _proved(self, authenticator: Authenticator) -> Iterator[tuple[bytes, Message | Exception]]:
         """The HELLOs whose tokens were verified."""
-        for (peer, hello, _, address, descriptor), outcome in authenticator.bearers.take(self._now):
+        for (peer, hello, _, address, descriptor), outcome in authenticator.bearers.pop(self._now):
             if isinstance(outcome, MalamuteError):
                 yield peer, outcome
             else:
@@ -592,7 +592,7 @@ class Transport:
                 unsent.remove_first()
         return False
 
-    def take_lost(self) -> list[bytes]:
+    def pop_lost(self) -> list[bytes]:
         """The peers that turned out to be gone since the last time."""
         lost, self.lost = self.lost, []
         return lost

@@ -114,7 +114,7 @@ class Results:
             self._receiver.recv(16)
         self._woken = False
 
-    def take(self) -> list[Result]:
+    def pop(self) -> list[Result]:
         """All results since the last time. Called by the loop."""
         return [self.done.popleft() for _ in range(len(self.done))]
 
@@ -153,7 +153,7 @@ class Worker(threading.Thread, Generic[Job]):
                         break
                     jobs.append(following)
                 self.work(jobs)
-                if defects := self._store.take_defects():
+                if defects := self._store.pop_defects():
                     self._results.put(DamageFound(defects))
         except BaseException as error:  # the loop raises it again: without this thread there is no broker
             self._results.put(Crashed(error))

@@ -21,7 +21,7 @@ def test_grants_add_up():
 
 def test_without_limit_stays_without_limit():
     credit = CreditBalance(-1, -1)
-    credit.take(1_000, 1_000_000)
+    credit.consume(1_000, 1_000_000)
     credit.grant(1, 1)
     assert credit.room([10**9] * 5) == 5
 
@@ -35,7 +35,7 @@ def test_grants_end_at_the_highest_number():
 @pytest.mark.parametrize(("messages", "size_bytes"), [(0, 9), (9, 0), (9, -3)])
 def test_there_is_no_room_without_messages_or_without_bytes(messages, size_bytes):
     credit = CreditBalance(messages, max(size_bytes, 0))
-    credit.take(0, max(-size_bytes, 0))
+    credit.consume(0, max(-size_bytes, 0))
     assert not credit.open
     assert credit.room([1]) == 0
 
@@ -53,6 +53,6 @@ def test_room_is_what_one_message_after_the_other_would_have(messages, size_byte
     for size in sizes:
         if not step.open:
             break
-        step.take(1, size)
+        step.consume(1, size)
         room += 1
     assert credit.room(sizes) == room

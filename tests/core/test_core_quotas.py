@@ -418,7 +418,7 @@ def test_users_that_have_gone_are_forgotten_when_there_are_too_many(monkeypatch)
     monkeypatch.setattr(quotas, "IDLE_OWNERS", 10)
     table = QuotaTable(policy(Quota(messages_per_second=1)), lambda user: ())
     (waiting,) = table.of("waiting", (), START)
-    waiting.buckets["messages_per_second"].take(1, START)
+    waiting.buckets["messages_per_second"].consume(1, START)
     for number in range(30):
         table.of(f"user{number}", (), START)
     assert len([*table.owners()]) <= 12
@@ -444,7 +444,7 @@ def test_a_bucket_does_as_a_naive_model(rate, steps):
         assert abs(wait - max(missing, 0) / rate) < 1e-6
         if missing <= 0:
             level -= amount
-            bucket.take(amount, now)
+            bucket.consume(amount, now)
         elif ticks % 2:
             # After that time, in whole milliseconds, it passes.
             later = now + ceil(wait * 1000) / 1000
@@ -461,7 +461,7 @@ def test_no_stretch_of_time_has_more_than_the_rate_and_one_second_of_it(rate, ar
     for ticks, amount in arrivals:
         now += ticks / 1024
         if amount <= rate and not bucket.wait_seconds(amount, now):
-            bucket.take(amount, now)
+            bucket.consume(amount, now)
             passed.append((now, amount))
     for first, (begin, _) in enumerate(passed):
         total = 0

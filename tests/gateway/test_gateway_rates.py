@@ -26,15 +26,15 @@ def test_a_rate_has_a_burst_after_a_rest_and_tells_when_more_may_come(
 ) -> None:
     now = 100.0
     rate = RateLimit(4, lambda: now)
-    assert [rate.take("a") for _ in range(5)] == [0, 0, 0, 0, 0.25]
-    assert rate.take("b") == 0
+    assert [rate.acquire("a") for _ in range(5)] == [0, 0, 0, 0, 0.25]
+    assert rate.acquire("b") == 0
     now += 0.25
-    assert [rate.take("a") for _ in range(2)] == [0, 0.25]
+    assert [rate.acquire("a") for _ in range(2)] == [0, 0.25]
     now += 1000
-    assert [rate.take("a") for _ in range(5)] == [0, 0, 0, 0, 0.25]
-    assert [RateLimit(0.5, lambda: now).take("a")] == [0]
+    assert [rate.acquire("a") for _ in range(5)] == [0, 0, 0, 0, 0.25]
+    assert [RateLimit(0.5, lambda: now).acquire("a")] == [0]
     monkeypatch.setattr(rates, "KEYS_MAX", 2)
-    assert [rate.take(key) for key in "cde"] == [0, 0, 0]
+    assert [rate.acquire(key) for key in "cde"] == [0, 0, 0]
     assert len(rate) == 2
 
 

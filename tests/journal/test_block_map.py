@@ -29,12 +29,12 @@ class PlacesModel(RuleBasedStateMachine):
     @rule(first=sequences, count=st.one_of(st.integers(-1, 3 * PAGE), st.just(1 << 62)))
     def take(self, first, count):
         gone = [s for s in self.model if first <= s < first + count]
-        taken = self.places.take(first, first + count - 1)
+        taken = self.places.pop(first, first + count - 1)
         assert sorted(taken, key=repr) == sorted(map(self.model.pop, gone), key=repr)
 
     @rule()
-    def take_all(self):
-        assert sorted(self.places.take_all(), key=repr) == sorted(self.model.values(), key=repr)
+    def pop_all(self):
+        assert sorted(self.places.pop_all(), key=repr) == sorted(self.model.values(), key=repr)
         self.model.clear()
 
     @rule(first=sequences, count=st.integers(0, 3 * PAGE), swap=st.none() | st.integers(0, 3 * PAGE))
@@ -69,5 +69,5 @@ def test_a_run_is_put_and_taken_whatever_pages_it_touches(first, count):
     assert places.put(first, run) == []
     assert first - 1 not in places
     assert first + count not in places
-    assert places.take(first, first + count - 1) == run
+    assert places.pop(first, first + count - 1) == run
     assert len(places) == 0

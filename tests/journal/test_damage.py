@@ -126,8 +126,8 @@ def test_a_state_damaged_while_it_is_in_use_is_no_end_of_reading(disk):
     with store._environment.begin(write=True) as transaction:
         transaction.put(key(codec.STREAM, 1), b"rubbish")
     assert firsts(store, "weather") == [1, 2]
-    assert [defect[:2] for defect in store.take_defects()] == [("stream", "weather")]
-    assert store.take_defects() == []
+    assert [defect[:2] for defect in store.pop_defects()] == [("stream", "weather")]
+    assert store.pop_defects() == []
     store.write([append(3, stream="weather")])
     disk()
     assert (firsts(disk.store, "weather"), kinds(disk)) == ([1, 2, 3], [])
@@ -292,13 +292,13 @@ def test_a_block_damaged_while_it_is_in_use_reports_what_is_to_be_stored_again(t
     with store._environment.begin(write=True) as transaction:
         transaction.put(key(codec.BLOCK, 0, 2), b"rubbish")
     assert store.fetch(*NAME, [1, 2, 4]) == {1: b"record", 4: b"record"}
-    (defect,) = store.take_defects()
+    (defect,) = store.pop_defects()
     assert defect[:4] == ("block", "", 2, 2)
     values = [(SESSIONS, (b"new", NUMBERS)), (CURSORS, ("s", "slow"))]
     assert (defect.stranded.messages, sorted(defect.stranded.values)) == ({NAME: [2]}, sorted(values))
     assert defect.stranded.identities == {}
     assert store.fetch(*NAME, [2]) == {}
-    assert store.take_defects() == []
+    assert store.pop_defects() == []
     store.write([put(2), PutValue(SESSIONS, (b"new", NUMBERS), b"2"), PutValue(CURSORS, ("s", "slow"), 1)])
     three()
     assert three.recovered.queues[NAME].damaged == ()
@@ -354,7 +354,7 @@ def test_a_damaged_block_is_put_aside_when_its_identities_are_stored_again(disk)
     with disk.store._environment.begin(write=True) as transaction:
         transaction.put(key(codec.BLOCK, 0, 2), b"rubbish")
     assert disk.store.fetch(*NAME, [2]) == {}
-    (defect,) = disk.store.take_defects()
+    (defect,) = disk.store.pop_defects()
     assert defect.stranded.identities == {NAME: ["i"]}
     disk.store.write([put(2)])
     disk.store.write([])
@@ -415,4 +415,4 @@ def test_a_damaged_chunk_is_reported_once_to_the_operator_and_to_each_reader(dis
             "corrupt",
             "",
         ]
-    assert [defect[:4] for defect in store.take_defects()] == [("chunk", "s", 2, 2)]
+    assert [defect[:4] for defect in store.pop_defects()] == [("chunk", "s", 2, 2)]

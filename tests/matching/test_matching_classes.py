@@ -29,10 +29,10 @@ def matched(index: Index, headers: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def spent(index: Index, headers: list[dict[str, Any]]) -> int:
-    index.take_spent()
+    index.pop_spent()
     found = index.match_many(["s"] * len(headers), headers)
     # Less what is spent on messages that are known.
-    return index.take_spent() - len(headers) // MESSAGES_KNOWN - sum(map(len, found)) // GROUPS_FOUND
+    return index.pop_spent() - len(headers) // MESSAGES_KNOWN - sum(map(len, found)) // GROUPS_FOUND
 
 
 def test_a_thousand_prices_between_two_thresholds_are_matched_once():

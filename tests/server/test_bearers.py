@@ -63,7 +63,7 @@ class Desk:
     def take(self, now: float = 0.0) -> Principal | MalamuteError:
         """What becomes of the next one. It waits for the thread."""
         while True:
-            for _, outcome in self.bearers.take(now):
+            for _, outcome in self.bearers.pop(now):
                 return outcome
 
     def prove(self, token: str, now: float = 0.0) -> Principal | MalamuteError:

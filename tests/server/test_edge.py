@@ -125,7 +125,7 @@ class Lane:
         self._kept.clear()
         return [NEAR]
 
-    def take_lost(self) -> list[bytes]:
+    def pop_lost(self) -> list[bytes]:
         lost, self.lost = self.lost, []
         return lost
 

@@ -164,10 +164,10 @@ def test_a_peer_is_given_up_when_more_is_kept_than_the_limit(transport, context,
     sent = fill(transport)
     for _ in range(2):
         transport.send(PEER, Pong())
-    assert transport.take_lost() == []
+    assert transport.pop_lost() == []
     assert len(transport.blocked[PEER]) == 3
     transport.send(PEER, Pong())
-    assert transport.take_lost() == [PEER]
+    assert transport.pop_lost() == [PEER]
     # It learns, when it takes messages again, that it has to begin anew.
     *taken, reported = take(transport, client, sent + 1)
     assert taken == [Ok(6, ref) for ref in range(sent)]
@@ -182,7 +182,7 @@ def test_who_waits_for_a_welcome_has_it_before_it_learns_that_it_is_given_up(tra
     assert transport.send(PEER, WELCOME) is True
     for _ in range(9):
         transport.send(PEER, Pong())
-    assert set(transport.take_lost()) == {PEER}, "more than once"
+    assert set(transport.pop_lost()) == {PEER}, "more than once"
     welcome, reported = take(transport, client, sent + 2)[sent:]
     assert welcome == WELCOME
     assert reported.code == UnexpectedCommand.code
@@ -190,8 +190,8 @@ def test_who_waits_for_a_welcome_has_it_before_it_learns_that_it_is_given_up(tra
 
 def test_a_peer_that_nobody_knows_is_lost(transport):
     assert transport.send(OTHER, Pong()) is False
-    assert transport.take_lost() == [OTHER]
-    assert transport.take_lost() == []
+    assert transport.pop_lost() == [OTHER]
+    assert transport.pop_lost() == []
 
 
 def test_a_peer_that_goes_away_while_it_is_blocked_is_lost(context):
@@ -206,7 +206,7 @@ def test_a_peer_that_goes_away_while_it_is_blocked_is_lost(context):
     monitor.close(0)
     # The socket learns of it a little after the monitor, and may take what was kept before that. A pipe ends
     # when all that came through it was read.
-    while not (lost := transport.take_lost()):
+    while not (lost := transport.pop_lost()):
         if PEER not in transport.blocked:
             transport.send(PEER, Pong())
         transport.retry()
@@ -221,7 +221,7 @@ def test_nothing_is_kept_for_a_peer_that_is_forgotten(transport, context):
     fill(transport)
     transport.forget(PEER)
     assert transport.retry() == []
-    assert transport.take_lost() == []
+    assert transport.pop_lost() == []
 
 
 def test_a_new_connection_with_a_known_id_takes_the_place_of_the_old_one(context):
@@ -363,9 +363,9 @@ def test_a_peer_is_given_up_when_more_bytes_are_kept_than_the_limit(reader, monk
     until_full(transport)
     transport.send(PEER, STEP)
     transport.send(PEER, STEP)
-    assert transport.take_lost() == []
+    assert transport.pop_lost() == []
     transport.send(PEER, Pong())
-    assert transport.take_lost() == [PEER]
+    assert transport.pop_lost() == [PEER]
     assert transport.blocked[PEER].size_bytes < 200
 
 
@@ -385,7 +385,7 @@ def test_while_much_is_kept_for_all_peers_little_is_for_each(reader, monkeypatch
     other.add(encode(STEP), STEP)
     assert not transport.blocked[PEER].too_large, "it has no more than it may in any case"
     transport.send(PEER, STEP)
-    assert transport.take_lost() == [PEER]
+    assert transport.pop_lost() == [PEER]
     other.drop()
     assert transport.unsent.size_bytes == transport.blocked[PEER].size_bytes < 200
 
@@ -397,7 +397,7 @@ def test_what_is_kept_no_more_does_not_count(reader):
         transport.send(PEER, STEP)
     assert transport.unsent.size_bytes == transport.blocked[PEER].size_bytes > 0
     client.close(0)
-    while not transport.take_lost():
+    while not transport.pop_lost():
         transport.retry()
         transport.send(PEER, Ping())
     assert transport.unsent.size_bytes == 0
@@ -407,7 +407,7 @@ def test_a_probe_finds_out_whether_a_peer_that_reads_nothing_is_there(reader):
     transport, client = reader
     until_full(transport)
     client.close(0)
-    while not (lost := transport.take_lost()):
+    while not (lost := transport.pop_lost()):
         transport.send(PEER, Ping())
     assert lost == [PEER]
     assert not transport.blocked
@@ -529,7 +529,7 @@ def test_who_is_given_up_still_learns_why_his_session_ended(transport, context, 
     sent = fill(transport)
     transport.send(PEER, ENDED)
     refuse(transport)
-    assert transport.take_lost() == [PEER]
+    assert transport.pop_lost() == [PEER]
     transport.forget(PEER)
     assert take(transport, client, sent + 1)[sent:] == [ENDED]
 

@@ -81,7 +81,7 @@ def work(worker: Worker, results: Results, *jobs) -> list:
     worker.start()
     worker.join(WAIT_SECONDS)
     assert not worker.is_alive()
-    return results.take()
+    return results.pop()
 
 
 def write(store: MemoryStore, results: Results, *appends: Append) -> list:
@@ -226,7 +226,7 @@ def test_what_was_given_before_the_end_is_done(results):
         writer.put(good(token))
     writer.finish()
     writer.join(WAIT_SECONDS)
-    done = [token for written in results.take() for token in written.tokens]
+    done = [token for written in results.pop() for token in written.tokens]
     assert done == list(range(1, 50)) == kept(store)
 
 
@@ -244,8 +244,8 @@ def test_any_number_of_results_wake_the_loop_once(results):
     assert readable(results)
     results.clear()
     assert not readable(results)
-    assert results.take() == [Written([1]), Written([2])]
-    assert results.take() == []
+    assert results.pop() == [Written([1]), Written([2])]
+    assert results.pop() == []
     results.put(Written([3]))
     assert readable(results)
 

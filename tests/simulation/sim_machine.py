@@ -154,7 +154,7 @@ class Machine:
         busy = bool(router.waiting or router.blocked or self.workers.has_results or core.streams.active)
         for peer in router.retry():
             core.unblocked(peer, self.now)
-        for peer in router.take_lost():
+        for peer in router.pop_lost():
             self.watch.choosing(core)
             self.watch.gone(peer)
             core.lost(peer, self.now)
@@ -169,7 +169,7 @@ class Machine:
                 if not ended or isinstance(message, Hello):
                     self.watch.received(peer, message)
                 core.receive(peer, message, self.now)
-        self._take_results()
+        self._handle_results()
         with self._time():
             step = self._clock.look(self.now)
         if step is not None:
@@ -180,7 +180,7 @@ class Machine:
         self.watch.iterated(core)
         return busy
 
-    def _take_results(self) -> None:
+    def _handle_results(self) -> None:
         for result in self.workers.take_results():
             if isinstance(result, ReadDone):
                 self.core.answered(result.question, result.result, self.now)

@@ -287,7 +287,7 @@ BROKEN = {
         _nothing,
     ),
     "a stream at rest does not age": ("malamute.core.ageing.Ageing.stored", _nothing),
-    "a delivery takes no credit": ("malamute.core.credit.CreditBalance.take", lambda *arguments: None),
+    "a delivery takes no credit": ("malamute.core.credit.CreditBalance.consume", lambda *arguments: None),
     "a gap is not told": ("malamute.core.subscription.Subscription.skip", _skip_in_silence),
     "what was taken back is not told": ("malamute.core.subscription.Subscription.refused", _nothing),
     "a committed subscription does not wait for the disk": (

@@ -134,11 +134,11 @@ class CongestionWindow:
             alone |= mark.alone
         if mark is not None:
             if limited:
-                self._take_rate(mark, now)
-            self._take_round_trip(now - mark.at, now, alone=alone)
+                self._note_rate(mark, now)
+            self._note_round_trip(now - mark.at, now, alone=alone)
             self._resize()
 
-    def _take_rate(self, mark: _Mark, now: float) -> None:
+    def _note_rate(self, mark: _Mark, now: float) -> None:
         rate = (self._answered - mark.answered) / max(now - mark.answered_at, _INSTANT)
         before, lately = self._rates
         if mark.answered >= self._round_ends:
@@ -148,7 +148,7 @@ class CongestionWindow:
                 before, lately = lately, 0.0
         self._rates = before, max(lately, rate)
 
-    def _take_round_trip(self, seconds: float, now: float, *, alone: bool) -> None:
+    def _note_round_trip(self, seconds: float, now: float, *, alone: bool) -> None:
         before, lately = self._round_trips
         if alone:
             self._probing = False

@@ -110,7 +110,7 @@ class Feed:
         self.feeds.waiting.pop(id(self), None)
 
     def _cost(self, cost_bytes: int) -> None:
-        self.feeds.selectors.take(cost_bytes - self.cost_bytes)
+        self.feeds.selectors.acquire(cost_bytes - self.cost_bytes)
         self.cost_bytes = cost_bytes
 
     def _retry(self) -> None:

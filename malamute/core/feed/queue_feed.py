@@ -60,13 +60,13 @@ class QueueFeeds:
         if not self._feeds:
             self._queue.fed = None
 
-    def take(self, sequences: Sequence[int]) -> Sequence[int]:
+    def claim(self, sequences: Sequence[int]) -> Sequence[int]:
         """Move what may be moved of these, which are ready. Returns what is left for consumers."""
         entries = [*map(self._queue.entries.__getitem__, sequences)]
         wanted = {feed: feed.wanted(entries) for feed in self._feeds if feed.rule.when == "match"}
         shares = self._shares(entries, wanted) if len(wanted) > 1 else wanted
         for feed, share in shares.items():
-            self._queue.effects.guard("a feed", feed.take, share)
+            self._queue.effects.guard("a feed", feed.move, share)
         for feed, some in wanted.items():
             # Another one had no room for these.
             own = {*map(id, shares[feed])}
@@ -157,7 +157,7 @@ class QueueFeed(Feed):
             self.put_off([entry.sequence for entry in entries if entry.record is None])
         return self._matching(here, _records_of(here))
 
-    def take(self, entries: Sequence[Entry]) -> None:
+    def move(self, entries: Sequence[Entry]) -> None:
         """Move what there is room for of these, whose records are in memory."""
         if entries:
             self.put_off(self._move(entries, _records_of(entries)))
@@ -233,7 +233,7 @@ class QueueFeed(Feed):
 
         def places_of(feed: Feed) -> list[int]:
             found = feed.compiled.places(subjects, senders, headers)
-            self.effects.work -= feed.compiled.take_spent()
+            self.effects.work -= feed.compiled.pop_spent()
             return found
 
         found = places_of(self)

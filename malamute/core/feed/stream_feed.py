@@ -118,7 +118,7 @@ class StreamFeed(Reader, Feed):
 
         for other in self.feeds.claiming(self.name.source):
             claimed.update(other.compiled.places(columns.subjects, senders, headers))
-            self.effects.work -= other.compiled.take_spent()
+            self.effects.work -= other.compiled.pop_spent()
         return columns.take([place for place in range(len(columns)) if place not in claimed])
 
     def _put(self, columns: Columns) -> None:

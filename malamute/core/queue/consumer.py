@@ -104,7 +104,7 @@ class Consumer:
         if recalled:
             self.unsent = [entry for entry in self.unsent if entry.sequence not in sequences]
             for entry in recalled:
-                self.credit.take(-1, -entry.bytes)
+                self.credit.consume(-1, -entry.bytes)
         return recalled
 
     def count_missing(self) -> None:

@@ -328,7 +328,7 @@ class Dispatcher:
 
     def _choose(self, consumer: Consumer, entry: Entry) -> None:
         """A message goes to a consumer: what the choice of the next one depends on."""
-        consumer.credit.take(1, entry.bytes)
+        consumer.credit.consume(1, entry.bytes)
         if entry.record is None:
             consumer.missing_bytes += entry.size_bytes
         if self._options and (asked := self._options.get(entry.sequence)) is not None and asked.key:

@@ -59,7 +59,7 @@ STEP_MESSAGES = 1_000
 class FedFrom(Protocol):
     """The feeds from a queue."""
 
-    def take(self, sequences: Sequence[int]) -> Sequence[int]:
+    def claim(self, sequences: Sequence[int]) -> Sequence[int]:
         """Messages are ready. Returns those that are left for consumers."""
 
     def look(self, sequences: Sequence[int]) -> None:
@@ -272,7 +272,7 @@ class Queue:
         if self.fed is None:
             self.dispatcher.dispatch(ready)
         else:
-            left = self.fed.take(ready)
+            left = self.fed.claim(ready)
             self.dispatcher.dispatch(left)
             self.fed.look(left)
 

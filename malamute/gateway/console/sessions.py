@@ -42,7 +42,7 @@ class ConsoleSession:
         """Say something on the next page."""
         self.notes = [*self.notes, words][-NOTES_MAX:]
 
-    def take_notes(self) -> list[str]:
+    def pop_notes(self) -> list[str]:
         """What is to be said; it is said once."""
         notes, self.notes = self.notes, []
         return notes

@@ -136,7 +136,7 @@ class Visit:
             navigation=NAVIGATION,
             session=self.session,
             # A page that renews itself would take them, and not show them.
-            notes=[] if RENEWS in self.request.headers else self.session.take_notes(),
+            notes=[] if RENEWS in self.request.headers else self.session.pop_notes(),
             broker=settings.broker,
             version=__version__,
         )
