@@ -21,10 +21,8 @@ from typing import Any
 from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
 from malamute.core.accounts import AccountDirectory
 from malamute.core.admin import changes, queries
-from malamute.core.ageing import Ageing
 from malamute.core.answers import Answers
 from malamute.core.audit import BY_SIGNAL, DONE, REFUSED, Audit, who
-from malamute.core.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
 from malamute.core.engines import Engines
 from malamute.core.events import Events, report_worker
@@ -47,8 +45,10 @@ from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBud
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions, SessionSource, session_name
 from malamute.core.settings import ConfigurationLoaded, Settings
-from malamute.core.stream import Streams
-from malamute.core.subscription import Subscription
+from malamute.core.stream.ageing import Ageing
+from malamute.core.stream.chunk import MESSAGE_BYTES, large_bytes
+from malamute.core.stream.stream import Streams
+from malamute.core.stream.subscription import Subscription
 from malamute.core.timers import Timers
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import (

@@ -18,7 +18,7 @@ from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions
 from malamute.core.settings import Settings
-from malamute.core.stream import Streams
+from malamute.core.stream.stream import Streams
 from malamute.errors import MalamuteError
 
 

@@ -20,8 +20,8 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.chunk import chunk_bytes
 from malamute.core.effects import Effects, Event
+from malamute.core.stream.chunk import chunk_bytes
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import Limits
@@ -30,7 +30,7 @@ from malamute.protocol.messages import MAILBOX
 if TYPE_CHECKING:
     from malamute.core.queue.settlement_log import SettlementLog
     from malamute.core.queue.source import QueueSource
-    from malamute.core.stream import Stream, Streams
+    from malamute.core.stream.stream import Stream, Streams
 
 EVENTS = "$sys"
 """The stream of events."""

@@ -13,7 +13,7 @@ from rig_waiting import PATIENCE, eventually
 
 import malamute
 from malamute.client.events import Event, Gap, Restored
-from malamute.core.stream import RESERVE
+from malamute.core.stream.stream import RESERVE
 from malamute.journal.directory import META_TWIN
 from malamute.journal.format import META, key
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, publish, request, send
 
-from malamute.core.chunk import MESSAGE_BYTES, chunk_bytes
 from malamute.core.queue.entry import ENTRY_BYTES
+from malamute.core.stream.chunk import MESSAGE_BYTES, chunk_bytes
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Error, Message, Stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, chunks, publish, subscribe
 
-from malamute.core.stream import RESERVE
+from malamute.core.stream.stream import RESERVE
 from malamute.errors import StorageFull
 from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from core_bench import Bench, items, publish, request, subscribe
 
-from malamute.core import audience, chunk, dispatch, replay
 from malamute.core import effects as effects_module
-from malamute.core import stream as streams
-from malamute.core.chunk import Loaded
+from malamute.core.stream import audience, chunk, dispatch, replay
+from malamute.core.stream import stream as streams
+from malamute.core.stream.chunk import Loaded
 from malamute.matching import CompiledSelector, Index
 from malamute.protocol import codec
 from malamute.protocol.batch import headers_of, pack_record, pack_stream_payload

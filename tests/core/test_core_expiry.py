@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.core.effects import ClockStep
-from malamute.core.expiry import NOTES_MAX, BirthTimes, TimesBefore
 from malamute.core.feed.table import KEEP_SECONDS
+from malamute.core.stream.expiry import NOTES_MAX, BirthTimes, TimesBefore
 from malamute.errors import Malformed
 from malamute.protocol.batch import Columns, pack_stream_payload, unpack_payload
 from malamute.protocol.codec import decode, encode

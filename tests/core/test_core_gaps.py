@@ -17,7 +17,7 @@ from core_bench import (
 
 from malamute.core.broker import Core
 from malamute.core.settings import Settings
-from malamute.core.stream import RESERVE
+from malamute.core.stream.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import next_incarnation
 from malamute.protocol.messages import Credit, Deliver, Gap, Hello, Ok, Switch, Welcome
@@ -184,7 +184,7 @@ def test_what_the_disk_would_not_reserve_nobody_gets_so_no_crash_gives_it_out_ag
 
 
 def test_live_data_continues_without_a_disk_up_to_what_was_reserved(bench, monkeypatch):
-    monkeypatch.setattr("malamute.core.stream.RESERVE", 4)
+    monkeypatch.setattr("malamute.core.stream.stream.RESERVE", 4)
     bench.tell("alice", publish(b"1"))
     bench.settle()
     crash(bench)

@@ -9,13 +9,13 @@ import wire_strategies as wire
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, request, send, subscribe
 from hypothesis import Phase, given, settings
 
-from malamute.core import stream as stream_module
 from malamute.core.admin import changes, queries
 from malamute.core.broker import STATES, UNATTACHED, Core
 from malamute.core.faults import PLACES_MAX, TELL_SECONDS, Faults
 from malamute.core.queue.delivery import Deliveries
 from malamute.core.queue.paging import RETRY_SECONDS
-from malamute.core.subscription import Subscription
+from malamute.core.stream import stream as stream_module
+from malamute.core.stream.subscription import Subscription
 from malamute.errors import StoreError
 from malamute.matching import Index
 from malamute.protocol.limits import Limits

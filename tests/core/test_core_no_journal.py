@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, publish, subscribe
 
-from malamute.core.chunk import chunk_bytes
-from malamute.core.stream import EPOCH
+from malamute.core.stream.chunk import chunk_bytes
+from malamute.core.stream.stream import EPOCH
 from malamute.errors import StoreError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Change, Error
@@ -93,7 +93,7 @@ def test_a_stream_that_stops_in_good_order_gives_its_epoch_back(bench):
 
 
 def test_an_epoch_is_extended_before_it_ends(bench, monkeypatch):
-    monkeypatch.setattr("malamute.core.stream.EPOCH", 4)
+    monkeypatch.setattr("malamute.core.stream.stream.EPOCH", 4)
     bench.settle()
     stream = bench.core.streams.by_name["live"]
     stream.reserved = 4

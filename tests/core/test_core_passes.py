@@ -9,8 +9,8 @@ import pytest
 from core_bench import Bench, items, peer_id, publish, subscribe
 from test_core_dispatch import batch, got, wanted
 
-from malamute.core import replay
-from malamute.core.chunk import Loaded
+from malamute.core.stream import replay
+from malamute.core.stream.chunk import Loaded
 from malamute.errors import StoreError
 from malamute.protocol.messages import Credit, Deliver, Error, Switch
 

@@ -153,7 +153,7 @@ def test_over_a_restart_nobody_knows_which_stream_was_deleted():
 
 @pytest.mark.parametrize(("others", "gaps"), [(1, []), (2, [(1, 6, "overwritten")])])
 def test_the_names_of_so_many_deleted_streams_are_known(monkeypatch, others, gaps):
-    monkeypatch.setattr("malamute.core.stream.DELETED_MAX", 1)
+    monkeypatch.setattr("malamute.core.stream.stream.DELETED_MAX", 1)
     bench = make()
     for number in range(others):
         lose_unread(bench, f"gone{number}")

@@ -15,7 +15,7 @@ from malamute.core.access import QUERIES, Principal
 from malamute.core.broker import CONFIGURE_WORK, REVIEW_WORK
 from malamute.core.effects import WORK_MAX
 from malamute.core.queue.queue import Queue
-from malamute.core.stream import STREAMS_WORK, Stream
+from malamute.core.stream.stream import STREAMS_WORK, Stream
 from malamute.protocol import admin
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import (

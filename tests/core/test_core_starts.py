@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 from core_bench import Bench, chunks, items, publish, subscribe
 
-from malamute.core.start import SUBJECTS_MAX
+from malamute.core.stream.start import SUBJECTS_MAX
 from malamute.errors import StorageFull
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (

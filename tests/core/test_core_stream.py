@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
 
 from malamute.core.broker import Core
-from malamute.core.stream import RESERVE
+from malamute.core.stream.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.protocol.messages import Cancel, Credit, Deliver, Error, Gap, Hello, Ok, Stored, Switch
 from malamute.store.operations import Damage, ReadResult
@@ -74,7 +74,7 @@ def test_wp32_no_sequence_is_used_twice_after_a_crash(bench):
 def test_wp32_no_sequence_is_used_twice_where_the_disk_fails_first_and_then_the_power(steps):
     with pytest.MonkeyPatch.context() as patch:
         # Chunks past what is reserved are then the rule.
-        patch.setattr("malamute.core.stream.RESERVE", 3)
+        patch.setattr("malamute.core.stream.stream.RESERVE", 3)
         bench = bench_with_stream()
         bench.tell("bob", subscribe())
         bodies: dict[int, bytes] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, items, offer, publish, request, subscribe
 
-from malamute.core import audience, replay
 from malamute.core import effects as effects_module
 from malamute.core.queue.dispatch import SEARCH_MESSAGES
 from malamute.core.queue.entry import Entries
+from malamute.core.stream import audience, replay
 from malamute.matching import CompiledSelector, Index
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import (

@@ -14,7 +14,7 @@ from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
 from malamute.core.refusal_log import REFUSALS_MAX
 from malamute.core.refusals import RUNS_MAX
-from malamute.core.stream import cursor_bytes
+from malamute.core.stream.stream import cursor_bytes
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits
 

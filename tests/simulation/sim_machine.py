@@ -241,9 +241,9 @@ class Machine:
 def narrowed(setup: Setup) -> Iterator[None]:
     """The fixed limits of the broker made so small that a short run meets them."""
     limits = {
-        "malamute.core.stream.RESERVE": setup.reserve,
-        "malamute.core.replay.READ_BYTES": setup.read_bytes,
-        "malamute.core.replay.READS_MAX": 2,
+        "malamute.core.stream.stream.RESERVE": setup.reserve,
+        "malamute.core.stream.replay.READ_BYTES": setup.read_bytes,
+        "malamute.core.stream.replay.READS_MAX": 2,
         "malamute.core.queue.waiters.STALE_MIN": 2,
         "malamute.matching.cache.UNCHARGED_BYTES": 0 if "caches_bytes" in setup.tight else UNCHARGED_BYTES,
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,

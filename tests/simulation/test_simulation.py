@@ -35,7 +35,7 @@ from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
 from malamute.core.session import Sessions
 from malamute.core.stored_values import StoredValues
-from malamute.core.subscription import Position, Subscription
+from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
 from malamute.store.commit import Append
@@ -279,19 +279,19 @@ FEED = "malamute.core.feed.stream_feed.StreamFeed"
 
 BROKEN = {
     "what has expired is delivered": (
-        "malamute.core.subscription.Reader.give",
+        "malamute.core.stream.subscription.Reader.give",
         lambda reader, part: reader.offer(part),
     ),
     "what has expired is left out in silence": (
-        "malamute.core.subscription.Reader.announce_expired",
+        "malamute.core.stream.subscription.Reader.announce_expired",
         _nothing,
     ),
-    "a stream at rest does not age": ("malamute.core.ageing.Ageing.stored", _nothing),
+    "a stream at rest does not age": ("malamute.core.stream.ageing.Ageing.stored", _nothing),
     "a delivery takes no credit": ("malamute.core.credit.CreditBalance.consume", lambda *arguments: None),
-    "a gap is not told": ("malamute.core.subscription.Subscription.skip", _skip_in_silence),
-    "what was taken back is not told": ("malamute.core.subscription.Subscription.refused", _nothing),
+    "a gap is not told": ("malamute.core.stream.subscription.Subscription.skip", _skip_in_silence),
+    "what was taken back is not told": ("malamute.core.stream.subscription.Subscription.refused", _nothing),
     "a committed subscription does not wait for the disk": (
-        "malamute.core.stream.Stream._offer",
+        "malamute.core.stream.stream.Stream._offer",
         _offer_at_once,
     ),
     "what a peer held is not given to others": (
@@ -370,7 +370,10 @@ BROKEN = {
         _nothing,
     ),
     "a number is answered twice": ("malamute.core.session.Sessions._confirm", _confirm_twice),
-    "a delivery follows on another": ("malamute.core.subscription.Subscription._send", _send_behind_another),
+    "a delivery follows on another": (
+        "malamute.core.stream.subscription.Subscription._send",
+        _send_behind_another,
+    ),
     "a withdrawal is reported of too much": ("malamute.core.broker.withdraw", _report_one_more),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
@@ -427,11 +430,11 @@ BROKEN = {
         _needless("dedup.known"),
     ),
     "a start at a time is at the head": (
-        "malamute.core.start.at_time",
+        "malamute.core.stream.start.at_time",
         lambda asked, time, found: Position(asked.head),
     ),
     "the times of a stream go back with the clock": (
-        "malamute.core.stream.Stream.moment",
+        "malamute.core.stream.stream.Stream.moment",
         lambda stream: stream.effects.time_ns,
     ),
     "what a jump of the clock makes old is dropped": (
@@ -447,8 +450,11 @@ BROKEN = {
         "malamute.core.queue.sequences.QueueSequences.covers",
         lambda sequences, last: True,
     ),
-    "a lost cursor begins at the head": ("malamute.core.stream.Stream.check_known", _nothing),
-    "a lost cursor that is set again stays lost": ("malamute.core.stream.Stream._find_again", _nothing),
+    "a lost cursor begins at the head": ("malamute.core.stream.stream.Stream.check_known", _nothing),
+    "a lost cursor that is set again stays lost": (
+        "malamute.core.stream.stream.Stream._find_again",
+        _nothing,
+    ),
     "a feed that is set again is reported as lost": (
         "malamute.core.recovery.Recovery.settled",
         _nothing,
@@ -480,7 +486,10 @@ BROKEN = {
         "malamute.core.selectors.SelectorBudget.check",
         lambda budget, selector, session=None, beside=0: selector.cost_bytes + beside,
     ),
-    "a cursor that waits for its position has room": ("malamute.core.stream.Stream.check_cursor", _nothing),
+    "a cursor that waits for its position has room": (
+        "malamute.core.stream.stream.Stream.check_cursor",
+        _nothing,
+    ),
     "a session may have any answers": ("malamute.core.answers.Answers.check", _nothing),
     "identities may take any memory": ("malamute.core.queue.deduplication.DedupQuota.evict", _nothing),
     "caches may take any memory": ("malamute.matching.cache.CacheBudget._reclaim", _nothing),
@@ -500,7 +509,10 @@ BROKEN = {
         "malamute.core.feed.table.Feeds.restore",
         _begin_restored_at(lambda stream: 0),
     ),
-    "a restore is reported as a restart": ("malamute.core.gaps.Gaps._is_restored", lambda *arguments: False),
+    "a restore is reported as a restart": (
+        "malamute.core.stream.gaps.Gaps._is_restored",
+        lambda *arguments: False,
+    ),
 }
 
 

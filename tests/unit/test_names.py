@@ -16,7 +16,7 @@ EDGES = ("client/sync/", "client/aio/")
 SAME_THING = {
     "Gap": {"client/events.py", "protocol/messages.py"},  # the event is made of the message
     "Request": {"client/sync/consumers.py", "protocol/messages.py"},  # what a worker gets, and how it came
-    "Subscription": {"client/sync/consumers.py", "core/subscription.py"},  # the two ends of one
+    "Subscription": {"client/sync/consumers.py", "core/stream/subscription.py"},  # the two ends of one
 }
 """Names that two classes have for the same thing. A class of both edges is named by its blocking one."""
 

@@ -29,8 +29,8 @@ from malamute.core.mailbox import EVERYTHING
 from malamute.core.queue import purge as purging
 from malamute.core.queue import redrive as redriving
 from malamute.core.queue.browse import choose
-from malamute.core.start import locate, one_position, removed
-from malamute.core.subscription import Position
+from malamute.core.stream.start import locate, one_position, removed
+from malamute.core.stream.subscription import Position
 from malamute.errors import (
     AccessRefused,
     Disconnected,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.session import Session
     from malamute.core.settings import ConfigurationLoaded
-    from malamute.core.stream import Stream
+    from malamute.core.stream.stream import Stream
 
 
 def change(core: Engines, session: Session, message: Change) -> None:

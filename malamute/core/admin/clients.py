@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.admin.pages import few, page
 from malamute.core.admin.queues import credit_left, holding, patterns_of
 from malamute.core.queue.source import QueueSource
-from malamute.core.subscription import Subscription
+from malamute.core.stream.subscription import Subscription
 from malamute.errors import NotFound
 from malamute.protocol.admin import (
     ClientDetails,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.streams import stream_of
-from malamute.core.start import removed
-from malamute.core.subscription import Subscription
+from malamute.core.stream.start import removed
+from malamute.core.stream.subscription import Subscription
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import StreamDelete, StreamDeleted
@@ -25,7 +25,7 @@ from malamute.protocol.names import Place
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.session import Session
-    from malamute.core.stream import Stream
+    from malamute.core.stream.stream import Stream
 
 LISTED_MAX = 5
 """Of each kind that hangs on something so many are in a refusal."""

@@ -11,8 +11,8 @@ from malamute.core.feed.rule import FeedName, FeedRule
 from malamute.core.feed.start import FeedStart, QueueStart, StreamStart
 from malamute.core.feed.target import FeedPlace, QueueTarget, StreamTarget
 from malamute.core.mailbox import EVERYTHING
-from malamute.core.start import locate, one_position, removed
-from malamute.core.subscription import Position
+from malamute.core.stream.start import locate, one_position, removed
+from malamute.core.stream.subscription import Position
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.matching import Group
 from malamute.protocol.admin import (

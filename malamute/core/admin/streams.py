@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from malamute.core.admin import pages
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page
-from malamute.core.subscription import Reader
+from malamute.core.stream.subscription import Reader
 from malamute.errors import NotFound
 from malamute.matching import reason_of
 from malamute.protocol.admin import (
@@ -29,7 +29,7 @@ from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.stream import Stream
+    from malamute.core.stream.stream import Stream
 
 EXPLAINED_MAX = 100
 """Selectors in one answer: each of them is evaluated by itself."""

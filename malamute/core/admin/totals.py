@@ -13,8 +13,8 @@ from malamute.protocol.time_units import to_seconds
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.queue.queue import Queue
-    from malamute.core.stream import Stream
-    from malamute.core.subscription import Reader
+    from malamute.core.stream.stream import Stream
+    from malamute.core.stream.subscription import Reader
 
 TOTALS_EACH = 500
 """Queues, streams and readers that are looked at in one iteration."""

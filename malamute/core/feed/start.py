@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from malamute.core.feed.queue_feed import QueueFeed
 from malamute.core.feed.rule import FeedName, FeedRule
 from malamute.core.feed.stream_feed import StreamFeed
-from malamute.core.subscription import Position
+from malamute.core.stream.subscription import Position
 from malamute.store.operations import Operation, PutValue
 from malamute.store.tables import CURSORS
 

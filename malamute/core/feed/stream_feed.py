@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from malamute.core.feed.feed import Feed, FeedOwner
 from malamute.core.feed.target import FED_BYTES
-from malamute.core.subscription import Position, Reader
+from malamute.core.stream.subscription import Position, Reader
 from malamute.matching import CompiledSelector
 from malamute.protocol.admin import FeedRow
 from malamute.protocol.batch import headers_of
 
 if TYPE_CHECKING:
-    from malamute.core.chunk_part import ChunkPart
     from malamute.core.feed.rule import FeedName, FeedRule
     from malamute.core.feed.target import FeedTarget
-    from malamute.core.stream import Stream
+    from malamute.core.stream.chunk_part import ChunkPart
+    from malamute.core.stream.stream import Stream
     from malamute.errors import MalamuteError
     from malamute.matching.family import Headers
     from malamute.protocol.batch import Columns

@@ -19,8 +19,8 @@ from malamute.core.recovery import Recovery
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.stored_values import StoredValues
-from malamute.core.stream import Streams
-from malamute.core.subscription import Position
+from malamute.core.stream.stream import Streams
+from malamute.core.stream.subscription import Position
 from malamute.core.workflow import STORED, Workflow, run_workflow
 from malamute.errors import InvalidValue, MalamuteError, TooMany, TryLater
 from malamute.protocol.limits import Limits

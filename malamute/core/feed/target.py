@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.queue.entry import ASKED, ENTRY_BYTES, PROPERTY_BYTES, Entry
 from malamute.core.queue.queue import Queue
-from malamute.core.stream import Stream
+from malamute.core.stream.stream import Stream
 from malamute.errors import TryLater
 from malamute.protocol.batch import Columns
 from malamute.protocol.names import Place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from malamute.core.expiry import first_expiry
+from malamute.core.stream.expiry import first_expiry
 from malamute.protocol.batch import Columns, Frame
 from malamute.protocol.part import DeliveryPart
 

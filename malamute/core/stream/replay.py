@@ -20,9 +20,9 @@ from itertools import product
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
-from malamute.core.chunk import Loaded
-from malamute.core.expiry import BirthTimes
-from malamute.core.subscription import Reader, SourceStream
+from malamute.core.stream.chunk import Loaded
+from malamute.core.stream.expiry import BirthTimes
+from malamute.core.stream.subscription import Reader, SourceStream
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.matching import CompiledSelector, Group
@@ -30,7 +30,7 @@ from malamute.protocol.messages import NO_JOURNAL, OVERWRITTEN
 from malamute.store.operations import Chunk, Damage, ReadChunks, ReadResult
 
 if TYPE_CHECKING:
-    from malamute.core.gaps import Gaps
+    from malamute.core.stream.gaps import Gaps
 
 READ_BYTES = 1 << 20
 """How much of the journal one read brings."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from malamute.core.chunk import Loaded
-from malamute.core.subscription import Position, SourceStream
+from malamute.core.stream.chunk import Loaded
+from malamute.core.stream.subscription import Position, SourceStream
 from malamute.errors import InvalidValue, TryLater
 from malamute.matching import Group
 from malamute.protocol.start import (
@@ -27,7 +27,7 @@ from malamute.protocol.start import (
 from malamute.store.operations import FindTime, LastPerSubject
 
 if TYPE_CHECKING:
-    from malamute.core.replay import Replay
+    from malamute.core.stream.replay import Replay
 
 Then = Callable[[Position], None]
 

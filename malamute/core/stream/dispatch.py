@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from malamute.core.audience import Audience
-from malamute.core.chunk import Loaded
-from malamute.core.chunk_part import ChunkPart
 from malamute.core.effects import Effects
+from malamute.core.stream.audience import Audience
+from malamute.core.stream.chunk import Loaded
+from malamute.core.stream.chunk_part import ChunkPart
 from malamute.matching import Group, Groups
 
 if TYPE_CHECKING:
-    from malamute.core.subscription import Reader
+    from malamute.core.stream.subscription import Reader
 
 STEP_MESSAGES = 50
 """Messages that are looked up before it is asked whether there is work left, at the least."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from malamute.core.chunk_part import ChunkPart
+from malamute.core.stream.chunk_part import ChunkPart
 from malamute.matching import CompiledSelector
 from malamute.protocol.batch import (
     Columns,
@@ -22,8 +22,8 @@ from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.store.operations import Chunk
 
 if TYPE_CHECKING:
-    from malamute.core.audience import Audience, SharedPlaces
-    from malamute.core.subscription import Reader
+    from malamute.core.stream.audience import Audience, SharedPlaces
+    from malamute.core.stream.subscription import Reader
 
 
 PARTS_MAX = 16

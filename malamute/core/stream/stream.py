@@ -35,20 +35,20 @@ from itertools import repeat
 from sys import maxsize
 from typing import Any
 
-from malamute.core.ageing import Ageing
-from malamute.core.audience import Audience
-from malamute.core.chunk import Loaded, chunk_bytes
-from malamute.core.chunk_part import ChunkPart
-from malamute.core.dispatch import Held, in_steps
 from malamute.core.effects import Effects
-from malamute.core.expiry import WAITING_PACE, BirthTimes, TimesBefore
-from malamute.core.gaps import Gaps, Missing
 from malamute.core.metrics import Rate
-from malamute.core.replay import Replay
 from malamute.core.session import Session
-from malamute.core.start import locate
 from malamute.core.stored_values import StoredValues
-from malamute.core.subscription import Position, Reader, Subscription
+from malamute.core.stream.ageing import Ageing
+from malamute.core.stream.audience import Audience
+from malamute.core.stream.chunk import Loaded, chunk_bytes
+from malamute.core.stream.chunk_part import ChunkPart
+from malamute.core.stream.dispatch import Held, in_steps
+from malamute.core.stream.expiry import WAITING_PACE, BirthTimes, TimesBefore
+from malamute.core.stream.gaps import Gaps, Missing
+from malamute.core.stream.replay import Replay
+from malamute.core.stream.start import locate
+from malamute.core.stream.subscription import Position, Reader, Subscription
 from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
