@@ -136,13 +136,13 @@ class Numbers:
 
     def pack(self) -> bytes:
         """The form that is stored with each command. New refusals and outcomes are stored apart."""
-        # The third has been empty since version 5.
+        # The third is empty: refusals stood there once.
         value: bytes = pack((self.next, self.floor, (), self.user) if self.user else (self.next, self.floor))
         return value
 
     @classmethod
     def unpack(cls, value: bytes, refused: bytes = b"", outcomes: bytes = b"") -> Numbers:
-        """Read the stored form: all that it tells of is durable.
+        """Read the stored form: all that is in it is durable.
 
         Raises:
             Malformed: they are no numbers.
@@ -150,13 +150,9 @@ class Numbers:
         next_number, floor, *later = unpack(value)
         if not NUMBER.holds(next_number) or not NUMBER.holds(floor):
             raise Malformed("invalid numbers of a session: expected integers")
-        old, user = [*later, (), ""][:2] if len(later) < 2 else later
-        numbers = cls(next_number, user)
+        numbers = cls(next_number, later[1] if len(later) > 1 else "")
         if refused:
             numbers.refused = Refusals.unpack(refused)
-        for first, last, code, _, opcode in old:  # before version 5
-            floor = max(floor, numbers.refused.add(first, last, code, opcode) + 1)
-            numbers.refused_changed = True
         if outcomes:
             numbers._outcomes = Outcomes.unpack(outcomes)
         numbers.forget_before(floor)

@@ -10,7 +10,6 @@ from core_bench import Bench, items, mail_credit, offer, peer_id, publish, reply
 from malamute.core.broker import Core
 from malamute.core.refusals import RUNS_MAX, TEXT
 from malamute.core.session import Numbers
-from malamute.protocol.batch import pack
 from malamute.protocol.messages import (
     Bye,
     Change,
@@ -72,17 +71,6 @@ def test_numbers_are_read_back_as_they_were_stored():
     assert (read.next, read.stored, read.floor) == (9, 8, numbers.floor)
     assert list(read.refused) == list(numbers.refused)
     assert read.refused.answer(5) == refusal(5, text=TEXT)
-
-
-def test_refusals_of_an_older_store_are_read_without_their_texts():
-    old = [[n, n, 503, "full", 2] for n in range(1, 2 * RUNS_MAX, 2)] + [
-        [2 * RUNS_MAX + 1] * 2 + [404, "", 3]
-    ]
-    read = Numbers.unpack(pack((999, 1, old)))
-    assert len(read.refused) == RUNS_MAX
-    assert read.floor == 2
-    assert read.refused_changed
-    assert read.refused.answer(2 * RUNS_MAX + 1).code == 404
 
 
 def test_what_is_settled_is_forgotten():
