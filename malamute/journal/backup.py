@@ -36,6 +36,7 @@ import lmdb
 
 from malamute.errors import StoreError
 from malamute.journal import format as codec
+from malamute.journal.chunk_cursor import ChunkCursor
 from malamute.journal.directory import (
     META_TWIN,
     acquire_lock,
@@ -47,7 +48,6 @@ from malamute.journal.directory import (
 from malamute.journal.format import BLOCK, CARD, CHUNK, META, QUARANTINE, STREAM, Damaged, StreamMeta, key
 from malamute.journal.states import Card, encode_card, newest_lsn, read_states
 from malamute.journal.store import Copied
-from malamute.journal.walk import Walk
 from malamute.store.operations import Damage
 
 STEP_BYTES = 8 * 1024 * 1024
@@ -177,7 +177,7 @@ class Copy:
                 source.cursor() as cursor,
                 self._target.begin(write=True) as target,
             ):
-                for first, value in Walk(cursor, state).backwards(before - 1, STEP_BYTES):
+                for first, value in ChunkCursor(cursor, state).backwards(before - 1, STEP_BYTES):
                     copied = self._copy_chunk(target, copied, first, value)
             if copied.first == before:
                 break

@@ -43,6 +43,7 @@ from malamute.journal.backup import Copy
 from malamute.journal.block_map import Block
 from malamute.journal.blocks import decode_block, salvage, undeleted
 from malamute.journal.call_guard import CallGuard
+from malamute.journal.chunk_cursor import ChunkCursor, DiskChunkDeleter
 from malamute.journal.defects import Defects
 from malamute.journal.directory import (
     META_TWIN,
@@ -100,7 +101,6 @@ from malamute.journal.store import (
 )
 from malamute.journal.subjects import Collector, SubjectSearch
 from malamute.journal.values import Values
-from malamute.journal.walk import DiskChunkDeleter, Walk
 from malamute.store.operations import (
     OPENED_AGAIN,
     AppendChunk,
@@ -694,23 +694,23 @@ class DiskStore:
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
         """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
-        with self._walk(stream) as (state, walk):
+        with self._chunk_cursor(stream) as (state, chunks):
             if not state.identifier:
                 return ReadResult((), 1)
-            walk.seek_holder(start)
-            found = walk.collect(start, bytes_max)
+            chunks.seek_holder(start)
+            found = chunks.collect(start, bytes_max)
         self._defects.add_ranges(stream, found)
         return ReadResult(found, state.first)
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
-        with self._walk(stream) as (_, walk):
-            return walk.find_time(time_ns)
+        with self._chunk_cursor(stream) as (_, chunks):
+            return chunks.find_time(time_ns)
 
     def find_gap(self, stream: str, sequence: int) -> GapRange | None:
         """The gap in which a sequence lies; None if it is stored, or outside of what is kept."""
-        with self._walk(stream) as (_, walk):
-            return walk.find_gap(sequence)
+        with self._chunk_cursor(stream) as (_, chunks):
+            return chunks.find_gap(sequence)
 
     def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
@@ -721,9 +721,9 @@ class DiskStore:
         search = SubjectSearch(limit)
         start: int | None = None
         while not search.is_done:
-            with self._walk(stream) as (state, walk):
+            with self._chunk_cursor(stream) as (state, chunks):
                 start = state.last if start is None else start
-                start = walk.search(search, start, SEARCH_STEP_CHUNKS)
+                start = chunks.search(search, start, SEARCH_STEP_CHUNKS)
             if start is None:
                 break
         return search.found
@@ -757,7 +757,7 @@ class DiskStore:
             )
 
     @contextmanager
-    def _walk(self, name: str) -> Iterator[tuple[StreamMeta, Walk]]:
+    def _chunk_cursor(self, name: str) -> Iterator[tuple[StreamMeta, ChunkCursor]]:
         """A transaction, and in it the state of a stream and a way along its chunks.
 
         The state in memory is taken first, so that it is never ahead of the transaction. It may be behind:
@@ -777,7 +777,7 @@ class DiskStore:
                 self._defects.add(Defect("stream", name, known.first, known.last, STATE_WORDS))
             if state is None or state.name != name:
                 state = StreamMeta(known.identifier, name, known.last + 1, known.last)
-            yield state, Walk(cursor, state)
+            yield state, ChunkCursor(cursor, state)
 
     @contextmanager
     def _reading(self) -> Iterator[_Transaction]:
@@ -807,9 +807,9 @@ class DiskStore:
 
     def headers(self, stream: str, start: int, *, count_max: int) -> Sequence[codec.ChunkHeader | Damage]:
         """The headers of the chunks that hold `start` and what follows. The payloads are not read."""
-        with self._walk(stream) as (_, walk):
-            walk.seek_holder(start)
-            return walk.headers(start, count_max)
+        with self._chunk_cursor(stream) as (_, chunks):
+            chunks.seek_holder(start)
+            return chunks.headers(start, count_max)
 
     def status(self) -> Status:
         """How full the store is. Queues and sessions are counted once `recover` was called."""

@@ -20,10 +20,10 @@ from typing import Self
 import lmdb
 
 from malamute.errors import StoreCorrupt, StoreError
+from malamute.journal.chunk_cursor import ChunkCursor
 from malamute.journal.directory import read_meta, translated, used_bytes
 from malamute.journal.format import StreamMeta
 from malamute.journal.states import read_states
-from malamute.journal.walk import Walk
 from malamute.store.operations import ReadResult
 
 
@@ -65,14 +65,14 @@ class StoreReader:
         """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
         with self._cursor() as cursor:
             state = _state(cursor, stream)
-            walk = Walk(cursor, state)
-            walk.seek_holder(start)
-            return ReadResult(walk.collect(start, bytes_max), state.first)
+            chunks = ChunkCursor(cursor, state)
+            chunks.seek_holder(start)
+            return ReadResult(chunks.collect(start, bytes_max), state.first)
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
         with self._cursor() as cursor:
-            return Walk(cursor, _state(cursor, stream)).find_time(time_ns)
+            return ChunkCursor(cursor, _state(cursor, stream)).find_time(time_ns)
 
     def close(self) -> None:
         """Release the store."""

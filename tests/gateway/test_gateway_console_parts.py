@@ -13,7 +13,7 @@ from malamute.gateway.console import forms, words
 from malamute.gateway.console.changes import ACTS
 from malamute.gateway.console.consumption import trend_of
 from malamute.gateway.console.stream_pages import TAIL_PER_SECOND, SampledWriter, tree_of
-from malamute.gateway.console.troubles import CRITICAL, WARNING, of_queues, of_store
+from malamute.gateway.console.symptoms import CRITICAL, WARNING, of_queues, of_store
 from malamute.gateway.console.watch import Sample, rates
 from malamute.protocol.admin import CHANGES, QueueRow, StoreUsage
 from malamute.protocol.batch import Columns, pack_record
@@ -128,12 +128,12 @@ def test_what_is_wrong_with_queues() -> None:
         QueueRow(**{**QUEUE, "name": "print", "waiting": 3}),
         QueueRow(**{**QUEUE, "name": "quiet"}),
     ]
-    [trouble] = of_queues("service", rows)
-    assert (trouble.level, trouble.words) == (WARNING, "3 requests to print wait, and nobody works for it")
+    [symptom] = of_queues("service", rows)
+    assert (symptom.level, symptom.words) == (WARNING, "3 requests to print wait, and nobody works for it")
     assert [*of_queues("mailbox", rows)] == []
 
 
 @pytest.mark.parametrize(("used", "levels"), [(79, []), (80, [WARNING]), (95, [CRITICAL])])
 def test_a_store_that_is_filling_up(used: int, levels: list[str]) -> None:
     usage = StoreUsage(**{**dict.fromkeys(StoreUsage._defaults, 0), "used": used, "size": 100, "damages": []})
-    assert [trouble.level for trouble in of_store(usage)] == levels
+    assert [symptom.level for symptom in of_store(usage)] == levels

@@ -1,4 +1,4 @@
-"""One class name has one meaning, so that who searches for it finds one class."""
+"""Names: a class has one meaning, and the edges of the client have the same files and calls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import malamute
+import malamute.aio
 
 PACKAGE = Path(malamute.__file__).parent
 
@@ -29,3 +30,16 @@ def test_each_class_name_has_one_meaning() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].add(path.replace(EDGES[1], EDGES[0]))
     assert {name: found for name, found in places.items() if len(found) > 1} == SAME_THING
+
+
+def test_the_edges_of_the_client_have_equal_files() -> None:
+    sync, aio = ({path.name for path in (PACKAGE / edge).glob("*.py")} for edge in EDGES)
+    assert sync == aio
+
+
+def test_the_edges_of_the_client_have_equal_calls() -> None:
+    assert _public(malamute.Client) == _public(malamute.aio.Client)
+
+
+def _public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}

@@ -11,7 +11,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.cli.demo.actors import END, SERVICE, START_SECONDS, WAIT_SECONDS, WORKERS, Listener, working
+from malamute.cli.demo.participants import (
+    END,
+    SERVICE,
+    START_SECONDS,
+    WAIT_SECONDS,
+    WORKERS,
+    Listener,
+    working,
+)
 from malamute.cli.demo.rows import flights, weather
 from malamute.cli.demo.tally import TOPICS, DemoTally, Group
 from malamute.cli.payload import OutgoingMessage

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from malamute.gateway.console import troubles
+from malamute.gateway.console import symptoms
 from malamute.gateway.console.consumption import trend_of
 from malamute.gateway.console.visits import visit_of
 from malamute.gateway.console.watch import BrokerWatch, RateSample, rates
@@ -50,23 +50,23 @@ async def overview(request: Request, arguments: Arguments) -> Response:
         streams=sorted(streams.rows, key=lambda row: (-row.published_rate, row.name))[:TOP_ROWS],
         queues=[pair for pair in queues if pair[1].messages or pair[1].dead][:TOP_ROWS],
         incomplete=not (streams.complete and mailboxes.complete and services.complete),
-        troubles=[*_troubles(watch, mailboxes.rows, services.rows)],
+        symptoms=[*_symptoms(watch, mailboxes.rows, services.rows)],
         consumers=(watch.found("consumers") or [])[:TOP_ROWS],
         refusals=watch.refusals,
         trails=watch.trails,
     )
 
 
-def _troubles(watch: BrokerWatch, mailboxes: list[Any], services: list[Any]) -> Iterator[troubles.Trouble]:
+def _symptoms(watch: BrokerWatch, mailboxes: list[Any], services: list[Any]) -> Iterator[symptoms.Symptom]:
     if watch.failure:
-        yield troubles.Trouble(troubles.CRITICAL, f"The broker does not answer: {watch.failure}")
+        yield symptoms.Symptom(symptoms.CRITICAL, f"The broker does not answer: {watch.failure}")
     if figures := watch.found("figures"):
-        yield from troubles.of_broker(figures[0])
-        yield from troubles.of_store(figures[2])
-    yield from troubles.of_readers(watch.found("consumers") or [])
-    yield from troubles.of_cursors(watch.found("cursors") or [])
-    yield from troubles.of_queues("mailbox", mailboxes)
-    yield from troubles.of_queues("service", services)
+        yield from symptoms.of_broker(figures[0])
+        yield from symptoms.of_store(figures[2])
+    yield from symptoms.of_readers(watch.found("consumers") or [])
+    yield from symptoms.of_cursors(watch.found("cursors") or [])
+    yield from symptoms.of_queues("mailbox", mailboxes)
+    yield from symptoms.of_queues("service", services)
 
 
 def _series(samples: list[RateSample]) -> list[list[float]]:

@@ -53,7 +53,7 @@ class DiskChunkDeleter:
         return first, header.time_ns if header else stream.first_time
 
 
-class Walk:
+class ChunkCursor:
     """A way along the chunks of one stream, in one read transaction."""
 
     def __init__(self, cursor: _Cursor, state: StreamMeta) -> None:

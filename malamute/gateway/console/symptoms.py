@@ -23,7 +23,7 @@ NAMED_MAX = 5
 """So many readers or queues are named one by one."""
 
 
-class Trouble(NamedTuple):
+class Symptom(NamedTuple):
     """Something that is wrong."""
 
     level: str
@@ -75,22 +75,22 @@ _FAULTS = (
 )
 
 
-def of_broker(status: BrokerStatus) -> Iterator[Trouble]:
+def of_broker(status: BrokerStatus) -> Iterator[Symptom]:
     """What the broker itself reports."""
     for fault in _FAULTS:
         if fault.wrong(status):
-            yield Trouble(fault.level, fault.words(status), fault.path)
+            yield Symptom(fault.level, fault.words(status), fault.path)
 
 
-def of_store(storage: StoreUsage) -> Iterator[Trouble]:
+def of_store(storage: StoreUsage) -> Iterator[Symptom]:
     """How full it is."""
     fill = storage.used / storage.size if storage.size else 0.0
     if fill >= FILL_WARNING:
         level = CRITICAL if fill >= FILL_CRITICAL else WARNING
-        yield Trouble(level, f"The store is {fill:.0%} full", "/console/settings")
+        yield Symptom(level, f"The store is {fill:.0%} full", "/console/settings")
 
 
-def of_readers(consumers: list[StreamConsumer]) -> Iterator[Trouble]:
+def of_readers(consumers: list[StreamConsumer]) -> Iterator[Symptom]:
     """Who is far behind."""
     behind = [one for one in consumers if (one.lag_seconds or 0.0) >= LAG_SECONDS]
     for one in behind[:NAMED_MAX]:
@@ -99,35 +99,35 @@ def of_readers(consumers: list[StreamConsumer]) -> Iterator[Trouble]:
             f"{count(one.subscription.lag)} messages, {one.trend}"
         )
         path = link("/console/stream", name=one.subscription.stream)
-        yield Trouble(WARNING if one.trend == "rising" else NOTE, words, path)
+        yield Symptom(WARNING if one.trend == "rising" else NOTE, words, path)
     if (more := len(behind) - NAMED_MAX) > 0:
-        yield Trouble(NOTE, f"{more} more readers are behind", "/console/consumers")
+        yield Symptom(NOTE, f"{more} more readers are behind", "/console/consumers")
 
 
-def of_cursors(cursors: list[StreamCursor]) -> Iterator[Trouble]:
+def of_cursors(cursors: list[StreamCursor]) -> Iterator[Symptom]:
     """Which of them have lost their place."""
     for one in [one for one in cursors if one.sequence is None][:NAMED_MAX]:
         words = f"The cursor {one.name} of {one.stream} is lost: its reader has to begin anew"
-        yield Trouble(WARNING, words, link("/console/stream", name=one.stream))
+        yield Symptom(WARNING, words, link("/console/stream", name=one.stream))
 
 
-def of_queues(kind: str, rows: list[QueueRow | ServiceDetails]) -> Iterator[Trouble]:
+def of_queues(kind: str, rows: list[QueueRow | ServiceDetails]) -> Iterator[Symptom]:
     """Queues that nobody works on, that are old, or have dead letters."""
-    found = [trouble for row in rows for trouble in _of_queue(kind, row)]
-    yield from sorted(found, key=lambda trouble: trouble.level != WARNING)[:NAMED_MAX]
+    found = [symptom for row in rows for symptom in _of_queue(kind, row)]
+    yield from sorted(found, key=lambda symptom: symptom.level != WARNING)[:NAMED_MAX]
     if len(found) > NAMED_MAX:
-        yield Trouble(NOTE, f"{len(found) - NAMED_MAX} more like this", "/console/queues")
+        yield Symptom(NOTE, f"{len(found) - NAMED_MAX} more like this", "/console/queues")
 
 
-def _of_queue(kind: str, row: QueueRow) -> Iterator[Trouble]:
+def _of_queue(kind: str, row: QueueRow) -> Iterator[Symptom]:
     path = link("/console/queue", kind=kind, name=row.name)
     if kind == "service" and row.waiting and not row.consumers:
         words = f"{count(row.waiting)} requests to {row.name} wait, and nobody works for it"
-        yield Trouble(WARNING, words, path)
+        yield Symptom(WARNING, words, path)
     elif row.waiting and row.consumers and (row.oldest_age or 0.0) >= AGE_SECONDS:
         words = f"The oldest message for {row.name} has waited for {span(row.oldest_age)}"
-        yield Trouble(WARNING, words, path)
+        yield Symptom(WARNING, words, path)
     if row.dead:
         letters = "dead letter" if row.dead == 1 else "dead letters"
         words = f"{count(row.dead)} {letters} of the {kind} {row.name}"
-        yield Trouble(NOTE, words, link("/console/queue", kind=kind, name=row.name, show="dead"))
+        yield Symptom(NOTE, words, link("/console/queue", kind=kind, name=row.name, show="dead"))
