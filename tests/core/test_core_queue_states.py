@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from malamute.core.queue import state as state_module
 from malamute.core.queue.state import (
     DELIVERED,
     PENDING,
@@ -116,3 +119,29 @@ def test_the_first_delivery_is_remembered():
         states.take_back([it])
     assert (it.attempts, it.first_delivered_at, it.last_delivered_at) == (2, 1.0, 2.0)
     assert it.consumer is None
+
+
+WRITTEN = {"state", "consumer", "attempts", "holding", "uncommitted", "outstanding", "counts"}
+"""What only `state.py` writes, once it is there; `counts` of others are of outcomes."""
+
+
+def _written(path: Path) -> set[str]:
+    """The attributes of anything but `self` that a file assigns or deletes, or items of them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            target = node.value if isinstance(node, ast.Subscript) else node
+            if isinstance(target, ast.Attribute) and ast.unparse(target.value) != "self":
+                found.add(target.attr)
+    return found
+
+
+def test_nothing_else_writes_a_state_or_what_is_counted_by_it():
+    core = Path(state_module.__file__).parents[1]
+    writers = {
+        (path.name, name)
+        for path in core.glob("**/*.py")
+        if path != Path(state_module.__file__)
+        for name in _written(path) & WRITTEN
+    }
+    assert writers == {("delivery.py", "counts")}  # of outcomes, in `QueueUsage`
