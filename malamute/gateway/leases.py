@@ -186,7 +186,8 @@ class Leases:
     ) -> None:
         """Have `do` settle the message of a lease; it returns whether the lease is over.
 
-        Returns when the broker has it. Raises `NotOutstanding` when there is no such lease.
+        Returns when the broker has it; `timeout` is in seconds. Raises `NotOutstanding` when there is no such
+        lease.
         """
         holder = self._holder_of(queue, lease)
         client = None if holder is None else holder.client

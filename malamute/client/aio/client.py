@@ -89,7 +89,8 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOpt
 class Client(ClientBase):
     """A connection to a broker. Made by `connect`; a context manager that closes it at the end.
 
-    The calls, their options, results and errors are those of `malamute.Client`.
+    The calls, their options, results and errors are those of `malamute.Client`. A `timeout` is in seconds;
+    None is the client's own.
     """
 
     _driver: AioDriver

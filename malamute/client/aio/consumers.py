@@ -75,12 +75,14 @@ class Subscription(SubscriptionBase, _Scope):
     ) -> Columns | None:
         """Return the next run of messages as columns; None at the end, or when `enough()` is true.
 
-        Raises as `malamute.Subscription.columns`.
+        `timeout` is in seconds. Raises as `malamute.Subscription.columns`.
         """
         return await self._columns(timeout, enough)
 
     async def commit(self, message: Message | int, *, timeout: float | None = None) -> None:
         """Advance the subscription's cursor on the broker behind a message, and wait until that is durable.
+
+        `timeout` is in seconds.
 
         Raises:
             InvalidValue: the subscription has no cursor.
@@ -218,6 +220,8 @@ class Replies(ReplyStream, _Scope):
 
     async def wait(self, timeout: float | None = None) -> str:
         """Wait for the outcome of a request with the assurance `confirmed`, and return it.
+
+        `timeout` is in seconds.
 
         Raises:
             TimedOut: the outcome did not come in time.

@@ -126,7 +126,7 @@ class AioDriver(Driver):
     # Waiting
 
     async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
-        """Let the loop go on until `done()`."""
+        """Let the loop go on until `done()`, for `timeout` seconds at the most."""
         deadline = inf if timeout is None else monotonic() + timeout
         while not done():
             if self.session.error is not None:

@@ -41,7 +41,7 @@ class Publisher(PublisherBase):
     async def flush(self, timeout: float | None = None) -> None:
         """Send what is left, and wait until all of it is confirmed, with the assurance `stored`.
 
-        Raises as `malamute.Publisher.flush`.
+        `timeout` is in seconds. Raises as `malamute.Publisher.flush`.
         """
         await self._flush(timeout)
 

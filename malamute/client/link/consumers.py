@@ -372,7 +372,10 @@ class WorkerBase(QueueConsumer):
 
 
 async def outcome_of(driver: Driver, delivery: SentBase, timeout: float | None) -> str:
-    """Wait until nothing more can be known of a message. Raises what it was refused with, and `TimedOut`."""
+    """Wait until nothing more can be known of a message, for `timeout` seconds at the most.
+
+    Raises what it was refused with, and `TimedOut`.
+    """
     with driver.session.sending.expecting():
         await driver.wait(lambda: delivery.done, timeout, "no outcome")
     # The next request carries the acknowledgement, if one is made soon.

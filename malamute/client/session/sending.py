@@ -53,7 +53,10 @@ class Sending:
     def publish_single(
         self, stream: str, subject: str, record: Frame, command: Command | None, ttl: int = 0
     ) -> None:
-        """Publish one message to a stream, with others that wait; with `command`, confirmed."""
+        """Publish one message to a stream, with others that wait; with `command`, confirmed.
+
+        `ttl` is in milliseconds, 0 for none.
+        """
         self._check(stream, len(record))
         if command is not None:
             command.count = 1
@@ -67,7 +70,10 @@ class Sending:
         command: Command | None,
         ttl: int = 0,
     ) -> None:
-        """Publish what a publisher has gathered: if that is one message, with others that wait."""
+        """Publish what a publisher has gathered: if that is one message, with others that wait.
+
+        `ttl` is in milliseconds, 0 for none.
+        """
         if len(subjects) == 1:
             self.publish_single(stream, subjects[0], records[0], command, ttl)
         else:

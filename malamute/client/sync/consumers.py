@@ -153,7 +153,7 @@ class Subscription(SubscriptionBase, _Scope):
     def commit(self, message: Message | int, *, timeout: float | None = None) -> None:
         """Advance the subscription's cursor on the broker behind a message: all up to it is done with.
 
-        `message` is a message or its sequence. Returns when the position is durable.
+        `message` is a message or its sequence, `timeout` in seconds. Returns when the position is durable.
 
         Raises:
             InvalidValue: the subscription has no cursor.

@@ -236,7 +236,7 @@ class BlockingDriver(Driver):
             self._call = interrupted
 
     async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
-        """Iterate until `done()`, with a poll between the iterations."""
+        """Iterate until `done()`, with a poll between the iterations, for `timeout` seconds at the most."""
         if self._call == _SUSPENDS:
             self.prepare()
             waiting = PendingCall(done, timeout, what)

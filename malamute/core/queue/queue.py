@@ -392,13 +392,13 @@ class Queue:
         self.states.take_back([*map(self.entries.__getitem__, sequences)])
 
     def give_back(self, consumer: Consumer, sequences: Sequence[int], delay: float | None) -> None:
-        """What a consumer held goes back after an attempt; without a delay, by the backoff."""
+        """What a consumer held goes back after an attempt: for `delay` seconds, or by the backoff."""
         self.detach(consumer, sequences)
         self.take_back(sequences)
         self.in_steps(sorted(sequences), lambda some: self.requeue(some, delay))
 
     def requeue(self, sequences: Sequence[int], delay: float | None) -> None:
-        """Let messages that come back wait again, unless they had their attempts."""
+        """Let messages that come back wait again, `delay` seconds, unless they had their attempts."""
         now, policy = self.effects.now, self.usage.policy
         ready: list[int] = []
         dead: list[int] = []

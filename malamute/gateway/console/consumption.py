@@ -62,7 +62,7 @@ class Consumption:
         """The lag of the reader that is most behind."""
 
     async def look(self, client: Client, timeout: float) -> list[StreamConsumer]:
-        """Ask for all subscriptions, the one that is most behind first."""
+        """Ask for all subscriptions, the one that is most behind first. `timeout` is in seconds."""
         rows = await client.query(ClientsQuery(details=True), timeout=timeout)
         found = [(row, one) for row in rows for one in getattr(row, "subscriptions", ())]
         found.sort(key=lambda pair: pair[1].lag, reverse=True)

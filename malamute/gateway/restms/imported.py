@@ -21,7 +21,10 @@ def feed_of(name: str, kind: str) -> RestFeed:
 
 
 async def find(client: Client, name: str, timeout: float) -> RestFeed | None:
-    """The stream or the service with a name, as a feed. What a user must not view is not there for him."""
+    """The stream or the service with a name, as a feed. What a user must not view is not there for him.
+
+    `timeout` is in seconds.
+    """
     if is_own(name):
         return None
     with suppress(NotFound, AccessRefused, InvalidName):
@@ -34,7 +37,7 @@ async def find(client: Client, name: str, timeout: float) -> RestFeed | None:
 
 
 async def find_all(client: Client, timeout: float) -> list[RestFeed]:
-    """All that a user may see."""
+    """All that a user may see. `timeout` is in seconds, for each query."""
     found: dict[str, RestFeed] = {}
     with suppress(AccessRefused):
         for row in await client.query(StreamsQuery(), timeout=timeout):

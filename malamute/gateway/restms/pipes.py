@@ -64,7 +64,7 @@ class PipeReader:
         self._stack = AsyncExitStack()
 
     async def open(self, users: Users, timeout: float) -> None:
-        """Offer to take its messages. Raises what the broker refuses it with."""
+        """Offer to take its messages, within `timeout` seconds. Raises what the broker refuses it with."""
         session = users.session(self.identity, listener=self._on_event, followers=1)
         try:
             self._client = await self._stack.enter_async_context(session)
@@ -177,7 +177,10 @@ class PipeReader:
         return self.held[found]
 
     async def delete(self, name: str, timeout: float) -> None:
-        """Delete a message, and all that came before it, at the broker too. Raises `NotFound`."""
+        """Delete a message, and all that came before it, at the broker too.
+
+        `timeout` is in seconds. Raises `NotFound`.
+        """
         found = self.name_of(name)
         if found is None or found not in self.held:
             if found not in self._names.values():

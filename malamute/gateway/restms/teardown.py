@@ -12,7 +12,10 @@ from malamute.protocol.admin import FeedDelete, QueuePurge, StreamDelete
 
 
 async def take_away(registry: Registry, client: Client, definition: Definition, timeout: float) -> None:
-    """Take a definition away, with its joins and messages. Raises `AccessRefused` where `client` may not."""
+    """Take a definition away, with its joins and messages. Raises `AccessRefused` where `client` may not.
+
+    `timeout` is in seconds, for each command.
+    """
     joins: list[Join] = []
     if isinstance(definition, RestFeed):
         joins = registry.joins_to(definition)
@@ -40,7 +43,7 @@ def stream_of(registry: Registry, join: Join) -> str:
 
 
 async def unfeed(client: Client, service: str, stream: str, timeout: float) -> None:
-    """Feed a service from a stream no longer, if it is."""
+    """Feed a service from a stream no longer, if it is. `timeout` is in seconds."""
     with suppress(NotFound):
         await client.change(FeedDelete(source=f"stream/{stream}", feed=service), timeout=timeout)
 
