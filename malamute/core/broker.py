@@ -833,9 +833,7 @@ class Core(Engines):
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():
                 guard("the end of a queue", queue.close)
-        every = (queue for queues in (self.mailboxes, self.services) for queue in queues.by_name.values())
-        in_memory = (queue.next_sequence - 1 for queue in every if queue.usage.in_memory or queue.not_durable)
-        guard("the end of the queues", self.queue_limits.sequences.close, max(in_memory, default=0))
+        guard("the end of the queues", self.queue_limits.sequences.close)
 
     @property
     def idle(self) -> bool:

@@ -91,6 +91,34 @@ def test_a_late_acknowledgement_of_what_a_crash_took_of_a_new_mailbox_settles_no
     assert [*bench.core.mailboxes.by_name["bob"].entries] == [RESERVE + 2]
 
 
+def test_what_the_disk_refuses_while_the_broker_stops_keeps_its_sequence():
+    bench = new_bench()
+    bench.tell("alice", request(b"0"))
+    bench.settle()
+    bench.tell("alice", request(b"1"))
+    assert bench.bodies("bob") == [b"0", b"1"]
+    bench.core.close()
+    bench.fail()
+    bench.settle()
+    bench.crash()
+    bench.open("alice")
+    bench.tell("alice", request(b"2"))
+    bench.settle()
+    assert max(bench.core.services.by_name["w"].entries) == 3
+
+
+def test_a_queue_that_the_store_knows_is_known_though_it_has_nothing_any_more():
+    bench = Bench(lifecycle=True)
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"1", number=1))
+    bench.settle()
+    bench.tell("bob", mail_credit())
+    bench.tell("bob", ack(0, (1, 1)))
+    bench.settle()
+    bench.crash()
+    assert bench.core.mailboxes.by_name["bob"].is_known
+
+
 def test_a_restart_gives_back_what_was_reserved_and_not_used():
     bench = new_bench()
     bench.tell("alice", request(b"1"))

@@ -88,6 +88,8 @@ class Queue:
         self.usage = usage = QueueUsage(kind, name, limits.policy_of(kind, name, persistence), effects)
         self.first_sequence = self.next_sequence = limits.sequences.floor + 1
         self.entries = entries = Entries()
+        self._is_stored = False
+        """Whether the store knew of it at the start."""
         self.options: dict[int, Options] = {}
         """Of those that have any."""
         self.states = MessageStates()
@@ -187,6 +189,8 @@ class Queue:
         self.entries.append(entries)
         # Order is kept: nobody overtakes what waits for its commit.
         is_early = self._may_be_early(sequences)
+        if self.usage.in_memory:
+            self.limits.sequences.note_unstored(sequences)
         waits = confirmed or not is_early or self.states.uncommitted > 0
         self.states.enqueue(count, uncommitted=waits)
         self.usage.store(*puts(self.kind, self.name, entries), size_bytes=size_bytes)
@@ -247,13 +251,20 @@ class Queue:
         if error is None:
             self.evict_excess(sequences)
         elif not self.usage.in_memory:
-            self.not_durable.update(sequences)
+            self._keep_in_memory(sequences)
+
+    def _keep_in_memory(self, sequences: Sequence[int]) -> None:
+        """The disk has refused messages that nobody waits for."""
+        self.not_durable.update(sequence for sequence in sequences if sequence in self.entries)
+        self.limits.sequences.note_unstored(sequences)
 
     def _saved(self, sequences: Sequence[int], error: MalamuteError | None) -> None:
         """The disk has what is ready already, or will never have it."""
         if error is None:
             self.not_durable.difference_update(sequences)
             self.evict_excess(sequences)
+        else:
+            self._keep_in_memory(sequences)
 
     # They become ready
 
@@ -577,6 +588,7 @@ class Queue:
     def restore(self, state: QueueState) -> None:
         """Restore what the store kept. Every message up to `delivered` may have been delivered."""
         self.next_sequence = max(state.next, self.first_sequence)
+        self._is_stored = True
         self.watermark.last_delivered = state.delivered
         damaged = set(state.damaged)
         state.messages.reverse()
@@ -661,7 +673,7 @@ class Queue:
     @property
     def is_known(self) -> bool:
         """Whether anything was ever in it."""
-        return self.next_sequence > self.first_sequence
+        return self._is_stored or self.next_sequence > self.first_sequence
 
     @property
     def used(self) -> bool:
@@ -678,6 +690,7 @@ class Queue:
 
     def close(self) -> None:
         """The broker ends: leave in the store what the next start has to know."""
+        self.limits.sequences.note_unstored(sorted(self.not_durable))
         self.watermark.retract()
         if self.usage.in_memory and self.is_known:
             self.effects.store(PutValue(MEMORY_QUEUES, (self.kind, self.name), len(self.entries)))

@@ -8,7 +8,7 @@ is durable, and after a crash all queues go on behind it, new ones too. One such
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from malamute.store.operations import PutValue
@@ -44,12 +44,22 @@ class QueueSequences:
         self.floor = max(reserved, recovered.incarnation)
         self.reserved = self.floor
         self._asked = False
+        self._unstored = 0
+        """The last sequence of a message that is on no disk, though somebody may have it."""
+        self._is_closed = False
 
     def covers(self, last: int) -> bool:
         """Whether nobody gets a sequence again that is in use by now. More are reserved when it is time."""
         if last + RESERVE // 2 > self.reserved and not self._asked:
             self._reserve(last + RESERVE)
         return last <= self.reserved
+
+    def note_unstored(self, sequences: Sequence[int]) -> None:
+        """Messages with these sequences may be delivered, and are on no disk."""
+        if sequences and sequences[-1] > self._unstored:
+            self._unstored = sequences[-1]
+            if self._is_closed:
+                self._give_back()
 
     def when_reserved(self, callback: Callable[[], None]) -> None:
         """Call back once more is reserved. The disk has refused that; it is asked again after a while."""
@@ -77,6 +87,10 @@ class QueueSequences:
         """The store has lost what was reserved."""
         self._effects.store(PutValue(SEQUENCES, KEY, self.reserved))
 
-    def close(self, last: int) -> None:
-        """The broker ends; `last` is the last sequence of what is in memory only. Give back the others."""
-        self._effects.store(PutValue(SEQUENCES, KEY, max(self.floor, last)))
+    def close(self) -> None:
+        """The broker ends: give back what was reserved and not used, until the last word of the disk."""
+        self._is_closed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._effects.store(PutValue(SEQUENCES, KEY, max(self.floor, self._unstored)))
