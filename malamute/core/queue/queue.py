@@ -178,9 +178,7 @@ class Queue:
             self.limits.check(self.usage, count, size_bytes)
         self.limits.count(self.usage, count, size_bytes)
         if not self.is_known and not self.name.startswith(RESERVED_PREFIX):
-            self.effects.event(f"{self.kind}.created.{self.name}")
-            if self.usage.in_memory:
-                self.effects.store(PutValue(MEMORY_QUEUES, (self.kind, self.name), UNKNOWN))
+            self._report_created()
         if self.usage.metrics is None:
             self.usage.metrics = QueueMetrics()
         self.usage.metrics.arrivals.add(count, self.effects.now)
@@ -208,6 +206,11 @@ class Queue:
             self.not_durable.update(sequences)
             self.effects.when_stored(lambda error: self._saved(sequences, error), awaited=False)
         self.make_ready(sequences)
+
+    def _report_created(self) -> None:
+        self.effects.event(f"{self.kind}.created.{self.name}")
+        if self.usage.in_memory:
+            self.effects.store(PutValue(MEMORY_QUEUES, (self.kind, self.name), UNKNOWN))
 
     def _may_be_early(self, sequences: Sequence[int]) -> bool:
         """Whether messages may be delivered though they are not durable."""
