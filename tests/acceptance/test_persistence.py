@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,3 +73,26 @@ def test_what_is_durable_outlives_the_broker_and_what_is_in_memory_does_not(
         (line["kind"], line["name"]) for line in map(json.loads, daemon.log.splitlines()) if "name" in line
     }
     assert lost == {(kind, name) for kind, name in every if name not in durable}
+
+
+@pytest.mark.parametrize("end", [Daemon.kill, Daemon.stop], ids=["SIGKILL", "SIGTERM"])
+def test_a_reply_to_what_a_restart_took_away_answers_no_other_request(
+    new_daemon: Callable[..., Daemon], end: Callable[[Daemon], None]
+) -> None:
+    """WP32: the worker still holds the request, which was in memory only. Its sequence is not another's."""
+    rules = (QueueRule("sums", persistence="memory"),)
+    daemon = new_daemon(replace(small(), queues=QueuesConfig(rule=rules))).start()
+    connect = partial(malamute.connect, daemon.url, timeout=PATIENCE)
+    with connect(address="bob") as bob, connect(address="alice") as alice, bob.work("sums", credit=2) as work:
+        alice.request("sums", "a", b"2+2", assurance="stored")
+        lost = work.receive(PATIENCE)
+        end(daemon)
+        daemon.start()
+        with connect(address="carl") as carl:
+            replies = carl.request("sums", "a", b"3*3", assurance="stored")
+            other = work.receive(PATIENCE)
+            assert other.sequence > lost.sequence
+            with pytest.raises(malamute.errors.NotOutstanding):
+                lost.reply(b"4", assurance="stored").wait(PATIENCE)
+            other.reply(b"9")
+            assert [reply.body for reply in replies] == [b"9"]
