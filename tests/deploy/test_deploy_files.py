@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -23,6 +24,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY.parent / "docs" / "operations" / "monitoring.md"
 RULES = DEPLOY / "prometheus" / "malamute-rules.yaml"
 MANIFESTS = sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.stem != "kustomization")
+KUBERNETES = "1.31"
 PLAIN_PORTS = re.compile(r"127\.0\.0\.1:\d+:\d+")
 
 
@@ -238,5 +240,13 @@ def test_promtool_takes_rules_and_scrape_configuration() -> None:
     _check("promtool", "check", "config", "--syntax-only", str(DEPLOY / "prometheus" / "prometheus.yaml"))
 
 
-def test_kubeconform_takes_the_manifests() -> None:
-    _check("kubeconform", "-strict", "-summary", *map(str, MANIFESTS))
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_a_manifest_is_what_the_published_schema_of_its_kind_says(path: Path) -> None:
+    assert kubernetes_validate.validate(_yaml(path), KUBERNETES, strict=True) == KUBERNETES
+
+
+def test_a_field_that_the_published_schema_does_not_have_is_noticed() -> None:
+    manifest = _manifest("StatefulSet")
+    manifest["spec"]["replica"] = 2
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
