@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 from math import inf
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin import pages
-from malamute.core.admin.pages import few, page
+from malamute.core.admin.pages import few, page_of
 from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.browse import browse
 from malamute.core.queue.consumer import Consumer
@@ -37,15 +36,13 @@ NOTHING_MEASURED = QueueMetrics().row(0.0)
 
 def mailboxes(core: Engines, query: MailboxesQuery) -> list[QueueRow]:
     """Mailboxes by name: what is in each."""
-    everyone = core.mailboxes.by_name.values()
-    found = page(core.effects, everyone, attrgetter("name"), query.after_name, query.limit)
+    found = page_of(core.effects, core.mailboxes.by_name, query.after_name, query.limit)
     return [_queue(core, mailbox) for mailbox in found]
 
 
 def services(core: Engines, query: ServicesQuery) -> list[QueueRow]:
     """Services by name: what is in each queue, and how many work for it; with `details` who they are."""
-    everyone = core.services.by_name.values()
-    queues = page(core.effects, everyone, attrgetter("name"), query.after_name, query.limit)
+    queues = page_of(core.effects, core.services.by_name, query.after_name, query.limit)
     if not query.details:
         return [_queue(core, queue) for queue in queues]
     return [_service(core, queue) for queue in few(core.effects, queues, lambda q: len(q.consumers))]

@@ -8,7 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.admin import pages
-from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page
+from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page, page_of
 from malamute.core.stream.subscription import Reader
 from malamute.errors import NotFound
 from malamute.matching import reason_of
@@ -37,9 +37,7 @@ EXPLAINED_MAX = 100
 
 def streams(core: Engines, query: StreamsQuery) -> list[StreamRow]:
     """Streams by name: the range of sequences of each, and how many read it."""
-    found = page(
-        core.effects, core.streams.by_name.values(), attrgetter("name"), query.after_name, query.limit
-    )
+    found = page_of(core.effects, core.streams.by_name, query.after_name, query.limit)
     return [_stream(stream) for stream in found]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from malamute.core.named_table import NamedTable
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.queue import Queue
 from malamute.core.quotas import QuotaUsages, add_all, check_all
@@ -22,7 +23,7 @@ class QueueTable:
 
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
-        self.by_name: dict[str, Queue] = {}
+        self.by_name: NamedTable[Queue] = NamedTable()
 
     def new(self, name: str) -> Queue:
         """A queue with its policy that is in no table yet."""

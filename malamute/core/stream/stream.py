@@ -37,6 +37,7 @@ from typing import Any
 
 from malamute.core.effects import Effects
 from malamute.core.metrics import Rate
+from malamute.core.named_table import NamedTable
 from malamute.core.session import Session
 from malamute.core.stored_values import StoredValues
 from malamute.core.stream.ageing import Ageing
@@ -712,7 +713,7 @@ class Streams:
         """What is reserved for streams without a journal that are new: so much is the floor after a crash."""
         self._unjournaled = unjournaled
         self.cursors = CursorBudget(limits.cursors_bytes)
-        self.by_name: dict[str, Stream] = {}
+        self.by_name: NamedTable[Stream] = NamedTable()
         self.active: dict[str, Stream] = {}
         self.retentions: StoredValues[str, StreamRetention] = StoredValues(effects)
         """How much of a stream is kept, where that was set at run time."""
