@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.access import Permissions
 from malamute.core.effects import BacklogShare, Effects
+from malamute.core.named_table import NamedTable
 from malamute.core.outcomes import Outcomes
 from malamute.core.quotas import QuotaTable, QuotaUsages, add_all
 from malamute.core.refusals import Refusals
@@ -298,6 +299,7 @@ class Sessions:
         self.limits = limits
         self.quotas = quotas
         self.by_peer: dict[bytes, Session] = {}
+        self.by_ident: NamedTable[Session] = NamedTable()
         self.by_address: dict[str, Session] = {}
         self._by_user: dict[str, dict[bytes, Session]] = {}
         """Those of each user who has a name."""
@@ -336,12 +338,18 @@ class Sessions:
 
     def _add(self, session: Session) -> None:
         self.by_peer[session.peer] = session
+        self.by_ident[session.ident] = session
         if user := session.numbers.user:
             self._by_user.setdefault(user, {})[session.peer] = session
 
     def _remove(self, peer: bytes) -> None:
         session = self.by_peer.pop(peer, None)
-        if session is not None and (user := session.numbers.user):
+        if session is None:
+            return
+        # Whoever looks long enough finds a peer whose name for people is that of another.
+        if self.by_ident.get(session.ident) is session:
+            del self.by_ident[session.ident]
+        if user := session.numbers.user:
             del self._by_user[user][peer]
             if not self._by_user[user]:
                 del self._by_user[user]

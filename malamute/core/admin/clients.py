@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.admin.pages import few, page
+from malamute.core.admin.pages import few, page_of
 from malamute.core.admin.queues import credit_left, holding, patterns_of
 from malamute.core.queue.source import QueueSource
 from malamute.core.stream.subscription import Subscription
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 def clients(core: Engines, query: ClientsQuery) -> list[ClientRow] | list[ClientDetails]:
     """Sessions by their ids: who each is, and what it has; with `details` as `client` reports it."""
-    everybody = core.sessions.by_peer.values()
-    sessions = page(core.effects, everybody, lambda session: session.ident, query.after_name, query.limit)
+    sessions = page_of(core.effects, core.sessions.by_ident, query.after_name, query.limit)
     if not query.details:
         return [_client(session) for session in sessions]
     return [_client_details(session) for session in few(core.effects, sessions, lambda s: len(s.sources))]
@@ -41,10 +40,12 @@ def client(core: Engines, query: ClientQuery) -> ClientDetails:
 
 def session_of(core: Engines, name: str) -> Session:
     """The session of a client, by its id or its address. Raises `NotFound`."""
-    for session in core.sessions.by_peer.values():
-        if name in (session.ident, session.address):
-            return session
-    raise NotFound(f"there is no client {name!r}")
+    found = core.sessions.by_ident.get(name)
+    if found is None and name:
+        found = next((s for s in core.sessions.by_ident.values() if s.address == name), None)
+    if found is None:
+        raise NotFound(f"there is no client {name!r}")
+    return found
 
 
 def _client(session: Session) -> ClientRow:
