@@ -14,7 +14,19 @@ from malamute.cli.tables import criteria_words, show_whole
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-COLUMNS = ("feed", "source", "target", "operation", "when", "state", "sequence", "lag", "taken", "criteria")
+COLUMNS = (
+    "feed",
+    "source",
+    "target",
+    "operation",
+    "when",
+    "state",
+    "sequence",
+    "lag",
+    "taken",
+    "credit",
+    "criteria",
+)
 """What a list shows to people; `show` shows all, and so does JSON."""
 
 

@@ -22,6 +22,7 @@ from malamute.cli.admin import (
     show_list,
     yes_option,
 )
+from malamute.cli.escaping import for_terminal
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import body_fields, excerpt, plain_headers
 from malamute.cli.tables import show_whole
@@ -156,6 +157,38 @@ def _reading(queues: QueueKind, verb: str, words: str, *, dead: bool) -> click.C
         show_found(found, "dead letters" if dead else "messages", as_json=as_json)
 
     return read
+
+
+def _message(queues: QueueKind) -> click.Command:
+    kind, shown = queues.kind, f"malamute {queues.kind} message {queues.example} 17"
+
+    @click.command(
+        "message",
+        help=f"Show one message of a {kind} with its whole body, without taking it, by its SEQUENCE.",
+        epilog=examples(shown, f"{shown} --dead --json", f"{shown} --raw > body"),
+    )
+    @_name(queues)
+    @click.argument("sequence", type=click.IntRange(min=1))
+    @dead_option
+    @click.option("--raw", is_flag=True, help="Print the body and nothing else.")
+    @connects
+    @json_option
+    def message(
+        name: str, sequence: int, *, dead: bool, raw: bool, connection: ConnectionOptions, as_json: bool
+    ) -> None:
+        from malamute.protocol import admin
+
+        if raw and as_json:
+            raise click.UsageError("two of --json, --raw: expected one of them")
+        connection, name = connection.to(name, kind)
+        with connection.open() as client:
+            row = client.query(admin.MessageQuery(kind=kind, name=name, sequence=sequence, dead=dead))
+        if raw:
+            click.echo(for_terminal(row.body), nl=False)
+        else:
+            show_whole(_fields(row), as_json=as_json)
+
+    return message
 
 
 def _messages(client: Client, *, limit: int, after: int, **selection: Any) -> Iterator[admin.MessageRow]:
@@ -302,6 +335,7 @@ def _group(queues: QueueKind) -> click.Group:
         _show(queues),
         _reading(queues, "browse", waiting, dead=False),
         _reading(queues, "dead", died, dead=True),
+        _message(queues),
         _redrive(queues),
         _purge(queues),
         _delete(queues),

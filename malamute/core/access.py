@@ -223,6 +223,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "service": (Access("view", "service", "name"),),
     "client": (Access("view", "client", "id"),),
     "messages": (Access("browse", "", "name"),),
+    "message": (Access("browse", "", "name"),),
 }
 """The same of each topic of QUERY. A list is the broker's: it has the names of all that there is."""
 

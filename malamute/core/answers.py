@@ -2,7 +2,7 @@
 
 A question of a few bytes may have an answer of megabytes. What a session asks beyond its limit in one
 iteration, or while it does not read what it was sent, is refused: it may ask again. An answer that comes
-from the store counts as `ASKED_BYTES` until it is there.
+from the store counts as `ASKED_BYTES` until it is there, or as what it is known to have if that is more.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Answers:
         if under_way >= self._bytes_max:
             raise TryLater(f"answers of {under_way} bytes are under way to this client: retry later")
 
-    def ask(self, session: Session) -> None:
-        """The answer to a session has to come from the store."""
-        self._asked[session] += ASKED_BYTES
+    def ask(self, session: Session, size_bytes: int = ASKED_BYTES) -> None:
+        """The answer to a session has to come from the store, and may be so large."""
+        self._asked[session] += size_bytes
 
-    def asked(self, session: Session) -> None:
+    def asked(self, session: Session, size_bytes: int = ASKED_BYTES) -> None:
         """The store has answered."""
-        self._asked[session] -= ASKED_BYTES
+        self._asked[session] -= size_bytes
         if not self._asked[session]:
             del self._asked[session]
 

@@ -683,6 +683,17 @@ class MessagesQuery(AdminQuery[list[MessageRow]]):
     state: str = argument(STATE, default="")
 
 
+class MessageQuery(AdminQuery[MessageRow]):
+    """One message of a mailbox or a service, or one of its dead letters, with its whole body."""
+
+    topic = "message"
+
+    kind: str = argument(KIND)
+    name: str = argument(NAME)
+    sequence: int = argument(SEQUENCE)
+    dead: bool = argument(BOOLEAN, default=False)
+
+
 # Clients
 
 

@@ -147,6 +147,25 @@ def test_nothing_to_browse(run: Run, kind: str) -> None:
     run(kind, "browse", "q", "--where", "n >", exit_code=1)
 
 
+def test_one_message_is_shown_whole_by_its_sequence_and_stays(
+    run: Run, kind: str, client: malamute.Client
+) -> None:
+    row = json.loads(run(kind, "message", "q", "2", "--json").stdout)
+    assert (row["sequence"], row["subject"], row["body"], row["headers"]) == (2, "s.1", "body1", {"n": 1})
+    assert "body1" in run(kind, "message", "q", "2").stdout
+    long = "x" * 10_000
+    if kind == "mailbox":
+        client.send("q", "s", long.encode(), assurance="stored")
+    else:
+        client.request("q", "s", long.encode(), assurance="stored")
+    assert run(kind, "message", "q", "4", "--raw").stdout == long
+    assert "there is no message 5" in run(kind, "message", "q", "5", exit_code=1).stderr
+    run(kind, "message", "q", "1", "--dead", exit_code=1)
+    run(kind, "message", "none", "1", exit_code=1)
+    run(kind, "message", "q", "1", "--raw", "--json", exit_code=2)
+    assert len(_rows(run, kind, "browse", "q")) == 4
+
+
 def test_dead_letters_are_reported_with_their_reason(run: Run, dead: str) -> None:
     rows = _rows(run, dead, "dead", "q")
     assert [row["body"] for row in rows] == ["body0", "body1", "body2"]
@@ -155,6 +174,7 @@ def test_dead_letters_are_reported_with_their_reason(run: Run, dead: str) -> Non
     assert "reason" in first.split()
     assert len(lines) == 3
     assert rows[0]["properties"]["dead"]["reason"] in lines[0]
+    assert run(dead, "message", "q", "2", "--dead", "--raw").stdout == "body1"
 
 
 def test_dead_letters_are_sent_again(run: Run, dead: str) -> None:

@@ -9,7 +9,7 @@ from malamute.core.queue.browse import BODY_BYTES_MAX
 from malamute.journal.store import next_incarnation
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import ROWS_MAX, Limits
-from malamute.protocol.messages import Bye, Change, Error, Hello, Query, Recall, Reject, Send
+from malamute.protocol.messages import Bye, Cancel, Change, Error, Hello, Query, Recall, Reject, Send
 from malamute.store.policies import QueuePolicy
 
 SERVICE = {"kind": "service", "name": "w"}
@@ -375,6 +375,26 @@ def test_an_empty_mailbox_that_nobody_uses_is_removed(bench):
     assert ("mailbox", "bob") not in bench.store.recover().queues
     assert "mailbox.collected.bob" in bench.events
     assert bench.core.queue_limits.queues == 0
+
+
+def test_a_queue_that_may_be_idle_for_a_second_only_goes_with_its_last_consumer():
+    bench = Bench(queues=QueuePolicy(idle_seconds=1.0, dedup_window_seconds=0.0))
+    bench.open("alice", "bob", "carl")
+    for name in ("bob", "carl"):
+        bench.tell(name, offer(service="job", kind="mailbox", criteria=[["all", ""]]))
+    bench.tell("alice", send("job", b"1"), send("other", b"nobody takes it"))
+    bench.settle()
+    bench.tell("bob", ack(1, (1, 1)), Cancel(1))
+    bench.settle()
+    bench.wait(10.0)
+    assert {*bench.core.mailboxes.by_name} == {"job", "other"}
+    bench.lost("carl")
+    for _ in range(2):
+        bench.wait(1.0)
+        bench.settle()
+    assert {*bench.core.mailboxes.by_name} == {"other"}
+    bench.crash()
+    assert {*bench.core.mailboxes.by_name} == {"other"}
 
 
 def test_a_mailbox_found_empty_in_the_store_is_removed_too(bench):

@@ -342,6 +342,7 @@ def test_records_that_cannot_be_read_for_now_come_later(monkeypatch):
     "message",
     [
         Query(1, "messages", {"kind": "service", "name": "w"}),
+        Query(1, "message", {"kind": "service", "name": "w", "sequence": 2}),
         Change(0, "queue.purge", {"kind": "service", "name": "w", "where": "n = 1"}),
     ],
 )

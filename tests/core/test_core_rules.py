@@ -88,6 +88,7 @@ NEEDED = [
     (Query(1, "cursors", {"stream": ""}), "view broker/cursors"),
     (Query(1, "client", {"id": "bob"}), "view client/bob"),
     (Query(1, "messages", {"kind": "service", "name": "w"}), "browse service/w"),
+    (Query(1, "message", {"kind": "service", "name": "w", "sequence": 1}), "browse service/w"),
     (Query(1, "messages", {"kind": 7, "name": "w"}), "view broker/messages"),
     (Query(1, "nothing", {}), "view broker/nothing"),
     (Change(0, "stream.purge", {"stream": "s"}), "admin stream/s"),

@@ -34,6 +34,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "after_name": ("", "kept", "m"),
     "limit": (1, 2, 1000),
     "dead": (True, False),
+    "sequence": (1, 2, 7),
     "details": (True, False),
     "user": ("ann", "nobody", ""),
     "action": ("publish", "admin", "dance"),

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.feeds import feed, feeds
 from malamute.core.admin.pages import PAGE_ROWS, first
-from malamute.core.admin.queues import mailboxes, messages, service, services
+from malamute.core.admin.queues import mailboxes, message, message_bytes, messages, service, services
 from malamute.core.admin.quotas import quotas
 from malamute.core.admin.streams import cursors, explain, stream, streams
 from malamute.core.admin.totals import totals
 from malamute.core.admin.users import users
+from malamute.core.answers import ASKED_BYTES
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.admin import (
     QUERIES,
@@ -23,6 +24,7 @@ from malamute.protocol.admin import (
     AccessQuery,
     BrokerOption,
     BrokerStatus,
+    MessageQuery,
     OptionsQuery,
     StatusQuery,
     StorageQuery,
@@ -60,20 +62,23 @@ def answer(core: Engines, session: Session, query: Query) -> None:
         core.answers.give(session, Answer(query.ref, encode(value)))
 
     def found(value: Any) -> None:
-        core.answers.asked(session)
+        core.answers.asked(session, size_bytes)
         answered(value)
 
     def failed(error: MalamuteError) -> None:
-        core.answers.asked(session)
+        core.answers.asked(session, size_bytes)
         core.effects.refuse(session.peer, error_message(error, _QUERY, query.ref))
 
     if query.topic in ASKING:
-        core.answers.ask(session)
+        size_bytes = ASKED_BYTES
+        if isinstance(asked, MessageQuery):
+            size_bytes = max(size_bytes, message_bytes(core, asked))
+        core.answers.ask(session, size_bytes)
         try:
             with core.effects.failing(failed):
                 ASKING[query.topic](core, asked, found)
         except Exception:
-            core.answers.asked(session)
+            core.answers.asked(session, size_bytes)
             raise
     else:
         answered(HANDLERS[query.topic](core, asked))
@@ -153,6 +158,7 @@ HANDLERS: dict[str, Callable[[Engines, Any], Any]] = {
 
 ASKING: dict[str, Callable[[Engines, Any, Callable[[Any], None]], None]] = {
     "messages": messages,
+    "message": message,
     "storage": storage,
     "stored": stored,
     "totals": totals,

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.admin import pages
 from malamute.core.admin.pages import few, page_of
 from malamute.core.metrics import QueueMetrics
-from malamute.core.queue.browse import browse
+from malamute.core.queue.browse import browse, fetch, size_of_one
 from malamute.core.queue.consumer import Consumer
 from malamute.core.queue.state import DELAYED, READY
 from malamute.errors import NotFound
 from malamute.protocol.admin import (
     MailboxesQuery,
+    MessageQuery,
     MessageRow,
     MessagesQuery,
     QueueRow,
@@ -64,6 +65,17 @@ def messages(core: Engines, query: MessagesQuery, answered: Callable[[list[Messa
         where=query.where,
         state=query.state,
     )
+
+
+def message(core: Engines, query: MessageQuery, answered: Callable[[MessageRow], None]) -> None:
+    """One message of a mailbox or a service, or one of its dead letters. Raises `NotFound`."""
+    fetch(queue_of(core, query.kind, query.name), answered, query.sequence, dead=query.dead)
+
+
+def message_bytes(core: Engines, query: MessageQuery) -> int:
+    """The bytes of that message; 0 if it is not there."""
+    queue = core.queues_of(query.kind).by_name.get(query.name)
+    return 0 if queue is None else size_of_one(queue, query.sequence, dead=query.dead)
 
 
 def queue_of(core: Engines, kind: str, name: str) -> Queue:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
 
 BODY_BYTES_MAX = 4_096
-"""Bytes of a body that an answer shows."""
+"""Bytes of a body that an answer about several messages shows."""
 
 SEARCHABLE = ("correlation", "id", "tracker", "key")
 """Properties that an expression may name beside the headers."""
@@ -36,8 +36,8 @@ class Found(NamedTuple):
     attempts: int
     state: str
 
-    def row(self) -> MessageRow:
-        """The row about it that an answer has."""
+    def row(self, body_bytes: int | None = BODY_BYTES_MAX) -> MessageRow:
+        """The row about it that an answer has, with so much of its body at the most; None is all of it."""
         message = self.message
         headers, body = self.opened()
         return MessageRow(
@@ -46,7 +46,7 @@ class Found(NamedTuple):
             sender=message.sender,
             subject=message.subject,
             headers=dict(headers),
-            body=body[:BODY_BYTES_MAX],
+            body=body[:body_bytes],
             size=self.size,
             properties=dict(message.properties or {}),
             attempts=self.attempts,
@@ -82,6 +82,26 @@ def browse(
     run_workflow(queue.effects, look.steps(entries, lambda: then(found), records=True))
 
 
+def fetch(queue: Queue, then: Callable[[MessageRow], None], sequence: int, *, dead: bool = False) -> None:
+    """Call back with the row of one message, which has its whole body. Raises `NotFound`."""
+    entries = _named(_known(queue, dead), [sequence])
+    found: list[MessageRow] = []
+    look = _Look(queue, dead, None, "", 1, lambda item: found.append(item.row(None)))
+
+    def done() -> None:
+        if not found:
+            raise _missing(sequence)
+        then(found[0])
+
+    run_workflow(queue.effects, look.steps(entries, done, records=True))
+
+
+def size_of_one(queue: Queue, sequence: int, *, dead: bool = False) -> int:
+    """The bytes of one message; 0 if it is not there."""
+    entry = (queue.dead_letters.entries if dead else queue.entries).get(sequence)
+    return 0 if entry is None else entry.bytes
+
+
 def choose(
     queue: Queue,
     then: Callable[[list[int]], None],
@@ -97,21 +117,25 @@ def choose(
     Raises `InvalidSelector`, or `NotFound` for a sequence that is not there.
     """
     test = _test(where)
-    if sequences is None:
-        entries = _all(queue, dead)
-    else:
-        known = {entry.sequence: entry for entry in queue.dead_letters.here()} if dead else queue.entries
-        entries = iter(_named(known, sequences))
+    entries = _all(queue, dead) if sequences is None else iter(_named(_known(queue, dead), sequences))
     found: list[int] = []
     look = _Look(queue, dead, test, state, limit or maxsize, lambda item: found.append(item.message.sequence))
     run_workflow(queue.effects, look.steps(entries, lambda: then(found), records=test is not None))
 
 
+def _known(queue: Queue, dead: bool) -> Mapping[int, Entry]:
+    return {entry.sequence: entry for entry in queue.dead_letters.here()} if dead else queue.entries
+
+
 def _named(entries: Mapping[int, Entry], sequences: Sequence[int]) -> list[Entry]:
     for sequence in sequences:
         if sequence not in entries:
-            raise NotFound(f"there is no message {sequence}")
+            raise _missing(sequence)
     return [entries[sequence] for sequence in sorted(set(sequences))]
+
+
+def _missing(sequence: int) -> NotFound:
+    return NotFound(f"there is no message {sequence}")
 
 
 def _all(queue: Queue, dead: bool, after: int = 0) -> Iterator[Entry]:

@@ -1,0 +1,127 @@
+"""One message of a queue, by its number: whole, and without being taken."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, mail_credit, offer, publish, request, send
+
+from malamute.core.answers import ASKED_BYTES
+from malamute.protocol.limits import Limits
+from malamute.protocol.messages import Answer, Change, Error, Query, Reject
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    bench.open("alice", "bob", "carl")
+    return bench
+
+
+def fetch(bench, sequence, kind="mailbox", name="bob", **more):
+    bench.sent("carl")
+    arguments = {"kind": kind, "name": name, "sequence": sequence, **more}
+    bench.tell("carl", Query(1, "message", arguments))
+    bench.read_all()
+    [answer] = bench.sent("carl")
+    return answer.value if isinstance(answer, Answer) else answer
+
+
+def test_xu8_a_message_is_fetched_by_its_queue_and_number_whole(bench):
+    body = bytes(range(256)) * 100
+    bench.tell("alice", send("bob", b"1", body, b"3", correlation=4))
+    bench.settle()
+    row = fetch(bench, 2)
+    assert (row["sequence"], row["body"], row["sender"]) == (2, body, "alice")
+    assert (row["state"], row["attempts"], row["properties"]) == ("waiting", 0, {"correlation": 4})
+    assert len(bench.core.mailboxes.by_name["bob"].entries) == 3
+
+
+def test_one_that_somebody_holds_and_one_of_a_service(bench):
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1"))
+    bench.settle()
+    assert (fetch(bench, 1, "service", "w")["state"]) == "outstanding"
+
+
+def test_a_dead_letter_has_a_number_of_its_own(bench):
+    bench.tell("alice", send("bob", b"1", b"2"))
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    bench.tell("bob", Reject(0, [[2, 2]], "no"))
+    bench.settle()
+    row = fetch(bench, 1, dead=True)
+    assert (row["body"], row["state"], row["properties"]["dead"]["sequence"]) == (b"2", "dead", 2)
+    assert fetch(bench, 1)["body"] == b"1"
+
+
+@pytest.mark.parametrize("more", [{"name": "nobody"}, {}, {"dead": True}])
+def test_what_is_not_there_is_404(bench, more):
+    bench.tell("alice", send("bob", b"1"))
+    bench.settle()
+    answer = fetch(bench, 7, **more)
+    assert isinstance(answer, Error)
+    assert answer.code == 404
+    assert not bench.core.answers._asked
+
+
+def test_a_paged_out_one_is_read_and_may_leave_meanwhile():
+    bench = Bench(limits=Limits(queues_memory_bytes=2_000, queue_bytes=100_000, queues_bytes=100_000))
+    bench.open("alice", "bob", "carl")
+    for number in range(1, 7):
+        bench.tell("alice", send("bob", bytes(1_000), number=number))
+        bench.settle()
+    queue = bench.core.mailboxes.by_name["bob"]
+    out = next(s for s, entry in queue.entries.items() if entry.paged_out)
+    assert len(fetch(bench, out)["body"]) == 1_000
+    bench.sent("carl")
+    bench.tell("carl", Query(1, "message", {"kind": "mailbox", "name": "bob", "sequence": out}))
+    bench.core.mailboxes.remove(queue)
+    bench.read_all()
+    [answer] = bench.sent("carl")
+    assert answer.code == 404
+    assert not bench.core.answers._asked
+
+
+def test_a_large_one_counts_for_what_it_has():
+    """The answer is as large as the message, so that as many are under way as may be."""
+    bench = Bench(limits=Limits(answers_bytes=8 * ASKED_BYTES))
+    bench.open("alice", "carl")
+    bench.tell("alice", send("bob", bytes(5 * ASKED_BYTES)))
+    bench.settle()
+    ask = {"kind": "mailbox", "name": "bob", "sequence": 1}
+    bench.receive("carl", *[Query(ref, "message", ask) for ref in (1, 2, 3)])
+    bench.iterate()
+    answers = bench.sent("carl")
+    assert [getattr(answer, "code", 0) for answer in answers].count(503) == 1
+
+
+def test_xu8_a_selector_is_listed_with_its_seven_fields_and_fetched_by_its_queue_and_name(bench):
+    rule = {"source": "mailbox/bob", "feed": "f", "target": "service/w", "criteria": [["prefix", "x."]]}
+    bench.tell("carl", Change(0, "feed.set", rule))
+    bench.settle()
+    bench.sent("carl")
+    which = {"source": "mailbox/bob", "feed": "f"}
+    bench.tell(
+        "carl", Query(1, "feeds", {}), Query(2, "feed", which), Query(3, "feed", {**which, "feed": "g"})
+    )
+    listed, fetched, missing = bench.sent("carl")
+    assert listed.value == [fetched.value]
+    assert {**rule, "operation": "move"}.items() <= fetched.value.items()
+    assert fetched.value["credit"] > 0
+    assert missing.code == 404
+
+
+def test_what_a_feed_has_made_has_its_number_where_it_was(bench):
+    """A consumer has the number of a message in its own queue, and that in its source."""
+    for feed, source, target in (("a", "stream/s", "mailbox/bob"), ("b", "mailbox/carl", "service/w")):
+        bench.tell("carl", Change(0, "feed.set", {"source": source, "feed": feed, "target": target}))
+    bench.settle()
+    bench.tell("alice", send("bob", b"0"), publish(b"1", b"2"), send("carl", b"3"))
+    bench.tell("bob", mail_credit(), offer())
+    bench.settle()
+    assert [(item.sequence, item.body, item.properties) for item in bench.got("bob")] == [
+        (1, b"0", None),
+        (2, b"1", {"source": "stream/s", "sequence": 1}),
+        (3, b"2", {"source": "stream/s", "sequence": 2}),
+        (1, b"3", {"source": "mailbox/carl", "sequence": 1}),
+    ]
