@@ -54,9 +54,9 @@ def send(
 ) -> None:
     """Send a message to MAILBOX, whether its owner is there or not. BODY is text, or - for standard input.
 
-    With --outcome it ends when the message is settled: acknowledged, expired, rejected, dead-lettered,
-    withdrawn or purged. Anything but acknowledged is exit code 4, and none within --wait is 3. It comes to
-    the mailbox of --address.
+    With --outcome it ends when the message is settled: acknowledged, expired, rejected, bounced,
+    dead-lettered, withdrawn, moved or purged. Anything but acknowledged is exit code 4, and none within
+    --wait is 3. It comes to the mailbox of --address.
     """
     if outcome and not connection.address:
         raise click.UsageError("no address: an outcome comes to a mailbox; give --address")
@@ -100,6 +100,11 @@ def send(
 @waits("End when no message comes for so long; with fewer messages than --count that is exit code 3.")
 @click.option("--ack/--no-ack", default=True, show_default=True, help="Take the messages out of the mailbox.")
 @click.option(
+    "--bounce",
+    metavar="REASON",
+    help="Give each back to its sender. One that cannot go back is exit code 1.",
+)
+@click.option(
     "--shared", is_flag=True, help="Beside its owner and other consumers: each message goes to one of them."
 )
 @click.option(
@@ -117,6 +122,7 @@ def recv(
     count: int,
     wait_seconds: float | None,
     ack: bool,
+    bounce: str | None,
     shared: bool,
     senders: tuple[str, ...],
     connection: ConnectionOptions,
@@ -150,5 +156,7 @@ def recv(
                     raise
                 break
             show([mail], render)
-            if ack:
+            if bounce is not None:
+                mail.bounce(bounce)
+            elif ack:
                 mail.ack()

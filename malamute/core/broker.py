@@ -1040,7 +1040,8 @@ class Core(Engines):
         _queue_source(session, message.source).give_back(message.ranges, delay)
 
     def _reject(self, peer: bytes, session: Session, message: Reject) -> None:
-        _queue_source(session, message.source).reject(message.ranges, message.reason)
+        source = _queue_source(session, message.source)
+        (source.bounce if message.bounce else source.reject)(message.ranges, message.reason)
 
     def _progress(self, peer: bytes, session: Session, message: Progress) -> None:
         _queue_source(session, message.source).report(message.ranges)

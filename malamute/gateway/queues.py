@@ -122,6 +122,11 @@ async def _reject(message: Mail, arguments: Arguments) -> bool:
     return True
 
 
+async def _bounce(message: Mail, arguments: Arguments) -> bool:
+    message.bounce(arguments["reason"] or "")
+    return True
+
+
 async def _progress(message: Mail, arguments: Arguments) -> bool:
     message.in_progress()
     return False
@@ -132,6 +137,7 @@ _SETTLE: dict[str, Callable[[Mail, Arguments], Awaitable[bool]]] = {
     "release": _release,
     "retry": _retry,
     "reject": _reject,
+    "bounce": _bounce,
     "progress": _progress,
 }
 
@@ -139,6 +145,7 @@ VERB = Parameter(
     "verb",
     "`acknowledge`: it is done. `release`: it is redelivered at once, and it is no attempt. `retry`: "
     "it is redelivered after `delay`, or a backoff. `reject`: it becomes a dead letter, with `reason`. "
+    "`bounce`: mail goes back to its sender, with `reason`. "
     "`progress`: it is still worked on, and its ack timeout begins anew.",
     {"type": "string", "enum": [*_SETTLE]},
     "path",
@@ -197,7 +204,7 @@ def lease_endpoints(
                 LEASE,
                 VERB,
                 Parameter("delay", "For `retry`: seconds.", {"type": "number", "minimum": 0}),
-                Parameter("reason", "For `reject`: why, at most 255 bytes."),
+                Parameter("reason", "For `reject` and `bounce`: why, at most 255 bytes."),
             ),
             answers={204: Documented("The broker has it.", ())},
             problems=(404, 409, 410),

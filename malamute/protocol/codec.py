@@ -39,6 +39,7 @@ from malamute.protocol.messages import (
     Offer,
     PackedAnswer,
     Publish,
+    Reject,
     Spec,
     Subscribe,
 )
@@ -50,7 +51,7 @@ __all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 ROUTING_ID_BYTES = 16
 
 _GROWN: dict[type[Any], Any] = {
-    kind: kind._field_defaults[kind._fields[-1]] for kind in (Hello, Error, Subscribe, Offer)
+    kind: kind._field_defaults[kind._fields[-1]] for kind in (Hello, Error, Subscribe, Offer, Reject)
 }
 """Commands whose last field is left out while it has this default: whoever does not know it refuses it. So is
 that of PUBLISH."""

@@ -178,11 +178,15 @@ class Nak(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Refuse deliveries for good: they become dead letters, with the reason."""
+    """Refuse deliveries for good: they become dead letters, with the reason.
+
+    To `bounce` them is to give those of a mailbox back to who has sent them.
+    """
 
     source: int
     ranges: Ranges
     reason: str = ""
+    bounce: bool = False
 
 
 class Progress(NamedTuple):
@@ -637,7 +641,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(14, Commit, (NAME, NUMBER, NAME, NUMBER), 4, 1),
     Spec(15, Change, (NUMBER, WORDS, MAP), 3, 0),
     Spec(16, Nak, (SOURCE, RANGES, DELAY), 2, 0),
-    Spec(17, Reject, (SOURCE, RANGES, WORDS), 2, 0),
+    Spec(17, Reject, (SOURCE, RANGES, WORDS, BOOLEAN), 2, 0),
     Spec(18, Progress, (SOURCE, RANGES), 2, 0),
     Spec(19, Release, (SOURCE, RANGES), 2, 0),
     Spec(20, Withdraw, (REF, KIND, NAME, CORRELATION), 4, 0),

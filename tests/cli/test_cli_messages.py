@@ -243,6 +243,17 @@ def test_recv_consumes_beside_others_and_from_one_sender(run: Run, broker: Broke
         assert owner.query("clients", limit=10)[0]["address"] == "team"
 
 
+def test_recv_gives_mail_back_to_its_sender(run: Run, broker: Broker) -> None:
+    run("send", "bob", "hello", "see you", "--address", "alice")
+    assert run("recv", "bob", "--bounce", "moved", "--body").stdout == "see you\n"
+    with malamute.connect(broker.url, address="alice") as alice:
+        back = alice.receive(timeout=30)
+        assert (back.body, back.bounced, back.properties["reason"]) == (b"see you", "bob", "moved")
+    run("send", "bob", "hello", "nobody's")
+    assert "its sender has no address" in run("recv", "bob", "--bounce", "", exit_code=1).stderr
+    assert run("recv", "bob", "--body").stdout == "nobody's\n"
+
+
 def test_recv_needs_a_mailbox(run: Run) -> None:
     assert "no mailbox: give MAILBOX" in run("recv", exit_code=2).stderr
 

@@ -96,6 +96,18 @@ def test_a_lease_is_given_back_or_refused(http: httpx.Client, client: malamute.C
     _wait_until_stored(client)
 
 
+def test_a_lease_goes_back_to_the_sender_of_the_message(http: httpx.Client, client: malamute.Client) -> None:
+    with malamute.connect(client.url, address="alice") as alice, malamute.connect(client.url) as anybody:
+        alice.send("bob", "s", b"x", assurance="stored")
+        anybody.send("bob", "s", b"y", assurance="stored")
+        message, other = _lease(http, limit=2)
+        _settle(http, message["lease"], "bounce", reason="moved")
+        back = alice.receive(timeout=WAIT_SECONDS)
+        assert (back.body, back.bounced, back.properties["reason"]) == (b"x", "bob", "moved")
+    answer = http.post(f"{BOB}/leases/{other['lease']}/bounce")
+    assert (answer.status_code, answer.json()["code"]) == (400, 416)
+
+
 def test_without_messages_a_lease_is_empty_and_a_wait_ends_with_the_first_message(
     http: httpx.Client, gateway: RunningGateway, client: malamute.Client
 ) -> None:

@@ -290,6 +290,45 @@ def test_who_asks_learns_how_a_message_ended(play: Play) -> None:
     play(scenario)
 
 
+def test_a_message_bounces_to_its_sender_and_no_further(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        alice, bob = await world.connect("alice"), await world.connect("bob")
+        anybody = await world.connect("")
+        sent = await alice.send("bob", "hello", b"1", correlation=7, assurance="confirmed")
+        await anybody.send("bob", "hello", b"2")
+        await anybody.flush()
+        mailbox = bob.mailbox(auto_ack=False)
+        held = [await mailbox.receive(PATIENCE) for _ in range(2)]
+        await world.middle()
+        await bob.flush()
+        with pytest.raises(errors.InvalidValue, match="its sender has no address"):
+            held[1].bounce()
+        with pytest.raises(errors.InvalidValue, match="reason"):
+            held[0].bounce("x" * 300)
+        assert not held[0].settled
+        held[1].ack()
+        held[0].bounce("moved")
+        assert held[0].settled
+        await bob.flush()  # after a restart, both are settled when they are redelivered
+        assert (await sent.wait(PATIENCE), sent.reason) == ("bounced", "moved")
+        back = await alice.receive(PATIENCE)
+        assert (back.subject, back.body, back.sender, back.bounced) == ("hello", b"1", "bob", "bob")
+        assert (back.correlation, back.properties["reason"], held[0].bounced) == (7, "moved", "")
+        whole = await alice.query("message", kind="mailbox", name="alice", sequence=back.sequence)
+        assert (whole["body"], whole["state"]) == (b"1", "outstanding")
+        with pytest.raises(errors.InvalidValue, match="it has bounced already"):
+            back.bounce()
+        back.ack()
+        await alice.flush()
+        for name in ("alice", "bob"):
+            while await alice.query("messages", kind="mailbox", name=name):
+                pass  # what was settled is there until that is on the disk
+        with pytest.raises(errors.NotFound):
+            await alice.query("message", kind="mailbox", name="alice", sequence=back.sequence)
+
+    play(scenario)
+
+
 def test_who_asks_for_work_learns_how_a_request_ended(play: Play) -> None:
     async def scenario(world: World) -> None:
         alice, worker = await world.connect("alice"), await world.connect("worker")

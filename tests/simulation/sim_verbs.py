@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from malamute.client.session.message import Rejection
 from malamute.client.session.sources import ConsumerSource, Item
 from malamute.protocol.messages import Ack, Nak, Progress, Reject, Release
 
@@ -71,7 +72,7 @@ def reject(client: Client, a: int, b: int, c: int) -> str:
     if found is None:
         return ""
     source, item = found
-    source.finish(item.sequence, reason=REASONS[b % 3])
+    source.finish(item.sequence, rejection=Rejection(REASONS[b % 3]))
     client.session.inbox.acknowledge_all()
     client.session.inbox.refill(source)
     return f"rejects {item.sequence} of {source.number}: {REASONS[b % 3]!r}"

@@ -147,7 +147,7 @@ def _spare_the_paged_out(settlement, entries, outcome, reason, worker):
     if outcome == "rejected" and any(entry.paged_out for entry in entries):
         settlement._refused([entry.message.sequence for entry in entries])
     else:
-        yield from _DEAD_LETTER(settlement, entries, outcome, reason, worker)
+        _DEAD_LETTER(settlement, entries, outcome, reason, worker)
 
 
 def _recall_as_purged(queue, consumer, sequences, reason):
@@ -253,7 +253,7 @@ def _let_retentions_stand(values, name, value, pending, error):
 _WRITE_RECORD = Audit._write
 _VALUE_SETTLED = StoredValues._settled
 _RESTORE_QUEUE = Queue.restore
-_DEAD_LETTER = Settlement._dead_letter_steps
+_DEAD_LETTER = Settlement._dead_letter
 _ADD_DEAD = DeadLetters.add
 _PUT_BACK = redrive._put_back
 _RECALL = Queue._recall
@@ -339,7 +339,7 @@ BROKEN = {
     ),
     "what dies is not kept": ("malamute.core.queue.dead_letters.DeadLetters.add", _nothing),
     "what is rejected is redelivered if it is paged_out": (
-        "malamute.core.queue.settlement.Settlement._dead_letter_steps",
+        "malamute.core.queue.settlement.Settlement._dead_letter",
         _spare_the_paged_out,
     ),
     "a dead letter does not say why": (

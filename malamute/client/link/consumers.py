@@ -14,7 +14,7 @@ from time import monotonic
 from malamute.client.events import Gap
 from malamute.client.link.driver import Driver
 from malamute.client.session.batch import is_stored, record_of
-from malamute.client.session.message import Mail, Message, ServiceRequest
+from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import SentBase
 from malamute.client.session.replies import PendingRequest
@@ -220,11 +220,11 @@ class QueueConsumer:
 
     # To be called by the messages themselves.
 
-    def finish(self, message: Mail, reason: str | None = None) -> None:
-        """Acknowledge one message, or reject it with a reason."""
+    def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
+        """Acknowledge one message, or reject it."""
         driver, source = self._driver, self._source
         driver.check_owner()
-        source.finish(message.sequence, reason=reason)
+        source.finish(message.sequence, rejection=rejection)
         now = monotonic()
         if not source.waiting or source.acks >= ACKS_MAX or now - self._acknowledged_at >= ACK_DELAY:
             self._acknowledged_at = now

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from malamute.client.options import Span, milliseconds
 from malamute.errors import InvalidValue, NotOutstanding
 from malamute.protocol.batch import Frame, unpack_record
+from malamute.protocol.bounce import BOUNCED, why_not_bounced
 from malamute.protocol.limits import TEXT_BYTES_MAX
 
 Value = TypeVar("Value", str, int, float, bool)
@@ -104,11 +105,18 @@ class Message:
         return f"<{type(self).__name__} {self.sequence} {self.subject!r}{sender} {len(self._record)} bytes>"
 
 
+class Rejection(NamedTuple):
+    """How a message is rejected: the last fields of REJECT."""
+
+    reason: str
+    bounce: bool = False
+
+
 class Settler(Protocol):
     """The consumer that handed out mail or a request, and settles it on the wire."""
 
-    def finish(self, message: Mail, reason: str | None = None) -> None:
-        """Acknowledge it, or reject it with a reason."""
+    def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
+        """Acknowledge it, or reject it."""
 
     def give_back(self, message: Mail, delay_ms: int) -> None:
         """Have it redelivered after `delay_ms`; with -1 after the broker's backoff."""
@@ -165,6 +173,11 @@ class Mail(Message):
         return str(self.properties.get("outcome", ""))
 
     @property
+    def bounced(self) -> str:
+        """For a message that has come back to its sender: the mailbox that it was in. Otherwise empty."""
+        return str(self.properties.get(BOUNCED, ""))
+
+    @property
     def settled(self) -> bool:
         """Whether it was acknowledged, given back, rejected, or answered with a final reply."""
         return self._owner is None
@@ -197,10 +210,28 @@ class Mail(Message):
             InvalidValue: the reason is no text, or too long.
 
         """
+        self._reject(Rejection(reason))
+
+    def bounce(self, reason: str = "") -> None:
+        """Give it back to its sender: it goes to his mailbox, and says so by its property `bounced`.
+
+        If there is no room for it, it becomes a dead letter. A sender that tracks it is given the reason.
+
+        Raises:
+            InvalidValue: the reason is no text, or too long; or the message cannot be given back, since its
+                sender has no address, it has bounced already, or nobody has sent it to this mailbox.
+
+        """
+        if words := why_not_bounced(self.sender, self.properties):
+            raise InvalidValue(f"message {self.sequence} cannot bounce: {words}")
+        self._reject(Rejection(reason, bounce=True))
+
+    def _reject(self, rejection: Rejection) -> None:
+        reason = rejection.reason
         if not isinstance(reason, str) or len(reason.encode()) > TEXT_BYTES_MAX:
             raise InvalidValue(f"invalid reason: expected text of at most {TEXT_BYTES_MAX} bytes")
         if owner := self._settle():
-            owner.finish(self, reason)
+            owner.finish(self, rejection)
 
     def release(self) -> None:
         """Give it back unread: it is redelivered at once, and this does not count as an attempt."""
@@ -221,6 +252,15 @@ class ServiceRequest(Mail):
     """A request to a service; `sender` is where the replies go. What both edges share of it."""
 
     __slots__ = ()
+
+    def bounce(self, reason: str = "") -> None:
+        """Refuse to: a request is answered, or rejected.
+
+        Raises:
+            InvalidValue: always.
+
+        """
+        raise InvalidValue(f"request {self.sequence} cannot bounce: expected a reply, or `reject`")
 
     def check_open(self) -> None:
         """Check that it has no final reply yet.

@@ -94,8 +94,8 @@ class SentBase:
     def outcome(self) -> str:
         """How it was settled.
 
-        `acknowledged`, `expired`, `rejected`, `dead-lettered`, `withdrawn` or `purged`. Empty until that is
-        known, and without the assurance `confirmed`.
+        `acknowledged`, `expired`, `rejected`, `bounced`, `dead-lettered`, `withdrawn`, `moved` or `purged`.
+        Empty until that is known, and without the assurance `confirmed`.
 
         Raises:
             MalamuteError: the broker refused the message with this error.

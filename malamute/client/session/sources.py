@@ -31,7 +31,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from malamute.client.events import Gap
-from malamute.client.session.message import Message
+from malamute.client.session.message import Message, Rejection
 from malamute.client.session.window import Window
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Columns, Frame
@@ -290,11 +290,11 @@ class ConsumerSource(Source):
         """For the mailbox: whether it has no credit, since nobody takes or awaits anything."""
         self._outstanding: dict[int, int] = {}
         self._held: set[int] = set()
-        self._finished: dict[int, str | None] = {}
+        self._finished: dict[int, Rejection | None] = {}
         self.answered: set[int] = set()
         """Requests whose reply may cross their redelivery."""
         self._acks: list[int] = []
-        self._rejects: dict[int, str] = {}
+        self._rejects: dict[int, Rejection] = {}
 
     def command(self) -> Offer:
         """OFFER, with the whole window: nothing is outstanding on a new connection."""
@@ -356,7 +356,7 @@ class ConsumerSource(Source):
             self._drop(item.sequence)
             return False
         if item.sequence in self._finished:
-            self.finish(item.sequence, reason=self._finished.pop(item.sequence))
+            self.finish(item.sequence, rejection=self._finished.pop(item.sequence))
             return False
         if item.sequence in self.answered:
             self.answered.discard(item.sequence)
@@ -375,8 +375,8 @@ class ConsumerSource(Source):
         self._held.add(item.sequence)
         return item
 
-    def finish(self, sequence: int, *, acknowledge: bool = True, reason: str | None = None) -> None:
-        """Acknowledge a message, or reject it with a reason, now or when it is redelivered.
+    def finish(self, sequence: int, *, acknowledge: bool = True, rejection: Rejection | None = None) -> None:
+        """Acknowledge a message, or reject it, now or when it is redelivered.
 
         Not to `acknowledge` is for a request that is completed by its reply.
         """
@@ -385,9 +385,9 @@ class ConsumerSource(Source):
                 if len(self.answered) < FINISHED_MAX:
                     self.answered.add(sequence)
             elif len(self._finished) < FINISHED_MAX:
-                self._finished[sequence] = reason
-        elif reason is not None:
-            self._rejects[sequence] = reason
+                self._finished[sequence] = rejection
+        elif rejection is not None:
+            self._rejects[sequence] = rejection
         elif acknowledge:
             self._acks.append(sequence)
 
@@ -450,7 +450,7 @@ class ConsumerSource(Source):
     def pop_acks(self) -> list[Ack | Reject]:
         """The acknowledgements as few commands, and the rejections."""
         acks = [Ack(self.number, ranges) for ranges in ranges_of(self._acks)]
-        rejects = [Reject(self.number, [[s, s]], reason) for s, reason in self._rejects.items()]
+        rejects = [Reject(self.number, [[s, s]], *rejection) for s, rejection in self._rejects.items()]
         self._acks.clear()
         self._rejects.clear()
         return [*acks, *rejects]

@@ -17,7 +17,7 @@ from malamute.client.link.consumers import (
     SubscriptionBase,
     WorkerBase,
 )
-from malamute.client.session.message import Mail, Message, ServiceRequest
+from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
 from malamute.client.sync.driver import BlockingDriver
 from malamute.client.sync.receipts import Receipt
@@ -46,9 +46,9 @@ class _ThreadSafeConsumer(QueueConsumer):
 
     _driver: BlockingDriver
 
-    def finish(self, message: Mail, reason: str | None = None) -> None:
-        """Acknowledge one message, or reject it with a reason."""
-        self._driver.do(super().finish, message, reason)
+    def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
+        """Acknowledge one message, or reject it."""
+        self._driver.do(super().finish, message, rejection)
 
     def give_back(self, message: Mail, delay_ms: int) -> None:
         """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Protocol
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from malamute.core.queue.usage import QueueUsage, RecordOwner
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
-    from malamute.store.operations import Recovered
+    from malamute.store.operations import Frame, Recovered
     from malamute.store.policies import BaseKind, Persistence, PolicyOf, QueuePolicy
 
 TEXTS_MAX = 1_000
@@ -55,6 +55,19 @@ class Tracking(Protocol):
         self, usage: QueueUsage, entries: Iterable[Entry], outcome: str, reason: str, *, bound: bool = True
     ) -> None:
         """Put outcomes into the mailboxes of the senders, with all else of this iteration."""
+
+    def bounce(
+        self,
+        usage: QueueUsage,
+        entries: Iterable[Entry],
+        records: Mapping[int, Frame],
+        reason: str,
+        worker: str,
+    ) -> list[int]:
+        """Put messages back into the mailboxes of their senders, with all else of this iteration.
+
+        Returns the sequences of those that had room there.
+        """
 
     def answer(self, service: str, requests: Iterable[Entry], error: str) -> None:
         """End requests that nobody tracks: a final reply reports an error, with all of the iteration."""

@@ -1,4 +1,4 @@
-"""Settlement: what a message ends with. It is acknowledged, expires, is withdrawn, purged or dead-lettered.
+"""Settlement: what a message ends with. It is acknowledged, expires, is given back, dropped or dead-lettered.
 
 It is one transaction with all that follows from it: the outcome for who tracks the message, the dead
 letter, and whatever else the iteration stores. If the disk refuses that, the message is where it was before.
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.dead_letters import UNREADABLE
 from malamute.core.queue.entry import Entry, ranges_of
-from malamute.core.queue.paging import RETRY_SECONDS, records_of, runs
+from malamute.core.queue.paging import RETRY_SECONDS, Records, records_of, runs
 from malamute.core.queue.state import SETTLING, MessageStates
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
+from malamute.protocol.bounce import BOUNCED
 from malamute.store.operations import DeleteMessages
 
 if TYPE_CHECKING:
@@ -153,36 +154,73 @@ class Settlement:
         self._dead_letter(entries, outcome, reason, worker)
 
     def _dead_letter(self, entries: Sequence[Entry], outcome: str, reason: str, worker: str) -> None:
-        run_workflow(self._effects, self._dead_letter_steps(entries, outcome, reason, worker))
-
-    def _dead_letter_steps(
-        self, entries: Sequence[Entry], outcome: str, reason: str, worker: str
-    ) -> Workflow:
-        effects, limits, usage, done = self._effects, self._limits, self._usage, 0
+        usage = self._usage
         lost = outcome != "rejected" and reason == CORRUPT
-        for run in runs(entries):
-            if effects.work <= 0:
-                yield GO_ON
-            effects.work -= 2 * len(run)
-            kept = usage.policy.dead_letters_max > 0
-            try:
-                records = (yield from records_of(usage.kind, usage.name, run)) if kept else {}
-            except MalamuteError:
-                # They are on the disk, and with nobody: they are asked for again.
-                again = partial(self._dead_letter, entries[done:], outcome, reason, worker)
-                limits.timers.at(effects.now + RETRY_SECONDS, again)
-                return
-            done += len(run)
+        kept = usage.policy.dead_letters_max > 0
+
+        def act(here: Sequence[Entry], records: Records) -> None:
             if lost:
                 # One that could not be read at the start has the record of none.
                 records = {sequence: record for sequence, record in records.items() if record != UNREADABLE}
-            # The queue may have been cleared meanwhile.
-            here = [entry for entry in run if entry.sequence in self._entries]
             if kept:
                 self._dead_letters.add(here, records, reason)
             gone = [entry.sequence for entry in here]
             if lost and usage.kind == "service":
                 tracked = set(self.tracked(gone))
                 untold = [entry for entry in here if entry.sequence not in tracked]
-                limits.trackers.answer(usage.name, untold, UNREADABLE_WORDS)
+                self._limits.trackers.answer(usage.name, untold, UNREADABLE_WORDS)
             self.settle(gone, outcome, reason, bound=True, worker=worker)
+
+        self._with_records(entries, act, read=kept)
+
+    # Bounces
+
+    def bounce(self, sequences: Sequence[int], reason: str, worker: str) -> None:
+        """Give messages back to their senders.
+
+        One that cannot be read, or whose sender has no room for it, is a dead letter, as if it were rejected.
+        """
+        entries = [self._entries[sequence] for sequence in sequences]
+        self._states.settle(entries)
+
+        def act(here: Sequence[Entry], records: Records) -> None:
+            whole = [entry for entry in here if entry.sequence in records]
+            back = self._limits.trackers.bounce(self._usage, whole, records, reason, worker)
+            if back:
+                self._limits.flush.note(self._usage, BOUNCED, len(back))
+                self.settle(back, BOUNCED, reason, bound=True, worker=worker)
+            if others := sorted({entry.sequence for entry in here}.difference(back)):
+                self.dead_letter(others, "rejected", reason, worker)
+
+        self._with_records(entries, act)
+
+    # Messages whose settlement needs their records
+
+    def _with_records(
+        self,
+        entries: Sequence[Entry],
+        act: Callable[[Sequence[Entry], Records], None],
+        *,
+        read: bool = True,
+    ) -> None:
+        """Do something with messages that nobody has, in runs, and with their records if those are `read`."""
+        run_workflow(self._effects, self._steps(entries, act, read))
+
+    def _steps(
+        self, entries: Sequence[Entry], act: Callable[[Sequence[Entry], Records], None], read: bool
+    ) -> Workflow:
+        effects, usage, done = self._effects, self._usage, 0
+        for run in runs(entries):
+            if effects.work <= 0:
+                yield GO_ON
+            effects.work -= 2 * len(run)
+            try:
+                records = (yield from records_of(usage.kind, usage.name, run)) if read else {}
+            except MalamuteError:
+                # They are on the disk, and with nobody: they are asked for again.
+                again = partial(self._with_records, entries[done:], act, read=read)
+                self._limits.timers.at(effects.now + RETRY_SECONDS, again)
+                return
+            done += len(run)
+            # The queue may have been cleared meanwhile.
+            act([entry for entry in run if entry.sequence in self._entries], records)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from malamute.core.queue.consumer import Consumer, Owner
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
-from malamute.errors import MalamuteError
+from malamute.errors import InvalidValue, MalamuteError
+from malamute.protocol.bounce import why_not_bounced
 from malamute.protocol.messages import Ranges
 
 if TYPE_CHECKING:
@@ -86,6 +87,21 @@ class QueueSource:
         queue.in_steps(
             sorted(sequences), lambda some: queue.settlement.dead_letter(some, "rejected", reason, worker)
         )
+
+    def bounce(self, ranges: Ranges, reason: str) -> None:
+        """Their senders are to have them back. Raises `InvalidValue` if one cannot be given back."""
+        queue, consumer = self.queue, self.consumer
+        if queue.kind != "mailbox":
+            raise InvalidValue("a request cannot bounce: expected a reply to it, or a message of a mailbox")
+        sequences = consumer.held(ranges)
+        for sequence in sequences:
+            entry = queue.entries[sequence]
+            if words := why_not_bounced(entry.sender, entry.properties):
+                raise InvalidValue(f"message {sequence} cannot bounce: {words}")
+        queue.detach(consumer, sequences)
+        queue.take_back(sequences)
+        worker = consumer.session.address
+        queue.in_steps(sorted(sequences), lambda some: queue.settlement.bounce(some, reason, worker))
 
     def report(self, ranges: Ranges) -> None:
         """They are worked on: their deadlines begin anew."""

@@ -1,19 +1,20 @@
-"""Outcomes: what senders learn of the messages that they track.
+"""Outcomes: what senders learn of the messages that they track, and the messages that they get back.
 
 An outcome is a message in the mailbox of the sender. It is put there in the transaction that ends the tracked
 message, so each has exactly one, over crashes too. Room for it is taken when the tracked message is
-accepted, which is why it never finds the mailbox full.
+accepted, which is why it never finds the mailbox full. A message that bounces may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.queue.entry import ASKED, Entry, size_of
 from malamute.errors import InvalidValue, MalamuteError, TrackerInUse, TryLater
 from malamute.protocol.batch import pack_record
+from malamute.protocol.bounce import BOUNCED
 from malamute.protocol.limits import TEXT_BYTES_MAX
 from malamute.protocol.names import ERROR_HEADER, RESERVED_PREFIX
 from malamute.store.policies import BaseKind
@@ -21,6 +22,7 @@ from malamute.store.policies import BaseKind
 if TYPE_CHECKING:
     from malamute.core.queue.table import QueueTable
     from malamute.core.queue.usage import QueueUsage
+    from malamute.store.operations import Frame
 
 EMPTY = pack_record(None, ())
 
@@ -88,6 +90,34 @@ class Trackers:
             if bound:
                 effects.when_stored(partial(self._stored, entry, message.size_bytes))
 
+    def bounce(
+        self,
+        usage: QueueUsage,
+        entries: Iterable[Entry],
+        records: Mapping[int, Frame],
+        reason: str,
+        worker: str,
+    ) -> list[int]:
+        """Put messages back into the mailboxes of their senders, with all else of this iteration.
+
+        Returns the sequences of those that had room there. They are from the `worker` who gives them back.
+        """
+        fitting: list[int] = []
+        time_ns = self._mailboxes.limits.effects.time_ns
+        for entry in entries:
+            record, properties = records[entry.sequence], _bounced(usage.name, entry, reason)
+            try:
+                mailbox = self._mailboxes.get(entry.sender)
+                back = Entry((mailbox.next_sequence, time_ns, worker, entry.subject, record, properties))
+                mailbox.limits.check_queue(mailbox.usage, 1, back.size_bytes)
+            except TryLater:
+                if entry.sender in self._mailboxes.by_name:
+                    self._mailboxes.drop_unused(self._mailboxes.by_name[entry.sender])
+                continue
+            mailbox.put([back], confirmed=True, reserved=True)
+            fitting.append(entry.sequence)
+        return fitting
+
     def answer(self, service: str, requests: Iterable[Entry], error: str) -> None:
         """End requests that nobody tracks: a final reply reports an error, with all of the iteration."""
         time_ns = self._mailboxes.limits.effects.time_ns
@@ -127,6 +157,11 @@ def _properties(kind: BaseKind, name: str, message: Entry, outcome: str, reason:
     if message.properties and "correlation" in message.properties:
         properties["correlation"] = message.properties["correlation"]
     return {**properties, "reason": reason} if reason else properties
+
+
+def _bounced(mailbox: str, message: Entry, reason: str) -> dict[str, Any]:
+    kept = {n: v for n, v in (message.properties or {}).items() if n == "correlation"}
+    return {**kept, BOUNCED: mailbox, **({"reason": reason} if reason else {})}
 
 
 def _room(kind: BaseKind, name: str, message: Entry) -> int:

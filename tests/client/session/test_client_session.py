@@ -4,6 +4,7 @@ import pytest
 
 from malamute import errors
 from malamute.client.events import Connected, Gap, Limited, Lost, Refusal, Switched
+from malamute.client.session.message import Rejection
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import RESYNCS_MAX, State
 from malamute.client.session.sources import REPORTED_GAPS_MAX
@@ -843,7 +844,7 @@ def test_no_credit_is_piggybacked_on_a_rejection(dialogue, mail):
     offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
     dialogue.receives(Ok(7, 1), mail(1, [4]))
     offer.hand_out()
-    offer.finish(4, reason="no paper")
+    offer.finish(4, rejection=Rejection("no paper"))
     dialogue.said()
     dialogue.session.inbox.acknowledge(offer)
     dialogue.session.inbox.refill(offer)

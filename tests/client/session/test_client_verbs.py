@@ -9,6 +9,7 @@ import pytest
 from malamute import errors
 from malamute.client.events import Recalled, Refusal, Slow, Switched
 from malamute.client.options import milliseconds, properties_of
+from malamute.client.session.message import Rejection
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import OutcomeTracking, SentBase
 from malamute.client.session.replies import TAKEN_MAX
@@ -33,6 +34,8 @@ from malamute.protocol.messages import (
 
 RECORD = pack_record(None, b"x")
 
+as_rejected = pytest.mark.parametrize("bounce", [False, True])
+
 
 @pytest.fixture
 def alice(new_dialogue):
@@ -56,7 +59,7 @@ def test_each_verb_is_one_command(alice, box):
     session.inbox.give_back(box, 1, -1)
     session.inbox.release(box, 2)
     session.inbox.report(box, [3, 4, 5])
-    box.finish(3, reason="no paper")
+    box.finish(3, rejection=Rejection("no paper"))
     box.finish(4)
     session.inbox.acknowledge(box)
     assert alice.said() == [
@@ -78,12 +81,13 @@ def test_what_is_settled_gives_its_credit_back_in_one_grant(alice, box):
     assert alice.said()[-1] == Credit(0, 10, 1000)
 
 
+@as_rejected
 def test_after_a_cut_what_was_rejected_is_so_when_it_is_redelivered_and_what_was_given_back_is_new(
-    alice, box, mail
+    alice, box, mail, bounce
 ):
     session = alice.session
     session.disconnected()
-    box.finish(1, reason="no paper")
+    box.finish(1, rejection=Rejection("no paper", bounce))
     box.finish(2)
     session.inbox.give_back(box, 3, 0)
     session.inbox.report(box, [4])
@@ -92,16 +96,17 @@ def test_after_a_cut_what_was_rejected_is_so_when_it_is_redelivered_and_what_was
     alice.said()
     alice.receives(mail(0, [1, 2, 3, 4], attempts=2))
     assert [item.sequence for item in box.waiting] == [3]
-    assert alice.said() == [Ack(0, [[2, 2]]), Reject(0, [[1, 1]], "no paper")]
+    assert alice.said() == [Ack(0, [[2, 2]]), Reject(0, [[1, 1]], "no paper", bounce)]
 
 
-def test_a_rejection_that_was_not_sent_yet_outlives_a_cut(alice, box, mail):
-    box.finish(1, reason="no paper")
+@as_rejected
+def test_a_rejection_that_was_not_sent_yet_outlives_a_cut(alice, box, mail, bounce):
+    box.finish(1, rejection=Rejection("no paper", bounce))
     alice.broken()
     alice.receives(wire.Welcome(2, b"id", b"broker", False, "", {}))
     alice.said()
     alice.receives(mail(0, [1], attempts=2))
-    assert alice.said() == [Reject(0, [[1, 1]], "no paper")]
+    assert alice.said() == [Reject(0, [[1, 1]], "no paper", bounce)]
 
 
 def test_a_recall_takes_what_waits_and_leaves_what_is_held(alice, box, mail):
