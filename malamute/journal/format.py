@@ -29,6 +29,7 @@ from zlib import crc32 as zlib_crc32
 
 import msgpack
 
+from malamute.protocol.limits import NUMBER_MAX
 from malamute.store.operations import Chunk
 
 VERSION = 6
@@ -202,8 +203,8 @@ def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
     if crc != crc32(data[: _CHUNK.size]):
         raise Damaged("wrong CRC of a chunk's header")
     _, flags, count, first, time_ns, payload_size, large_count, body_crc = _CHUNK.unpack_from(data)
-    if count == 0 or flags > 1:
-        raise Damaged(f"a chunk of {count} messages with flags {flags}")
+    if count == 0 or flags > 1 or first + count - 1 > NUMBER_MAX:
+        raise Damaged(f"a chunk of {count} messages from {first} on with flags {flags}")
     return ChunkHeader(first, count, time_ns, payload_size, large_count, body_crc, flags == 1)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import lmdb
@@ -34,8 +35,9 @@ from malamute.journal.format import (
     crc32,
     key,
 )
+from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.names import is_name
-from malamute.store.codec import plain
+from malamute.store.codec import key_of, plain
 from malamute.store.operations import (
     Defect,
     DeleteStream,
@@ -116,10 +118,16 @@ def decode_card(identifier: int, data: bytes | memoryview) -> Card:
         raise Damaged("wrong CRC of a card")
     codec.check_version(body[0])
     _, ceiling = _CARD.unpack_from(body)
+    if ceiling > NUMBER_MAX:
+        raise Damaged(f"a card with the ceiling {ceiling}")
     try:
         name, rows, refused = msgpack.unpackb(body[_CARD.size :], strict_map_key=False)
-        values = {(table, (name, *key)): plain(value) for table, key, value in rows}
+        values = {(table, key_of([name, *key])): plain(value) for table, key, value in rows}
         notes = tuple((first, last, sent) for first, last, sent in refused)
+        if not {str}.issuperset(map(type, [name, *(table for table, _ in values)])):
+            raise TypeError("invalid name: expected text")
+        if not {int}.issuperset(map(type, chain(*notes))):
+            raise TypeError("invalid range: expected integers")
         return Card(identifier, name, ceiling, values, notes)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Damaged(f"invalid card: {error!r}") from error
@@ -247,7 +255,7 @@ def made_anew(cursor: lmdb.Cursor, identifier: int, known: States, damaged: byte
         except Damaged:
             pass
         first, first_time = first or codec.split_key(place)[2], first_time or last_time
-    ceiling = card.ceiling if card else last + UNKNOWN_STEP
+    ceiling = card.ceiling if card else min(last + UNKNOWN_STEP, NUMBER_MAX)
     if not chunks:
         return StreamMeta(identifier, name, ceiling + 1, ceiling, ceiling)
     count = last - first + 1

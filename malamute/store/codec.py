@@ -87,16 +87,23 @@ def decode(data: bytes | memoryview) -> list[Operation]:
 
 
 def salvage(data: bytes | memoryview) -> list[Operation]:
-    """The operations of damaged bytes that can still be told apart. What is in them may be wrong."""
+    """The operations of damaged bytes that can still be told apart. What is in them may be wrong.
+
+    A list gets the room that it declares before its items are read. So each operation is gone through first:
+    if it is cut short, nothing is made of it.
+    """
     found: list[Operation] = []
-    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(1, len(data)))
+    size = max(1, len(data))
+    ahead, unpacker = (msgpack.Unpacker(strict_map_key=False, max_buffer_size=size) for _ in range(2))
     try:
-        unpacker.feed(data)
-        unpacker.read_array_header()
-        codes = unpacker.unpack()
-        _expect(bytes, codes)
-        unpacker.read_array_header()
+        for each in (ahead, unpacker):
+            each.feed(data)
+            each.read_array_header()
+            codes = each.unpack()
+            _expect(bytes, codes)
+            each.read_array_header()
         for code in codes:
+            ahead.skip()
             row = unpacker.unpack()
             with suppress(*_FAULTS):
                 found.append(_DECODERS[code](row))
@@ -227,15 +234,16 @@ def _numbers(values: Sequence[Any], number: int) -> Sequence[int]:
 
 def _put_value(row: Sequence[Any]) -> PutValue:
     table, key, value = row
-    return PutValue(_name(table), _key(key), plain(value))
+    return PutValue(_name(table), key_of(key), plain(value))
 
 
 def _delete_value(row: Sequence[Any]) -> DeleteValue:
     table, key = row
-    return DeleteValue(_name(table), _key(key))
+    return DeleteValue(_name(table), key_of(key))
 
 
-def _key(value: Any) -> Key:
+def key_of(value: Any) -> Key:
+    """A key of a table as it was before it was encoded. Raises: TypeError."""
     _expect(list, value)
     if not value or not {str, bytes, int}.issuperset(map(type, value)):
         raise TypeError("invalid key of a table: expected text, bytes and integers")

@@ -119,6 +119,16 @@ def test_a_state_without_any_name_is_found_under_another(disk):
     assert sorted(kinds(disk)) == ["card", "stream"]
 
 
+def test_a_chunk_with_a_sequence_that_none_can_have_is_no_end_of_a_start(disk):
+    disk().write([append(1, stream="weather")])
+    damage(disk, key(codec.CARD, 1), gone)
+    damage(disk, key(codec.STREAM, 1), zero)
+    with lmdb.open(str(disk.directory), map_size=4 * MIB) as env, env.begin(write=True) as transaction:
+        transaction.put(key(codec.CHUNK, 1, 2**64 - 1), b"rubbish")
+    disk()
+    assert 1 in firsts(disk.store, "lost.1")
+
+
 def test_a_state_damaged_while_it_is_in_use_is_no_end_of_reading(disk):
     """The reader meets it; the writer knows better, and writes it again."""
     store = disk()

@@ -7,12 +7,15 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.journal import blocks
 from malamute.journal import format as codec
+from malamute.journal.states import decode_card
+from malamute.protocol.limits import NUMBER_MAX
 from malamute.store.operations import (
     Chunk,
     DeleteMessages,
@@ -36,7 +39,7 @@ NAMES, KINDS = (
 )
 CHUNKS = st.builds(
     Chunk,
-    U64,
+    st.integers(0, NUMBER_MAX - 2**32),
     st.integers(1, 2**32 - 1),
     TIMES,
     st.binary(max_size=200),
@@ -146,6 +149,31 @@ def test_a_block_of_any_content_with_a_good_crc_gives_entries_or_a_damage(body, 
         blocks.decode_block(value)
     with suppress(codec.Damaged):
         blocks.decode_records(value)
+
+
+def with_crc(body):
+    return struct.pack(">I", codec.crc32(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "said"),
+    [
+        (2**63, ("s", [], [])),
+        (1, (5, [], [])),
+        (1, ("s", [[5, ["c"], 1]], [])),
+        (1, ("s", [["cursors", [None], 1]], [])),
+        (1, ("s", [], [[1, 2, "x"]])),
+    ],
+)
+def test_a_card_that_says_what_none_can_is_a_damage(ceiling, said):
+    with pytest.raises(codec.Damaged):
+        decode_card(1, with_crc(struct.pack(">B3xQ", codec.VERSION, ceiling) + msgpack.packb(said)))
+
+
+def test_a_chunk_behind_the_last_sequence_that_can_be_is_a_damage():
+    codec.decode_chunk_header(codec.encode_chunk(Chunk(NUMBER_MAX, 1, 7, b"x")))
+    with pytest.raises(codec.Damaged):
+        codec.decode_chunk_header(codec.encode_chunk(Chunk(NUMBER_MAX, 2, 7, b"x")))
 
 
 def test_a_record_that_is_none_is_a_damage():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import suppress
 from typing import get_args
 
@@ -125,3 +126,13 @@ def test_any_fields_give_operations_or_are_malformed(code, fields):
 def test_a_value_that_is_not_plain_is_malformed(value):
     with pytest.raises(Malformed):
         codec.decode(msgpack.packb((bytes([codec.CODES[PutValue]]), [["t", ["k"], value]])))
+
+
+def test_salvaging_lists_that_declare_more_than_they_hold_gives_them_no_room():
+    data = b"\x92\xc4\x01\x01\x91" + b"\xdd\x00\x10\x00\x00" * 100 + bytes(1 << 20)
+    tracemalloc.start()
+    try:
+        assert codec.salvage(data) == []
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(data)
+    finally:
+        tracemalloc.stop()
