@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from malamute.core.broker import Core
 from malamute.core.effects import Notice
 from malamute.core.queue.sequences import KEY, RESERVE
+from malamute.core.queue.source import QueueSource
 from malamute.core.settings import Settings
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
@@ -304,6 +305,25 @@ def bench_with_stream() -> Bench:
     bench.tell("alice", publish(b"0"))
     bench.settle()
     return bench
+
+
+def check_accounts(core: Core) -> None:
+    """Hold what the core has counted against what there is."""
+    queues = [queue for table in (core.mailboxes, core.services) for queue in table.by_name.values()]
+    dead = [entry for queue in queues for entry in queue.dead_letters.entries.values()]
+    assert core.queue_limits.queues == len(queues)
+    assert core.queue_limits.bytes == sum(q.usage.bytes for q in queues) + sum(e.size_bytes for e in dead)
+    held = sum(len(queue.entries) + queue.usage.reserved for queue in queues)
+    assert core.queue_limits.messages == held + len(dead)
+    for queue in queues:
+        assert queue.states.counts["waiting"] == sum(
+            entry.state == "waiting" for entry in queue.entries.values()
+        )
+        assert queue.usage.bytes >= sum(entry.size_bytes for entry in queue.entries.values())
+    for session in core.sessions.by_peer.values():
+        sources = [source for source in session.sources.values() if isinstance(source, QueueSource)]
+        assert session.holding == sum(len(source.consumer.outstanding) for source in sources)
+        assert session.open or not session.sources
 
 
 def gaps(messages: Iterable[Message]) -> list[Gap]:

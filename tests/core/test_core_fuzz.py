@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 import wire_strategies as wire
-from core_bench import Bench, peer_id
+from core_bench import Bench, check_accounts, peer_id
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -465,22 +465,7 @@ class Fuzz(RuleBasedStateMachine):
 
     @invariant()
     def the_accounts_are_right(self):
-        core = self.bench.core
-        queues = [queue for table in (core.mailboxes, core.services) for queue in table.by_name.values()]
-        dead = [entry for queue in queues for entry in queue.dead_letters.entries.values()]
-        assert core.queue_limits.queues == len(queues)
-        assert core.queue_limits.bytes == sum(q.usage.bytes for q in queues) + sum(e.size_bytes for e in dead)
-        held = sum(len(queue.entries) + queue.usage.reserved for queue in queues)
-        assert core.queue_limits.messages == held + len(dead)
-        for queue in queues:
-            assert queue.states.counts["waiting"] == sum(
-                entry.state == "waiting" for entry in queue.entries.values()
-            )
-            assert queue.usage.bytes >= sum(entry.size_bytes for entry in queue.entries.values())
-        for session in core.sessions.by_peer.values():
-            sources = [source for source in session.sources.values() if isinstance(source, QueueSource)]
-            assert session.holding == sum(len(source.consumer.outstanding) for source in sources)
-            assert session.open or not session.sources
+        check_accounts(self.bench.core)
 
     def teardown(self):
         bench = self.bench

@@ -12,9 +12,10 @@ import msgpack
 import wire_strategies as wire
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from wire_checks import check_decode, check_payload, check_record, check_uri
 
 from malamute.client.session.batch import record_of, records_of
-from malamute.errors import InvalidName, InvalidValue, Malformed, TooLarge, UnknownCommand
+from malamute.errors import InvalidName, InvalidValue, Malformed
 from malamute.protocol import batch
 from malamute.protocol.batch import (
     Columns,
@@ -30,10 +31,8 @@ from malamute.protocol.batch import (
 )
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.limits import DURATION_MS_MAX, NUMBER_MAX
-from malamute.protocol.messages import BY_TYPE, SPECS, error_message
+from malamute.protocol.messages import BY_TYPE, SPECS
 from malamute.protocol.names import Kind, Uri, is_name
-
-FAULTS = (Malformed, TooLarge, UnknownCommand)
 
 fuzz = settings(
     max_examples=int(os.environ.get("MALAMUTE_FUZZ_EXAMPLES", "50")),
@@ -61,20 +60,6 @@ HEADERS = st.none() | st.dictionaries(
     | st.none(),
     max_size=4,
 )
-
-
-def check_decode(frames: list[bytes]) -> None:
-    """The invariant: a fault is one of three and can be reported to the peer; a message is itself again."""
-    try:
-        message = decode(frames)
-    except FAULTS as error:
-        answer = error_message(error)
-        assert decode(encode(answer)) == answer
-        return
-    spec = BY_TYPE[type(message)]
-    assert all(rule.holds(value) for rule, value in zip(spec.rules, message, strict=False))
-    again = encode(message)
-    assert encode(decode(again)) == again
 
 
 # --- commands
@@ -192,24 +177,10 @@ def test_packing_any_headers_and_body_gives_a_record_or_invalid_value(headers: A
     unpack_record(record)
 
 
-GOOD = pack_record({"unit": "C"}, b"body")
-
-
 @fuzz
 @given(st.binary(max_size=200) | st.lists(VALUES, max_size=4).map(msgpack.packb))
 def test_any_bytes_are_a_record_or_malformed(data: bytes) -> None:
-    try:
-        headers, body = unpack_record(data)
-    except Malformed:
-        assert headers_of([data]) == [{}]
-        # It costs its neighbours nothing.
-        assert headers_of([GOOD, data, GOOD]) == [{"unit": "C"}, {}, {"unit": "C"}]
-        return
-    assert all(type(key) is str for key in headers)
-    assert all(type(frame) is bytes for frame in body)
-    assert headers_of([data, GOOD]) == [headers, {"unit": "C"}] or any(
-        value != value for value in headers.values()
-    )
+    check_record(data)
 
 
 @st.composite
@@ -323,35 +294,6 @@ def test_any_columns_are_a_payload_or_malformed(fields: list[Any], large: list[b
     check_payload(msgpack.packb(fields), large)
 
 
-def check_payload(payload: bytes, large: list[bytes]) -> None:
-    try:
-        columns = unpack_payload(payload, large)
-    except Malformed:
-        return
-    count = len(columns)
-    each = (
-        columns.each_sequence(),
-        columns.each_time(),
-        columns.each_sender(),
-        columns.records,
-        columns.each_attempt(),
-        columns.each_properties(),
-    )
-    rows = list(zip(columns.subjects, *each, strict=False))
-    assert count > 0
-    assert len(rows) == count
-    for subject, sequence, time, sender, record, attempts, properties in rows:
-        assert [type(value) for value in (subject, sequence, time, sender, attempts)] == [
-            str,
-            int,
-            int,
-            str,
-            int,
-        ]
-        assert type(record) is bytes
-        assert properties is None or is_plain(properties)
-
-
 @fuzz
 @given(st.lists(st.sampled_from([b"", b"a" * 65_535, b"b" * 65_536, b"c" * 65_537]), max_size=6))
 def test_records_taken_out_of_a_column_find_their_places(records: list[bytes]) -> None:
@@ -408,13 +350,7 @@ PIECES = st.sampled_from(
     st.text(st.characters(), max_size=40) | st.lists(PIECES | st.text(max_size=5), max_size=9).map("".join)
 )
 def test_any_text_is_a_uri_or_an_invalid_name(text: str) -> None:
-    try:
-        uri = Uri.parse(text)
-    except InvalidName as error:
-        str(error)
-        return
-    assert is_name(uri.name)
-    assert Uri.parse(str(uri)) == uri
+    check_uri(text)
 
 
 @fuzz
