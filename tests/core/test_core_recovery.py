@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf, nan
 
 import pytest
-from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
+from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.queue.sequences import RESERVE
 from malamute.core.recovery import REPORTED_MAX
-from malamute.protocol.batch import pack
+from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Change, Commit, Error, Ok, Query, Reject, Stored
 from malamute.store.operations import PutIdentity, PutMessages, PutValue
@@ -250,6 +250,24 @@ def test_a_message_with_options_of_no_sense_is_skipped_and_kept_and_the_others_c
     bench.wait(1e8)
     bench.settle()
     assert [m.sequence for m in bench.store.recover().queues["mailbox", "bob"].messages] == [1, 2, 3]
+
+
+def test_of_two_messages_with_one_tracker_as_damage_may_leave_them_one_has_an_outcome():
+    bench = Bench()
+    records, tracked = [pack_record(None, b"1")] * 2, [{"tracker": "t"}] * 2
+    bench.store.write([PutMessages("mailbox", "bob", 1, 1, "alice", ["a", "a"], records, tracked)])
+    crashed(bench)
+    bench.open("alice", "bob")
+    bench.tell("bob", mail_credit())
+    bench.tell("bob", ack(0, (1, 2)))
+    bench.settle()
+    bench.sent("alice")
+    bench.tell("alice", mail_credit())
+    bench.settle()
+    assert [item.properties["tracker"] for item in bench.got("alice")] == ["t"]
+    bench.ask("alice", send("bob", b"2", number=1, tracker="t"))
+    bench.settle()
+    assert not [m for m in bench.sent("alice") if isinstance(m, Error)]
 
 
 @pytest.mark.parametrize("age", [inf, -inf, nan, 1e300, -1.0])

@@ -45,8 +45,8 @@ class Tracking(Protocol):
         `messages` are the tracked ones among those that are `arriving` in the queue, which need room too.
         """
 
-    def open(self, usage: QueueUsage, message: Entry) -> None:
-        """A tracked message is accepted, or found in the store: keep room for its outcome."""
+    def open(self, usage: QueueUsage, message: Entry) -> bool:
+        """Keep room for the outcome of a tracked message, accepted or found, if no other has its tracker."""
 
     def close(self, message: Entry) -> None:
         """The outcome of a tracked message is stored, or its command was refused after all."""

@@ -233,8 +233,8 @@ class Queue:
         self.options[message.sequence] = asked
         if asked.expires:
             self.schedule.watch(message.sequence, asked.expires)
-        if asked.tracker:
-            self.limits.trackers.open(self.usage, message)
+        if asked.tracker and not self.limits.trackers.open(self.usage, message):
+            asked.tracker = ""
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         """The disk has what waited for it, or will never have it."""

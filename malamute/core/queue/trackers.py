@@ -63,12 +63,19 @@ class Trackers:
         except TryLater as error:
             raise TryLater(f"no space for the outcome: {error.text}") from None
 
-    def open(self, usage: QueueUsage, message: Entry) -> None:
-        """A tracked message is accepted, or found in the store: keep room for its outcome."""
+    def open(self, usage: QueueUsage, message: Entry) -> bool:
+        """A tracked message is accepted, or found in the store: keep room for its outcome.
+
+        Returns False if another one has its tracker, which is so in a damaged store alone.
+        """
+        key = message.sender, _tracker(message)
+        if key in self._open:
+            return False
         room = _room(usage.kind, usage.name, message)
-        self._open[message.sender, _tracker(message)] = (1, room)
+        self._open[key] = (1, room)
         mailbox = self._mailboxes.get_or_create(message.sender)
         mailbox.limits.reserve(mailbox.usage, 1, room)
+        return True
 
     def close(self, message: Entry) -> None:
         """The outcome of a tracked message is stored, or its command was refused after all."""
