@@ -13,9 +13,19 @@ from collections.abc import Iterable, Sequence
 
 from malamute.errors import Malformed
 from malamute.journal.format import VERSION, Damaged, check_version, crc32
+from malamute.protocol.limits import NUMBER_MAX
+from malamute.protocol.names import is_name
 from malamute.store import codec
 from malamute.store.codec import RecordsByQueue
-from malamute.store.operations import DeleteMessages, DeleteQueue, Operation, PutMessages, QueueKind
+from malamute.store.operations import (
+    DeleteMessages,
+    DeleteQueue,
+    Operation,
+    PutMessages,
+    PutValue,
+    QueueKind,
+)
+from malamute.store.tables import CURSORS
 
 _BLOCK = struct.Struct(">B3xIQ")
 _CRC = struct.Struct(">I")
@@ -55,8 +65,19 @@ def decode_records(data: bytes | memoryview) -> RecordsByQueue:
 
 
 def salvage(data: bytes | memoryview) -> list[Operation]:
-    """The operations of a damaged block that can still be told apart. What is in them may be wrong."""
-    return codec.salvage(memoryview(data)[BLOCK_HEADER_SIZE:])
+    """The operations of a damaged block that can still be told apart. What is in them may be wrong.
+
+    What no broker has written is left out: numbers that no message can have, and cursors without a reader.
+    """
+    return [entry for entry in codec.salvage(memoryview(data)[BLOCK_HEADER_SIZE:]) if _can_be(entry)]
+
+
+def _can_be(entry: Operation) -> bool:
+    if type(entry) is PutMessages:
+        return is_name(entry.queue) and entry.first > 0 and entry.last <= NUMBER_MAX
+    if type(entry) is PutValue and entry.table == CURSORS:
+        return [type(part) for part in entry.key] == [str, str]
+    return True
 
 
 def undeleted(operations: Iterable[Operation]) -> list[PutMessages]:

@@ -399,6 +399,30 @@ def test_all_is_salvaged_of_a_block_whose_crc_alone_is_wrong():
     assert [message.first for message in undeleted(salvage(broken))] == [1, 3]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        PutValue(CURSORS, ("s",), 1),
+        PutValue(CURSORS, (1, "c"), 1),
+        PutValue(CURSORS, ("s", "c", "d"), 1),
+        put(-1),
+        put(0),
+        put(2**63),
+        put(2**63 - 2, count=3),
+    ],
+)
+def test_what_no_broker_has_written_is_not_salvaged_and_no_end_of_a_start(disk, wrong):
+    disk().write([put(1), PutValue(CURSORS, ("s", "kept"), 1)])
+    good = [PutValue(CURSORS, ("s", "slow"), 1), put(2)]
+    broken = bytearray(encode_block([wrong, *good], 1))
+    broken[BLOCK_HEADER_SIZE - 1] ^= 1
+    assert salvage(broken) == good
+    damage(disk, key(codec.BLOCK, 0, 1), lambda value: broken)
+    disk()
+    assert disk.recovered.lost == {(CURSORS, ("s", "slow"))}
+    assert disk.recovered.queues[NAME].damaged == (2,)
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_salvaging_any_bytes_gives_entries_and_raises_nothing(seed):
     import random
