@@ -10,13 +10,12 @@ The modules: `option_types` reads and writes values, `sections` are the options,
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.config.option_types import format_size, quoted
+from malamute.config.option_types import format_size, quoted, read_toml
 from malamute.config.rendering import render
 from malamute.config.sections import (
     SECTIONS,
@@ -148,7 +147,7 @@ def _from_file(path: Path) -> Iterator[_Given]:
 
 def _tables(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -94,7 +93,7 @@ def load_accounts(path: Path) -> Accounts:
     text = _read_private_text(path, "accounts")
     try:
         return Accounts(_accounts(text))
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: invalid TOML: {_fault(text, error)}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.text}") from None
@@ -116,14 +115,14 @@ _BEGIN = re.compile(r"^(?=\[\[account\]\])", re.MULTILINE)
 
 
 def _accounts(text: str) -> Iterator[Account]:
-    """Each account of a file. Raises `ConfigError`, or `TOMLDecodeError`."""
+    """Each account of a file. Raises `ConfigError`, or `ValueError` if it is no TOML."""
     begins = [found.start() for found in _BEGIN.finditer(text)]
-    if tomllib.loads(text[: begins[0]] if begins else text):
+    if option_types.read_toml(text[: begins[0]] if begins else text):
         # What stands before the first of them is one with all that follows.
         begins = [0]
     number = 0
     for begin, end in pairwise([*begins, len(text)]):
-        for name, listed in tomllib.loads(text[begin:end]).items():
+        for name, listed in option_types.read_toml(text[begin:end]).items():
             if name != "account" or not isinstance(listed, list):
                 raise ConfigError(f"unexpected {name!r}: expected [[account]] and nothing else")
             for table in listed:
@@ -138,7 +137,7 @@ def _accounts(text: str) -> Iterator[Account]:
 def _fault(text: str, found: ValueError) -> ValueError:
     """What is wrong with a text, with its place in all of it, in which a part has a fault."""
     try:
-        tomllib.loads(text)
+        option_types.read_toml(text)
     except ValueError as error:
         return error
     return found
@@ -147,7 +146,7 @@ def _fault(text: str, found: ValueError) -> ValueError:
 def read_private(path: Path, what: str) -> dict[str, object]:
     """A file of TOML with secrets in it. Raises `ConfigError`, also if others may read it."""
     try:
-        return tomllib.loads(_read_private_text(path, what))
+        return option_types.read_toml(_read_private_text(path, what))
     except ValueError as error:
         raise ConfigError(f"{path}: invalid TOML: {error}") from None
 

@@ -188,6 +188,14 @@ def _written(form: Callable[[Any], str]) -> Callable[[Any], str]:
     return write
 
 
+def read_toml(text: str) -> dict[str, Any]:
+    """The tables of a text. Raises `ValueError`."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("too many lists or tables in each other") from None
+
+
 def items(value: Any) -> tuple[Any, ...]:
     """The items of a list. The environment gives it as TOML, or as texts between commas.
 
@@ -195,7 +203,7 @@ def items(value: Any) -> tuple[Any, ...]:
         ValueError: it is neither a list nor text.
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = tomllib.loads(f"list = {value}")["list"]
+        value = read_toml(f"list = {value}")["list"]
     if isinstance(value, str):
         return tuple(item.strip() for item in value.split(",") if item.strip())
     if not isinstance(value, (list, tuple)):
@@ -326,7 +334,7 @@ def _read_quota(value: Any) -> Quota:
     if isinstance(value, Quota):
         value = {name: most for name, most in value._asdict().items() if most is not None}
     if isinstance(value, str):
-        value = tomllib.loads(f"table = {value}")["table"]
+        value = read_toml(f"table = {value}")["table"]
     if not isinstance(value, dict):
         raise ValueError
     for name in value:

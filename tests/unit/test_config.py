@@ -168,6 +168,7 @@ def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("[limits]\nqueue_bytes = 1", "[limits]: unknown option 'queue_bytes': did you mean 'queues_bytes'?"),
         ("[storage]\nsize = ", "invalid TOML: "),
+        ("[storage]\nsize = " + "[" * 5_000, "invalid TOML: too many lists"),
         (
             "[log]\nlevel = 'loud'",
             'log.level = \'loud\': expected one of "debug", "info", "warning", "error"',

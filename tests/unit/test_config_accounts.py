@@ -56,6 +56,7 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
     ("text", "words"),
     [
         ("[[account]", "invalid TOML"),
+        ("[[account]]\nname = " + "[" * 5_000, "invalid TOML: too many lists"),
         ("[account]", "unexpected 'account'"),
         ("[[user]]", "unexpected 'user'"),
         ("account = [1]", "account 1: expected a table"),
