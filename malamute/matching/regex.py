@@ -16,6 +16,7 @@ enough for the automaton, RE2 goes on without one, and where it is not for the p
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -77,7 +78,8 @@ def _compile(pattern: str) -> Regex:
 def _position(pattern: str, reason: str) -> int:
     # RE2 names the bad piece and not its place; Python's parser knows the place of most faults.
     try:
-        re.compile(pattern)
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         position = getattr(error, "pos", None)
         if position is not None:
