@@ -37,7 +37,7 @@ ERROR_HEADER = "malamute.error"
 # A lone surrogate has no UTF-8 form, so it is no text that another program could read.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _URI = re.compile(
-    r"malamute://(?:\[(?P<bracketed>[0-9a-z:.%]+)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?"
+    r"malamute://(?:\[(?P<bracketed>[0-9a-z.%]*:[0-9a-z:.%]*)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?"
     r"(?:/|/(?P<kind>\w+)/(?P<name>(?:[^/?#%]|%[0-9a-f]{2})+))?",
     re.ASCII | re.IGNORECASE,
 )

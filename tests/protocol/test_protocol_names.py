@@ -48,6 +48,7 @@ def test_a_uri_has_a_default_port_and_takes_any_name() -> None:
         "malamute:///stream/a",
         "mlm://host/stream/a",
         "malamute://[::1/stream/a",
+        "malamute://[%1]/stream/a",
     ],
 )
 def test_what_is_no_uri_is_an_invalid_name(uri: str) -> None:
