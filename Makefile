@@ -74,9 +74,10 @@ torture: setup ## a broker and its clients are killed, stopped and starved, and 
 crash-states: setup ## what a power failure can leave on the disk, opened; ARGS="--recordings 10 --each 200" for more
 	@$(BIN)/python tests/crash/crash_states.py $(ARGS)
 
-fuzz: setup ## new random inputs for every property: 20,000 for the decoder, 2,000 for the core
+fuzz: setup ## new random inputs for every property, then each front door led by coverage; SECONDS=n, TARGETS="codec dialogue"
 	@MALAMUTE_FUZZ_EXAMPLES=20000 MALAMUTE_EXAMPLES=2000 $(BIN)/python -m pytest -n 2 -m hypothesis \
 	    --hypothesis-profile=explore --timeout=3600 $(ARGS)
+	@$(BIN)/python tests/fuzz/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(TARGETS)
 
 spark-cluster-test: setup ## the Spark jobs on a master and two workers of this machine
 	@$(BIN)/python -m pytest tests/spark/on_a_cluster.py $(ARGS)

@@ -1,0 +1,67 @@
+"""The front doors, each with what is to hold of any bytes that come in by it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+for directory in ("protocol", "core", "journal"):
+    sys.path.insert(0, str(HERE.parent / directory))
+
+import fuzz_dialogue  # noqa: E402  # they import what stands there
+import fuzz_frames  # noqa: E402
+import fuzz_journal  # noqa: E402
+import fuzz_login  # noqa: E402
+import fuzz_selectors  # noqa: E402
+import fuzz_settings  # noqa: E402
+import fuzz_start  # noqa: E402
+import fuzz_wire  # noqa: E402
+
+CORPUS = HERE / "corpus"
+"""What has been found worth keeping, in a directory for each target; `make test` tries all of it."""
+
+Mutator = Callable[[bytes, int, int, Callable[[bytes, int], bytes]], bytes]
+
+
+class Target(NamedTuple):
+    """A function that raises if something is wrong with how its bytes are taken."""
+
+    run: Callable[[bytes], None]
+    mutate: Mutator | None = None
+    """How an input is changed that would else seldom get past its form."""
+    size_max: int = 1_024
+    keep_bytes: int = 10_000
+    """What the inputs may have together that are kept."""
+    keep_max: int = 80
+    """How many of them there may be."""
+
+    def kept(self, name: str) -> list[Path]:
+        """The inputs that are kept."""
+        return sorted((CORPUS / name).glob("*"))
+
+
+TARGETS: Mapping[str, Target] = {
+    "codec": Target(fuzz_wire.codec, fuzz_frames.mutate_frames, keep_bytes=16_000),
+    "record": Target(fuzz_wire.record, fuzz_frames.mutate_frames),
+    "payload": Target(fuzz_wire.payload, fuzz_frames.mutate_frames),
+    "names": Target(fuzz_wire.names),
+    "journal": Target(fuzz_journal.journal),
+    "operations": Target(fuzz_journal.store_codec, fuzz_frames.mutate_frames),
+    "streams": Target(fuzz_journal.streams),
+    "expression": Target(fuzz_selectors.expression),
+    "selectors": Target(fuzz_selectors.selectors),
+    "saved-index": Target(fuzz_selectors.saved_index, fuzz_frames.mutate_frames),
+    "rule": Target(fuzz_selectors.rule),
+    "configuration": Target(fuzz_settings.configuration, size_max=2_048),
+    "environment": Target(fuzz_settings.environment),
+    "accounts": Target(fuzz_settings.accounts),
+    "start": Target(fuzz_start.start, size_max=64),
+    "zap": Target(fuzz_login.zap),
+    "token": Target(fuzz_login.token),
+    "dialogue": Target(
+        fuzz_dialogue.dialogue, fuzz_dialogue.mutate, size_max=4_096, keep_bytes=50_000, keep_max=50
+    ),
+}
