@@ -14,11 +14,11 @@ def network_of(address: str) -> bytes:
     """What one sender has: an address of IPv4, or of IPv6 the 64 bits of a customer. Empty for others."""
     try:
         return socket.inet_pton(socket.AF_INET, address)
-    except OSError:
+    except (OSError, ValueError):
         pass
     try:
         packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    except OSError:
+    except (OSError, ValueError):
         return b""
     return packed[12:] if packed.startswith(_MAPPED) else packed[:8]
 

@@ -31,6 +31,8 @@ STRANGE, KNOWN = "127.0.0.2", "127.0.0.1"
         ("fe80::1%lo", bytes.fromhex("fe80000000000000")),
         ("localhost:0:0", b""),
         ("", b""),
+        ("10.0.0.1\0", b""),
+        ("::1\0", b""),
     ],
 )
 def test_of_ipv6_the_network_of_one_customer_is_banned(address, network):
