@@ -101,16 +101,12 @@ LEFT_OUT = {("queue.purge", "where"), ("queue.redrive", "where")}
 """What only the disk can tell is decided in a later iteration, and the book dates a purge by its own."""
 
 
-MADE = {topic: kind for topic, kind in CHANGES.items() if topic != "queue.delete"}
-"""The changes that are made. The books do not know of what ends with a queue."""
-
-
 def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
     """A topic of CHANGE with the arguments that it needs, and some of those that it may have."""
-    topic, kind = [*MADE.items()][a % len(MADE)]
+    topic, kind = [*CHANGES.items()][a % len(CHANGES)]
     takes = kind.rules
     wanted = [*takes.required, *(name for place, name in enumerate(takes.optional) if b >> place & 1)]
-    bits = a // len(MADE) + c
+    bits = a // len(CHANGES) + c
     arguments = {
         name: CHANGED[name][(bits >> place) % len(CHANGED[name])]
         for place, name in enumerate(wanted)

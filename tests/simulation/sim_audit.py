@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sim_admin import target_of
 from sim_origin import Violation, ident_of
 
 from malamute.core.audit import DONE, FAILED, PARTIAL, REFUSED
@@ -321,7 +322,8 @@ def _check_effects(operations: Sequence[Operation], records: Sequence[Record]) -
     made.update({("dropped", stream): count for stream, count in dropped.items()})
     for effect, count in made.items():
         if effect[0] == f"{FEEDS} deleted":
-            told[effect] += cascades[effect[1][0]]
+            stream, feed = effect[1]
+            told[effect] += cascades[f"stream/{stream}"] + cascades[target_of(feed)]
         if effect[0] != "dropped" and told[effect] < count:
             raise Violation("a change is in force without a record", effect=effect, operations=operations)
         if effect[0] == "dropped" and told[effect] < count and not _is_collected(operations, effect[1]):
@@ -329,14 +331,16 @@ def _check_effects(operations: Sequence[Operation], records: Sequence[Record]) -
 
 
 def _told(records: Sequence[Record]) -> tuple[Counter[tuple[str, Any]], Counter[str]]:
-    """What records tell of effects; and of which streams a feed ends in a cascade, before they do."""
+    """What records tell of effects; and of which places a feed ends in a cascade, before they do."""
     told: Counter[tuple[str, Any]] = Counter()
     cascades: Counter[str] = Counter()
     for record in records:
         arguments = record.arguments
         feed = arguments.get("source", "").removeprefix("stream/"), arguments.get("feed")
         if record.topic == "stream.delete" and record.outcome == PARTIAL:
-            cascades[arguments["stream"]] += 1
+            cascades[f"stream/{arguments['stream']}"] += 1
+        elif record.topic == "queue.delete" and record.outcome == PARTIAL:
+            cascades[f"{arguments['kind']}/{arguments['name']}"] += 1
         elif what := _EFFECTS.get(record.topic):
             told[what, feed if feed[1] else arguments.get("stream")] += 1
     return told, cascades

@@ -13,13 +13,13 @@ from typing import Any
 from sim_answers import NO_OUTCOME, AnswerBook
 from sim_audit import AuditBook
 from sim_clock import MailTimes, Wall
-from sim_credit import CreditBook, Grant
+from sim_credit import OFFER, CreditBook, Grant
 from sim_damage import Damaged, FlawedStore
 from sim_feeds import FeedBook, called, is_put
 from sim_machine import AUDITOR, NO_JOURNAL
 from sim_origin import Author, Order, Violation, body_of, mailbox_of
 from sim_puts import Puts
-from sim_queues import QueueBook
+from sim_queues import Deletion, QueueBook
 from sim_streams import StreamBook
 from sim_waiting import WaitingBook
 from sim_wants import takes, wants_of
@@ -27,7 +27,7 @@ from sim_wants import takes, wants_of
 from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
-from malamute.errors import TryLater
+from malamute.errors import NotFound, TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.messages import (
@@ -262,6 +262,10 @@ class Book:
         if message.topic == "queue.purge":
             kind = message.arguments["kind"] + ("-dead" if message.arguments.get("dead") else "")
             self.queues.purged.add((kind, message.arguments["name"]))
+        elif message.topic == "queue.delete":
+            queue = message.arguments["kind"], message.arguments["name"]
+            deletion = Deletion(queue, cascade=message.arguments.get("cascade", False))
+            self.queues.deletions.setdefault((peer, message.number), deletion)
         elif message.topic == "feed.set":
             self.feeds.asked(message.arguments)
         elif message.topic in ("cursor.set", "cursor.delete"):
@@ -274,9 +278,13 @@ class Book:
 
     def _changed(self, peer: bytes, number: int, value: Any) -> None:
         """A change is answered: always with the same, however often it is asked for."""
+        again = (peer, number) in self.answers
         if number and self.answers.setdefault((peer, number), value) != value:
             before = self.answers[peer, number]
             raise Violation("a change was made twice", number=number, before=before, now=value)
+        deletion = self.queues.deletions.pop((peer, number), None)
+        if deletion is not None and not (deletion.done or value.get("partial") or again):
+            raise Violation("a queue that was deleted is there", queue=deletion.queue)
 
     def _cancel(self, peer: bytes, message: Cancel) -> None:
         self._taken_back(peer, message.source)
@@ -612,11 +620,24 @@ class Book:
                     sequence += len(order.bodies) if sequence else 0
 
     def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
+        if message.about == CHANGE and message.code not in NO_OUTCOME:
+            self.queues.deletions.pop((peer, message.ref), None)
+        if message.about == OFFER and self.credit.newest(peer, message.ref) is None:
+            self._offer_ended(peer, message)
         if message.ref and message.about == CHANGE:
             self.audit.sent(peer, message)
         if message.ref and message.about in _NUMBERED and message.code not in NO_OUTCOME:
             for order in self._orders(peer, message.ref):
                 self._refused(peer, order, message)
+
+    def _offer_ended(self, peer: bytes, message: Error) -> None:
+        """An offer is refused, or ends with its queue."""
+        offer = self.offers.get((peer, message.ref))
+        self._taken_back(peer, message.ref)
+        if offer is not None and message.code == NotFound.code:
+            deletions = self.queues.deletions_of(("service", offer.service))
+            if not any(deletion.cascade for deletion in deletions):
+                raise Violation("an offer has ended with no queue", peer=peer, service=offer.service)
 
     def _refused(self, peer: bytes, order: Order, message: Error) -> None:
         self._outcome(order, message.ref, stored=False)

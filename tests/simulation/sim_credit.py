@@ -16,6 +16,7 @@ from sim_origin import Violation
 from malamute.errors import AddressTaken, Disconnected
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import (
+    BY_TYPE,
     MAILBOX,
     Ack,
     Cancel,
@@ -31,7 +32,7 @@ from malamute.protocol.messages import (
     Welcome,
 )
 
-HELLO, CANCEL = 1, 8
+HELLO, CANCEL, OFFER = 1, 8, BY_TYPE[Offer].opcode
 
 
 class Grant:
@@ -121,7 +122,9 @@ class CreditBook:
             pages[0] = {}
         elif isinstance(message, Error) and message.about == HELLO and len(pages) > 1:
             pages.pop()
-        elif isinstance(message, Ok) and message.about == CANCEL:
+        elif (isinstance(message, Ok) and message.about == CANCEL) or (
+            isinstance(message, Error) and message.about == OFFER
+        ):
             pages[0].pop(message.ref, None)
 
     def grant(self, peer: bytes, source: int) -> Grant:

@@ -46,6 +46,15 @@ Name = tuple[str, str]
 """The kind and the name of a queue."""
 
 
+class Deletion:
+    """What an operator wants deleted, until he is answered."""
+
+    def __init__(self, queue: Name, *, cascade: bool) -> None:
+        self.queue = queue
+        self.cascade = cascade
+        self.done = False
+
+
 _KEPT = (
     "completed",
     "finals",
@@ -106,6 +115,8 @@ class QueueBook:
         self.said: dict[Key, dict[str, str]] = {}
         """What the broker was sent about each message in this iteration."""
         self.purged: set[Name] = set()
+        self.deletions: dict[tuple[bytes, int], Deletion] = {}
+        """Those under way, by who asked for them and the number. Each takes some iterations."""
         self.withdrawn: set[tuple[Name, str, int | str]] = set()
         """What operators and senders took back in this iteration."""
         self.heard: set[bytes] = set()
@@ -160,7 +171,7 @@ class QueueBook:
         """The broker wants to store something."""
         # What is stored again tells nothing new.
         new = append._replace(operations=[o for o in append.operations if not self._is_again(o)])
-        self.dead.handed_out(new, self.purged)
+        self.dead.handed_out(new, self._purged())
         facts = Facts(new, self.dead.again)
         self.feeds.begin(append)
         for operation in append.operations:
@@ -234,9 +245,18 @@ class QueueBook:
             said["rejected"] = mail.rejected
         if (key[:2], sender, (mail.message.properties or {}).get("correlation")) in self.withdrawn:
             said["withdrawn"] = ""
-        if key[:2] in self.purged:
+        if key[:2] in self._purged():
             said["purged"] = ""
         return said
+
+    def _purged(self) -> set[Name]:
+        """The queues, and those of dead letters, that operators empty."""
+        kinds = [(d.queue, suffix) for d in self.deletions.values() for suffix in ("", "-dead")]
+        return self.purged | {(kind + suffix, name) for (kind, name), suffix in kinds}
+
+    def deletions_of(self, queue: Name) -> list[Deletion]:
+        """The deletions of a queue that are under way."""
+        return [deletion for deletion in self.deletions.values() if deletion.queue == queue]
 
     def _remove(self, removal: DeleteQueue) -> list[Mail]:
         """A private mailbox goes with its session. Another queue goes when nothing is left that needs it.
@@ -245,9 +265,15 @@ class QueueBook:
         """
         kind, name, now = removal.kind, removal.queue, self.now()
         if not name.startswith("$"):
+            deletions = self.deletions_of((base_of(kind), name))
+            for deletion in deletions:
+                deletion.done = True
+            if deletions:
+                self._forget_identities((kind, name))
             if reason := self.need_for((base_of(kind), name)):
                 raise Violation("a queue was removed that is needed", queue=(kind, name), reason=reason)
-            if now < self._used.get((kind, name), 0.0) + self.policy.idle_seconds - MOMENT:
+            idle_at = self._used.get((kind, name), 0.0) + self.policy.idle_seconds - MOMENT
+            if now < idle_at and not deletions:
                 raise Violation("a queue was removed too early", queue=(kind, name), now=now)
         if is_dead(kind):
             self.dead.removed(removal)
@@ -257,6 +283,9 @@ class QueueBook:
             del self.mail[mail.key]
             self.old[mail.key] = mail
         return gone + [mail for key, mail in self.old.items() if key[:2] == (kind, name) and mail not in gone]
+
+    def _forget_identities(self, queue: Name) -> None:
+        self.identities = {key: known for key, known in self.identities.items() if key[:2] != queue}
 
     def need_for(self, queue: Name) -> str:
         """Why a queue has to be there, whoever may be there for it; empty if it has not."""

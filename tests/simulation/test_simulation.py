@@ -12,7 +12,7 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
-from sim_admin import LEFT_OUT, MADE, changing
+from sim_admin import LEFT_OUT, changing
 from sim_client import FEED_STARTS, SUBJECTS
 from sim_dead import DeadBook
 from sim_disk import Disk, Workers
@@ -38,6 +38,7 @@ from malamute.core.stored_values import StoredValues
 from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
+from malamute.protocol.admin import CHANGES
 from malamute.store.commit import Append
 from malamute.store.operations import DeleteMessages, MarkDelivered, PutValue, ReadChunks, StoredMessage
 from malamute.store.policies import QueuePolicy, StreamRetention
@@ -244,6 +245,11 @@ def _record_twice(audit, details, count):
     _WRITE_RECORD(audit, details, count)
 
 
+def _delete_nothing(core, queue, gone, answered):
+    answered(gone, before=gone)
+    yield from ()
+
+
 def _let_retentions_stand(values, name, value, pending, error):
     if isinstance(value, StreamRetention):
         error = None
@@ -429,6 +435,20 @@ BROKEN = {
         "malamute.core.queue.queue.Queue.used",
         _needless("dedup.known"),
     ),
+    "a mailbox is deleted though its owner is there": ("malamute.core.admin.queue_deletion._check", _nothing),
+    "a queue is deleted with what has come meanwhile": (
+        "malamute.core.admin.queue_deletion._check_empty",
+        _nothing,
+    ),
+    "a queue is deleted and its consumers are not told": (
+        "malamute.core.admin.queue_deletion._end_consumers",
+        lambda *arguments: iter(()),
+    ),
+    "a queue in use is deleted without a cascade": (
+        "malamute.core.admin.queue_deletion._check_unused",
+        _nothing,
+    ),
+    "a queue that is deleted stays": ("malamute.core.admin.queue_deletion._deletion", _delete_nothing),
     "a start at a time is at the head": (
         "malamute.core.stream.start.at_time",
         lambda asked, time, found: Position(asked.head),
@@ -582,6 +602,11 @@ NOTICED = {
     "what has expired is left out in silence": (plan_of, 25),
     "a stream at rest does not age": (plan_of, 41),
     "what was taken back is not told": (plan_of, 31),
+    "a mailbox is deleted though its owner is there": (plan_of, 162),
+    "a queue is deleted with what has come meanwhile": (plan_of, 712),
+    "a queue is deleted and its consumers are not told": (plan_of, 237),
+    "a queue in use is deleted without a cascade": (plan_of, 112),
+    "a queue that is deleted stays": (plan_of, 62),
 }
 """Where the search for what these do begins: by itself it comes there late. What is noticed elsewhere, when
 something has changed, takes longer and is noticed as well."""
@@ -669,11 +694,11 @@ def test_nothing_is_read_of_a_connection_before_the_monitor_has_told_of_it():
 
 def test_every_change_is_given_with_every_argument_that_it_takes():
     given: dict[str, set[str]] = {}
-    for a, b in product(range(len(MADE)), (0, *(1 << place for place in range(8)))):
+    for a, b in product(range(len(CHANGES)), (0, *(1 << place for place in range(8)))):
         topic, arguments = changing(a, b, 0)
-        MADE[topic].parse(arguments)
+        CHANGES[topic].parse(arguments)
         given.setdefault(topic, set()).update(arguments)
-    for topic, change in MADE.items():
+    for topic, change in CHANGES.items():
         left_out = {name for of, name in LEFT_OUT if of == topic}
         assert given[topic] == {*change.rules.required, *change.rules.optional} - left_out, topic
 
