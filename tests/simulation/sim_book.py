@@ -30,6 +30,7 @@ from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import NotFound, TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.arguments import FEED_PREFIX
+from malamute.protocol.batch import Columns
 from malamute.protocol.messages import (
     EXPIRED,
     MAILBOX,
@@ -248,7 +249,7 @@ class Book:
 
     def _offer(self, peer: bytes, message: Offer) -> None:
         self.offers[peer, message.source] = message
-        self.waiting.offered.add(("service", message.service))
+        self.waiting.offered.add((message.kind, message.service))
 
     def _withdraw(self, peer: bytes, message: Withdraw) -> None:
         sender = self.mailboxes.get(peer, "")
@@ -328,7 +329,8 @@ class Book:
             self._settled(peer, Ack(MAILBOX, message.acks))
         origin = self.author.origin(message.records[0] or b"")
         origin.order.awaited |= any(
-            offer.service == message.service and takes(offer, origin.subject)
+            (offer.kind, offer.service) == ("service", message.service)
+            and takes(offer, origin.subject, origin.sender)
             for offer in self.offers.values()
         )
 
@@ -514,12 +516,18 @@ class Book:
             queue = self._queue(peer, grant)
             timeout = grant.began.ack_timeout / 1000 if isinstance(grant.began, Offer) else 0.0
             self.queues.delivered((peer, message.source), queue, columns, timeout)
-            if isinstance(grant.began, Offer):
+            self._check_taken(grant.began, columns)
+            if queue[0] == "service":
                 self.queues.check_binding((peer, message.source), queue, columns, self._takes)
+
+    def _check_taken(self, offer: Offer | None, columns: Columns) -> None:
+        for subject, sender in zip(columns.subjects, columns.all_senders(), strict=True):
+            if not takes(offer, subject, sender):
+                raise Violation("a message came to who does not take it", subject=subject, sender=sender)
 
     def _takes(self, holder: tuple[bytes, int], subject: str) -> bool:
         offer = self.offers.get(holder)
-        return offer is not None and takes(offer, subject)
+        return offer is not None and takes(offer, subject, "")
 
     def _recall(self, peer: bytes, message: Recall, blocked: bool) -> None:
         grant = self.credit.grant(peer, message.source)
@@ -578,7 +586,7 @@ class Book:
 
     def _queue(self, peer: bytes, grant: Grant) -> tuple[str, str]:
         if isinstance(grant.began, Offer):
-            return ("service", grant.began.service)
+            return (grant.began.kind, grant.began.service)
         return ("mailbox", self.mailboxes[peer])
 
     def _welcome(self, peer: bytes, message: Welcome, blocked: bool) -> None:
@@ -635,7 +643,7 @@ class Book:
         offer = self.offers.get((peer, message.ref))
         self._taken_back(peer, message.ref)
         if offer is not None and message.code == NotFound.code:
-            deletions = self.queues.deletions_of(("service", offer.service))
+            deletions = self.queues.deletions_of((offer.kind, offer.service))
             if not any(deletion.cascade for deletion in deletions):
                 raise Violation("an offer has ended with no queue", peer=peer, service=offer.service)
 

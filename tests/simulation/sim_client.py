@@ -19,7 +19,7 @@ from sim_origin import Order, Origin, Violation, body_of, mailbox_of
 from sim_plan import Setup
 from sim_streams import Reader
 from sim_verbs import VERBS
-from sim_wants import CRITERIA, HEADERS, OFFERS
+from sim_wants import CRITERIA, HEADERS, OFFERS, SENDERS
 
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import OutcomeTracking
@@ -36,6 +36,13 @@ from malamute.protocol.names import AUDIT
 ADDRESSES = ("ann", "bob", "", "cat", "")
 STREAMS = ("kept", "more", "live")
 SERVICES = ("print", "scan")
+CLUB = "club"
+"""A mailbox that is nobody's."""
+OFFERED = (
+    *(("service", name, OFFERS) for name in SERVICES),
+    *(("mailbox", name, [criteria for criteria, _, _ in SENDERS.values()]) for name in ("ann", CLUB)),
+)
+"""What programs offer to consume from, mailboxes only where they share these."""
 SUBJECTS = ("a.x", "a.y", "b.x", "b.y")
 STARTS = ("new", "first", "last", "last-per-subject", "seq:1", "seq:9", "time", "since:2s")
 FEED_STARTS = ("", "", "", "", "", "", "new", "first", "last", "seq:3", "time", "since:2s")
@@ -175,7 +182,8 @@ class Client:
 
     def send_mail(self, a: int, b: int, c: int) -> str:
         """Send to somebody who may be there."""
-        target = [name for name in ADDRESSES if name][b % 3]
+        targets = [*(name for name in ADDRESSES if name), *([CLUB] * self.setup.shared)]
+        target = targets[b % len(targets)]
         tracked = bool(self.address) and (a // 2 + b + c) % 100 < self.setup.wishes
         order = self._order("send", target, numbered=tracked or c % 4 > 0)
         if order is None:
@@ -238,7 +246,7 @@ class Client:
         if offer.ended:
             self.tasks.remove((offer, item))
             return ""
-        if kind == 0:
+        if kind == 0 or self._is_mail(offer):
             self.tasks.remove((offer, item))
             self._let_go(offer.number, item)
             offer.finish(item.sequence)
@@ -266,9 +274,13 @@ class Client:
         if not self.tasks:
             return ""
         offer, item = self.tasks[a % len(self.tasks)]
-        if offer.ended or not self._reply(offer, item, c, final=True):
+        if offer.ended or self._is_mail(offer) or not self._reply(offer, item, c, final=True):
             return ""
         return self._reply(offer, item, c, final=True)
+
+    def _is_mail(self, offer: ConsumerSource) -> bool:
+        """Whether what an offer brings is mail, to which there is no reply."""
+        return offer.command().kind == "mailbox"
 
     def commit(self, a: int, b: int, c: int) -> str:
         """Commit what a subscription has had."""
@@ -340,20 +352,23 @@ class Client:
         return f"cancels {source.number}"
 
     def offer(self, a: int, b: int, c: int) -> str:
-        """Offer to work."""
+        """Offer to work, or to consume from a mailbox that others have, too."""
         if len(self.offers) >= SOURCES_MAX:
             return ""
-        criteria = OFFERS[b % len(OFFERS)]
+        offered = OFFERED if self.setup.shared else OFFERED[: len(SERVICES)]
+        kind, name, wanted = offered[a % len(offered)]
+        criteria = wanted[b % len(wanted)]
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
         offer = self.session.inbox.offer(
-            SERVICES[a % 2],
+            name,
             criteria,
             credit=credit,
             credit_bytes=size_bytes,
             ack_timeout=ACK_TIMEOUTS_MS[b // 8 % 4],
+            kind=kind,
         )
         self.offers.append(offer)
-        return f"offers {offer.number} for {SERVICES[a % 2]} {criteria} {credit}/{size_bytes}"
+        return f"offers {offer.number} for {kind}/{name} {criteria} {credit}/{size_bytes}"
 
     def open_mailbox(self, a: int, b: int, c: int) -> str:
         """Begin to take mail, or take no more."""

@@ -73,6 +73,9 @@ THEMES: Sequence[frozenset[str]] = (
 )
 """What the programs of a run care for: one pattern of the three, the way from one to another, or all."""
 
+SHARED = THEMES[1] | {"offer", "take_request", "reply", "cancel"}
+"""What they care for where they share mailboxes."""
+
 WORK_WEIGHTS: Mapping[str, int] = {
     "turn": 110,
     "client": 110,
@@ -142,6 +145,8 @@ class Setup(NamedTuple):
     """Whether the broker has its stream of changes."""
     tight: Mapping[str, int] = {}
     """Limits in bytes that are small."""
+    shared: bool = False
+    """Whether programs consume from mailboxes beside their owners, and from one that is nobody's."""
     age_seconds: float = 0.0
     """For how long streams keep their messages, if that is less than a run takes."""
 
@@ -172,7 +177,8 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     restored = THEMES[3] if seed // 48 % 2 else THEMES[seed // 16 % 3]
     theme = restored if restores else THEMES[0] if clocks and seed % 16 == 4 else theme
     fed = flaws and seed // 10 % 2
-    weights = _weights(chance, THEMES[3] if fed else theme)
+    shared = theme is None and not flaws and seed % 14 == 9
+    weights = _weights(chance, THEMES[3] if fed else SHARED if shared else theme)
     if fed:
         # By itself hardly any run has damage, and feeds that have got anywhere by then.
         weights["feed"], weights["round"] = 40, 200
@@ -199,6 +205,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         flaws=flaws,
         audit=theme is None and seed % 4 == 2,
         tight=tight,
+        shared=shared,
     )
     if "identities_bytes" in tight:
         setup = setup._replace(wishes=60)

@@ -77,7 +77,7 @@ class WaitingBook:
                 continue
             offer = began(consumer.session.peer, consumer.source)
             for sequence, entry in waits.entries.items():
-                if not Wishes(entry.message).key and takes(offer, entry.message.subject):
+                if not Wishes(entry.message).key and takes(offer, entry.subject, entry.sender):
                     raise Violation(
                         "a message waits for an idle worker",
                         queue=(queue.kind, queue.name),
@@ -97,7 +97,7 @@ class WaitingBook:
             offer = began(entry.consumer.session.peer, entry.consumer.source)
             place = self._place(sequence, entry)
             for other, waits in passed:
-                if other < place and takes(offer, waits.message.subject):
+                if other < place and takes(offer, waits.subject, waits.sender):
                     raise Violation(
                         "a message was passed over", queue=name, waits=waits.message.sequence, given=sequence
                     )

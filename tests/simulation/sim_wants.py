@@ -78,7 +78,15 @@ def key_of(criteria: Iterable[tuple[str, Any]], where: str) -> Any:
     return frozenset((family, family_named(family).normalise(pattern)) for family, pattern in criteria), where
 
 
-WANTS = {key_of(criteria, where): wants for criteria, where, wants in CRITERIA.values()}
+SENDERS: dict[str, tuple[list[tuple[str, Any]], str, Wants]] = {
+    "all": CRITERIA["all"],
+    "one": ([("exact", "ann")], "", lambda origin: origin.subject == "ann"),
+    "some": ([("regex", "^(bob|cat)$")], "", lambda origin: origin.subject in ("bob", "cat")),
+    "two": ([("prefix", "b"), ("exact", "ann")], "", lambda origin: origin.subject in ("ann", "bob")),
+}
+"""Criteria of those who share a mailbox, which go by the address of the sender in place of the subject."""
+
+WANTS = {key_of(criteria, where): wants for criteria, where, wants in (*CRITERIA.values(), *SENDERS.values())}
 
 
 def wants_of(subscribe: Subscribe) -> Wants:
@@ -86,11 +94,11 @@ def wants_of(subscribe: Subscribe) -> Wants:
     return WANTS[key_of(subscribe.criteria, subscribe.where)]
 
 
-def takes(offer: Offer | None, subject: str) -> bool:
-    """Whether an offer is for requests with this subject. None is a mailbox, which takes everything."""
+def takes(offer: Offer | None, subject: str, sender: str) -> bool:
+    """Whether an offer is for such a message. None is the owner of a mailbox, who takes everything."""
     if offer is None:
         return True
-    return WANTS[key_of(offer.criteria, "")](Subject(subject))
+    return WANTS[key_of(offer.criteria, "")](Subject(sender if offer.kind == "mailbox" else subject))
 
 
 class Subject(NamedTuple):

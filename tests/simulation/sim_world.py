@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim_client import ADDRESSES, HABITS, SERVICES, STREAMS, Client
+from sim_client import ADDRESSES, CLUB, HABITS, OFFERED, SERVICES, STREAMS, Client
 from sim_clock import Wall
 from sim_damage import FlawedStore
 from sim_dead import base_of
@@ -26,6 +26,7 @@ from malamute.client.session.session import State
 from malamute.errors import TooLarge
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.limits import Limits
+from malamute.protocol.names import Kind
 from malamute.server.worker import DamageFound
 
 ROUNDS_MAX = 300
@@ -416,10 +417,15 @@ class World:
             client.session.inbox.open_mailbox(-1, -1)
         if client.session.state is State.READY and not client.serves_all:
             client.serves_all = True
-            for service in SERVICES:
+            for kind, name in self._everybodys():
                 client.offers.append(
-                    client.session.inbox.offer(service, [("all", "")], credit=-1, credit_bytes=-1)
+                    client.session.inbox.offer(name, [("all", "")], credit=-1, credit_bytes=-1, kind=kind)
                 )
+
+    def _everybodys(self) -> list[tuple[Kind, str]]:
+        """The queues that all programs consume from in the end."""
+        shared: list[tuple[Kind, str]] = [("mailbox", CLUB)] if self.setup.shared else []
+        return [*(("service", service) for service in SERVICES), *shared]
 
     def check(self) -> None:
         """Nobody is owed anything."""
@@ -431,7 +437,7 @@ class World:
             self._check_replies(client)
             self._check_trackings(client)
         queues = {("mailbox", client.mailbox) for client in self.clients}
-        self.book.queues.check_done(queues | {("service", service) for service in SERVICES})
+        self.book.queues.check_done({*queues, *self._everybodys()})
         self.book.queues.feeds.check_done(self._without_room())
         self._check_broker()
         self.book.audit.check_done()
@@ -467,6 +473,8 @@ class World:
         if not client.address and client.peer in self.book.ended:
             # Its session has expired, and its private mailbox with it.
             return
+        if self._is_shared(client):
+            return
         for asked in client.asked:
             body = asked.body
             got = any(reply.final for reply in asked.replies)
@@ -486,7 +494,13 @@ class World:
         if len(core.queue_limits.trackers._open) != tracked:
             raise Violation("trackers are open that track nothing", tracked=tracked)
 
+    def _is_shared(self, client: Client) -> bool:
+        """Whether others may have had the replies and outcomes of a client."""
+        return self.setup.shared and ("mailbox", client.mailbox) in [offered[:2] for offered in OFFERED]
+
     def _check_trackings(self, client: Client) -> None:
+        if self._is_shared(client):
+            return
         ends = self.book.queues.outcome_ends
         for tracking in client.trackings:
             # A name that the program chose may be that of an outcome of the program before it.

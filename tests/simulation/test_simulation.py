@@ -30,6 +30,7 @@ from malamute.core.feed.stream_feed import StreamFeed
 from malamute.core.feed.table import Feeds
 from malamute.core.queue import purge, redrive
 from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
+from malamute.core.queue.dispatch import Dispatcher
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
@@ -250,6 +251,11 @@ def _delete_nothing(core, queue, gone, answered):
     yield from ()
 
 
+def _dispatch_by_subject(dispatcher, sequences):
+    dispatcher._by_sender = False
+    _DISPATCH(dispatcher, sequences)
+
+
 def _let_retentions_stand(values, name, value, pending, error):
     if isinstance(value, StreamRetention):
         error = None
@@ -258,6 +264,7 @@ def _let_retentions_stand(values, name, value, pending, error):
 
 _WRITE_RECORD = Audit._write
 _VALUE_SETTLED = StoredValues._settled
+_DISPATCH = Dispatcher.dispatch
 _RESTORE_QUEUE = Queue.restore
 _DEAD_LETTER = Settlement._dead_letter
 _ADD_DEAD = DeadLetters.add
@@ -449,6 +456,10 @@ BROKEN = {
         _nothing,
     ),
     "a queue that is deleted stays": ("malamute.core.admin.queue_deletion._deletion", _delete_nothing),
+    "who shares a mailbox selects by the subject": (
+        "malamute.core.queue.dispatch.Dispatcher.dispatch",
+        _dispatch_by_subject,
+    ),
     "a start at a time is at the head": (
         "malamute.core.stream.start.at_time",
         lambda asked, time, found: Position(asked.head),
@@ -607,6 +618,7 @@ NOTICED = {
     "a queue is deleted and its consumers are not told": (plan_of, 237),
     "a queue in use is deleted without a cascade": (plan_of, 112),
     "a queue that is deleted stays": (plan_of, 62),
+    "who shares a mailbox selects by the subject": (plan_of, 79),
 }
 """Where the search for what these do begins: by itself it comes there late. What is noticed elsewhere, when
 something has changed, takes longer and is noticed as well."""
