@@ -136,6 +136,18 @@ def test_what_comes_meanwhile_keeps_the_queue_and_that_is_told(bench: Bench) -> 
     assert hanging(bench)[1:3] == (1, 0)
 
 
+def test_without_cascade_who_offers_meanwhile_keeps_the_queue(bench: Bench) -> None:
+    bench.tell("alice", request(b"1", service="free"))
+    bench.settle()
+    bench.tell("alice", delete(name="free"))
+    bench.tell("bob", offer(8, credit=-1, service="free"))
+    bench.settle()
+    assert [m.value["partial"] for m in bench.sent("alice") if isinstance(m, Ok)] == [True]
+    bench.tell("alice", request(b"2", service="free"))
+    bench.settle()
+    assert bench.bodies("bob") == [b"2"]
+
+
 def test_a_deletion_that_the_disk_breaks_off_says_that_a_part_has_ended(bench: Bench) -> None:
     bench.tell("alice", delete(cascade=True))
     while len(bench.core.feeds.by_name):

@@ -246,7 +246,7 @@ def _record_twice(audit, details, count):
     _WRITE_RECORD(audit, details, count)
 
 
-def _delete_nothing(core, queue, gone, answered):
+def _delete_nothing(core, queue, gone, answered, cascade):
     answered(gone, before=gone)
     yield from ()
 
@@ -452,8 +452,8 @@ BROKEN = {
         lambda *arguments: iter(()),
     ),
     "a queue in use is deleted without a cascade": (
-        "malamute.core.admin.queue_deletion._check_unused",
-        _nothing,
+        "malamute.protocol.admin.QueueDelete.cascade",
+        property(lambda wanted: True, _nothing),
     ),
     "a queue that is deleted stays": ("malamute.core.admin.queue_deletion._deletion", _delete_nothing),
     "who shares a mailbox selects by the subject": (

@@ -40,10 +40,12 @@ def delete_queue(
     if wanted.dry_run:
         answered(gone, before=gone)
     else:
-        run_workflow(core.effects, _deletion(core, queue, gone, answered))
+        run_workflow(core.effects, _deletion(core, queue, gone, answered, cascade=wanted.cascade))
 
 
-def _deletion(core: Engines, queue: Queue, gone: QueueDeleted, answered: Answered) -> Workflow:
+def _deletion(
+    core: Engines, queue: Queue, gone: QueueDeleted, answered: Answered, *, cascade: bool
+) -> Workflow:
     place = Place(queue.kind, queue.name)
     some = QueueDeleted(**{**vars(gone), "partial": True})
     answer = partial(answered, before=gone)
@@ -65,8 +67,11 @@ def _deletion(core: Engines, queue: Queue, gone: QueueDeleted, answered: Answere
         otherwise = some
     try:
         _check_empty(core, queue)
-        yield from _end_consumers(core, queue)
-        _check_empty(core, queue)
+        if cascade:
+            yield from _end_consumers(core, queue)
+            _check_empty(core, queue)
+        elif queue.consumers:
+            raise TryLater(f"{queue.kind} {queue.name!r} has consumers by now: retry later")
     except MalamuteError:
         if otherwise is None:
             raise
