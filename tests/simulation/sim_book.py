@@ -26,6 +26,7 @@ from sim_wants import takes, wants_of
 
 from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
+from malamute.core.events import EVENTS
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import NotFound, TryLater
 from malamute.journal.memory import MemoryStore
@@ -62,6 +63,7 @@ from malamute.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from malamute.protocol.names import AUDIT
 from malamute.store.commit import Append
 from malamute.store.operations import (
     FLOOR,
@@ -76,13 +78,15 @@ from malamute.store.operations import (
     Stranded,
 )
 from malamute.store.policies import QueuePolicy, StreamRetention
-from malamute.store.tables import CURSORS, OUTCOMES, RETENTIONS, SESSIONS
+from malamute.store.tables import CURSORS, FEEDS, OUTCOMES, RETENTIONS, SESSIONS
 
 SUBSCRIBE = 6
 CHANGE = 15
 NO_DISK = "write backlog is full"
 """What may be said against a final reply that comes at a bad time."""
 
+BROKERS_OWN = (EVENTS, AUDIT, NO_JOURNAL)
+"""Streams that are there without anybody's asking; the last has its auditor."""
 
 Place = tuple[tuple[bytes, int], tuple[str, str]]
 
@@ -145,6 +149,13 @@ class Book:
         self.ends: dict[tuple[bytes, int], int] = {}
         """Where its stream ended then."""
 
+        self._there: set[tuple[bytes, int]] = set()
+        """Subscriptions that were asked for to streams that are there."""
+        self._deleted: set[str] = set()
+        """Streams that operators want deleted from this broker, now or then."""
+        self._named: set[str] = set()
+        """The streams that somebody may have made."""
+
     def numbered(self, order: Order) -> None:
         """A client has given a command a number."""
         assert order.command is not None
@@ -158,6 +169,8 @@ class Book:
         self.queues.started(recovered)
         self.audit.started(recovered)
         retentions = {name: value for (name,), value in recovered.table(RETENTIONS).items()}
+        self._named = {*BROKERS_OWN, *recovered.streams, *retentions}
+        self._named |= {stream for stream, _ in recovered.table(FEEDS)}
         if retentions != self.retentions:
             raise Violation("a retention was lost", found=retentions)
         if dict(recovered.table(CURSORS)) != self.cursors_stored:
@@ -217,6 +230,8 @@ class Book:
         self.waiting.died()
         self.recent.clear()
         self._to_store.clear()
+        self._there.clear()
+        self._deleted.clear()
         self._unlearned = False
         # A change that could not be taken back is answered, and made again if nobody knows of it any more.
         self.answers = {key: value for key, value in self.answers.items() if key[0] not in self._unnoted}
@@ -240,6 +255,8 @@ class Book:
         self._answers.received(peer, message)
         self.audit.received(peer, message)
         self.queues.heard.add(peer)
+        if isinstance(message, Publish):
+            self._named.add(message.stream)
         if handler := _READ.get(type(message)):
             handler(self, peer, message)
 
@@ -260,6 +277,7 @@ class Book:
     def _change(self, peer: bytes, message: Change) -> None:
         if message.arguments.get("dry_run"):
             return
+        self._named |= {place.split("/")[-1] for name in _PLACES if (place := message.arguments.get(name))}
         if message.topic == "queue.purge":
             kind = message.arguments["kind"] + ("-dead" if message.arguments.get("dead") else "")
             self.queues.purged.add((kind, message.arguments["name"]))
@@ -273,6 +291,7 @@ class Book:
             cursor = message.arguments["stream"], message.arguments["cursor"]
             self.recent.setdefault(cursor, set()).add(None)
         elif message.topic == "stream.delete":
+            self._deleted.add(message.arguments["stream"])
             for cursor in [*self.cursors, *self.cursors_stored, *self.lost_cursors, *self.recent]:
                 if cursor[0] == message.arguments["stream"]:
                     self.recent.setdefault(cursor, set()).add(None)
@@ -294,6 +313,10 @@ class Book:
         self.recent.setdefault((message.stream, message.cursor), set()).add(message.sequence)
 
     def _subscribe(self, peer: bytes, message: Subscribe) -> None:
+        if not message.existing:
+            self._named.add(message.stream)
+        elif message.stream not in self._deleted and self.streams.has_any(message.stream):
+            self._there.add((peer, message.source))
         key = (message.stream, message.cursor)
         # What the disk refuses, the broker takes back when it learns that.
         known = {self.cursors.get(key), self.cursors_stored.get(key), *self.recent.get(key, ())}
@@ -601,6 +624,9 @@ class Book:
         began = self.credit.began(peer, message.ref) if message.about == SUBSCRIBE else None
         if began is None:
             return
+        self._there.discard((peer, message.ref))
+        if began.existing and began.stream not in self._named:
+            raise Violation("a subscription has made a stream that was to be there", stream=began.stream)
         self.credit.grant(peer, message.ref).position = message.value - 1
         self.streams.heads[peer, message.ref] = self.streams.last(began.stream) + 1
         if began.start.startswith("time:") and not began.cursor:
@@ -630,6 +656,9 @@ class Book:
     def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
         if message.about == CHANGE and message.code not in NO_OUTCOME:
             self.queues.deletions.pop((peer, message.ref), None)
+        not_found = message.about == SUBSCRIBE and message.code == NotFound.code
+        if not_found and (peer, message.ref) in self._there:
+            raise Violation("a subscription is refused to a stream that is there", source=message.ref)
         if message.about == OFFER and self.credit.newest(peer, message.ref) is None:
             self._offer_ended(peer, message)
         if message.ref and message.about == CHANGE:
@@ -757,4 +786,6 @@ _SENT: dict[type[Any], Any] = {
     Stored: Book._stored,
     Error: Book._error,
 }
+_PLACES = ("stream", "source", "target")
+"""Arguments of changes that name a stream which the change may make."""
 _NUMBERED = frozenset((2, 3, 4, 5, 14))

@@ -305,6 +305,7 @@ class Client:
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
         cursor = CURSORS[c // 20 % 2] if a // 3 % 2 == 0 else ""
         committed = b // 80 % 3 == 0
+        existing = self.setup.existing and b // 240 % 2 == 0
         source = self.session.inbox.subscribe(
             stream,
             criteria,
@@ -314,11 +315,13 @@ class Client:
             credit_bytes=size_bytes,
             cursor=cursor,
             committed=committed,
+            existing=existing,
         )
         self.subscriptions.append(source)
         reader = Reader(self.book.streams, source, wants, start, self.peer)
         self.readers[source.number] = reader
-        wanted = f"{criteria} {where} {start} {credit}/{size_bytes} {cursor}{' committed' * committed}"
+        wanted = f"{criteria} {where} {start} {credit}/{size_bytes} {cursor}"
+        wanted += " committed" * committed + " existing" * existing
         return f"subscribes {source.number} to {stream} {wanted}"
 
     def _readable(self, a: int) -> str:

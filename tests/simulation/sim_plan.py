@@ -147,6 +147,8 @@ class Setup(NamedTuple):
     """Limits in bytes that are small."""
     shared: bool = False
     """Whether programs consume from mailboxes beside their owners, and from one that is nobody's."""
+    existing: bool = False
+    """Whether some subscriptions are to streams that are there, or to none."""
     age_seconds: float = 0.0
     """For how long streams keep their messages, if that is less than a run takes."""
 
@@ -206,6 +208,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         audit=theme is None and seed % 4 == 2,
         tight=tight,
         shared=shared,
+        existing=theme is None and seed % 19 == 7,
     )
     if "identities_bytes" in tight:
         setup = setup._replace(wishes=60)

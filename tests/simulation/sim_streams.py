@@ -264,6 +264,10 @@ class StreamBook:
         kept = not place.stored or sequence >= self.first_kept(stream)
         return stream != self.no_journal and place.alive and kept and (stream, sequence) not in self.damaged
 
+    def has_any(self, stream: str) -> bool:
+        """Whether there is any message of a stream."""
+        return any(self.is_there(stream, sequence) for sequence in self.order.get(stream, ()))
+
     def was_there(self, stream: str, sequence: int) -> bool:
         """Whether a message is available, and was when an earlier broker sent what comes only now."""
         return self.is_there(stream, sequence) and not self.places[stream][sequence].had_expired

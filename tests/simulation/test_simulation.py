@@ -26,6 +26,7 @@ from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
 from malamute.core.audit import Audit
+from malamute.core.broker import Core
 from malamute.core.feed.stream_feed import StreamFeed
 from malamute.core.feed.table import Feeds
 from malamute.core.queue import purge, redrive
@@ -40,6 +41,7 @@ from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
 from malamute.protocol.admin import CHANGES
+from malamute.protocol.messages import Subscribe
 from malamute.store.commit import Append
 from malamute.store.operations import DeleteMessages, MarkDelivered, PutValue, ReadChunks, StoredMessage
 from malamute.store.policies import QueuePolicy, StreamRetention
@@ -256,6 +258,18 @@ def _dispatch_by_subject(dispatcher, sequences):
     _DISPATCH(dispatcher, sequences)
 
 
+def _make_what_was_to_be_there(core, peer, message, now):
+    if isinstance(message, Subscribe):
+        message = message._replace(existing=False)
+    _RECEIVE(core, peer, message, now)
+
+
+def _find_no_stream(core, peer, message, now):
+    hidden = isinstance(message, Subscribe) and message.existing
+    with patch.object(core.streams, "by_name", {}) if hidden else nullcontext():
+        _RECEIVE(core, peer, message, now)
+
+
 def _let_retentions_stand(values, name, value, pending, error):
     if isinstance(value, StreamRetention):
         error = None
@@ -264,6 +278,7 @@ def _let_retentions_stand(values, name, value, pending, error):
 
 _WRITE_RECORD = Audit._write
 _VALUE_SETTLED = StoredValues._settled
+_RECEIVE = Core.receive
 _DISPATCH = Dispatcher.dispatch
 _RESTORE_QUEUE = Queue.restore
 _DEAD_LETTER = Settlement._dead_letter
@@ -460,6 +475,14 @@ BROKEN = {
         "malamute.core.queue.dispatch.Dispatcher.dispatch",
         _dispatch_by_subject,
     ),
+    "a subscription makes the stream that was to be there": (
+        "malamute.core.broker.Core.receive",
+        _make_what_was_to_be_there,
+    ),
+    "a subscription is refused that finds its stream": (
+        "malamute.core.broker.Core.receive",
+        _find_no_stream,
+    ),
     "a start at a time is at the head": (
         "malamute.core.stream.start.at_time",
         lambda asked, time, found: Position(asked.head),
@@ -619,6 +642,8 @@ NOTICED = {
     "a queue in use is deleted without a cascade": (plan_of, 112),
     "a queue that is deleted stays": (plan_of, 62),
     "who shares a mailbox selects by the subject": (plan_of, 79),
+    "a subscription makes the stream that was to be there": (plan_of, 83),
+    "a subscription is refused that finds its stream": (plan_of, 64),
 }
 """Where the search for what these do begins: by itself it comes there late. What is noticed elsewhere, when
 something has changed, takes longer and is noticed as well."""
