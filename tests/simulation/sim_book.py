@@ -13,7 +13,7 @@ from typing import Any
 from sim_answers import NO_OUTCOME, AnswerBook
 from sim_audit import AuditBook
 from sim_clock import MailTimes, Wall
-from sim_credit import OFFER, CreditBook, Grant
+from sim_credit import OFFER, SUBSCRIBE, CreditBook, Grant
 from sim_damage import Damaged, FlawedStore
 from sim_feeds import FeedBook, called, is_put
 from sim_machine import AUDITOR, NO_JOURNAL
@@ -80,7 +80,6 @@ from malamute.store.operations import (
 from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, OUTCOMES, RETENTIONS, SESSIONS
 
-SUBSCRIBE = 6
 CHANGE = 15
 NO_DISK = "write backlog is full"
 """What may be said against a final reply that comes at a bad time."""
@@ -153,6 +152,10 @@ class Book:
         """Subscriptions that were asked for to streams that are there."""
         self._deleted: set[str] = set()
         """Streams that operators want deleted from this broker, now or then."""
+        self._readers: dict[tuple[bytes, int], set[tuple[bytes, int]]] = {}
+        """Who read a stream when an operator wanted it deleted with what hangs on it."""
+        self.reads_nothing: set[tuple[bytes, int]] = set()
+        """Whose stream is deleted, and who was not told yet."""
         self._named: set[str] = set()
         """The streams that somebody may have made."""
 
@@ -232,6 +235,8 @@ class Book:
         self._to_store.clear()
         self._there.clear()
         self._deleted.clear()
+        self._readers.clear()
+        self.reads_nothing.clear()
         self._unlearned = False
         # A change that could not be taken back is answered, and made again if nobody knows of it any more.
         self.answers = {key: value for key, value in self.answers.items() if key[0] not in self._unnoted}
@@ -292,6 +297,8 @@ class Book:
             self.recent.setdefault(cursor, set()).add(None)
         elif message.topic == "stream.delete":
             self._deleted.add(message.arguments["stream"])
+            if message.arguments.get("cascade"):
+                self._readers[peer, message.number] = self.credit.readers(message.arguments["stream"])
             for cursor in [*self.cursors, *self.cursors_stored, *self.lost_cursors, *self.recent]:
                 if cursor[0] == message.arguments["stream"]:
                     self.recent.setdefault(cursor, set()).add(None)
@@ -302,6 +309,9 @@ class Book:
         if number and self.answers.setdefault((peer, number), value) != value:
             before = self.answers[peer, number]
             raise Violation("a change was made twice", number=number, before=before, now=value)
+        readers = self._readers.pop((peer, number), set())
+        if not (again or value.get("partial")):
+            self.reads_nothing |= {reader for reader in readers if self.credit.newest(*reader)}
         deletion = self.queues.deletions.pop((peer, number), None)
         if deletion is not None and not (deletion.done or value.get("partial") or again):
             raise Violation("a queue that was deleted is there", queue=deletion.queue)
@@ -339,6 +349,8 @@ class Book:
 
     def _taken_back(self, peer: bytes, source: int | None = None) -> None:
         self.queues.taken_back(peer, source)
+        for readers in (self.reads_nothing, *self._readers.values()):
+            readers -= {reader for reader in readers if reader[0] == peer and source in (None, reader[1])}
         gone = [(p, s) for p, s in self.offers if p == peer and source in (None, s)]
         for offer in gone:
             del self.offers[offer]
@@ -656,6 +668,8 @@ class Book:
     def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
         if message.about == CHANGE and message.code not in NO_OUTCOME:
             self.queues.deletions.pop((peer, message.ref), None)
+        if message.about == SUBSCRIBE:
+            self.reads_nothing.discard((peer, message.ref))
         not_found = message.about == SUBSCRIBE and message.code == NotFound.code
         if not_found and (peer, message.ref) in self._there:
             raise Violation("a subscription is refused to a stream that is there", source=message.ref)

@@ -32,7 +32,8 @@ from malamute.protocol.messages import (
     Welcome,
 )
 
-HELLO, CANCEL, OFFER = 1, 8, BY_TYPE[Offer].opcode
+HELLO, CANCEL = 1, 8
+SUBSCRIBE, OFFER = BY_TYPE[Subscribe].opcode, BY_TYPE[Offer].opcode
 
 
 class Grant:
@@ -123,7 +124,7 @@ class CreditBook:
         elif isinstance(message, Error) and message.about == HELLO and len(pages) > 1:
             pages.pop()
         elif (isinstance(message, Ok) and message.about == CANCEL) or (
-            isinstance(message, Error) and message.about == OFFER
+            isinstance(message, Error) and message.about in (SUBSCRIBE, OFFER)
         ):
             pages[0].pop(message.ref, None)
 
@@ -144,6 +145,17 @@ class CreditBook:
         pages = self._pages.get(peer)
         grant = pages[0].get(source) if pages else None
         return grant.began if grant else None
+
+    def readers(self, stream: str) -> set[tuple[bytes, int]]:
+        """The subscriptions to a stream that stand."""
+        return {
+            (peer, source)
+            for peer, pages in self._pages.items()
+            for source, grant in pages[-1].items()
+            if isinstance(grant.began, Subscribe)
+            and grant.began.stream == stream
+            and grant.position is not None
+        }
 
     def closed(self, peer: bytes) -> None:
         """The session has ended."""

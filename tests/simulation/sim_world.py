@@ -459,6 +459,8 @@ class World:
         return {called(n) for n, feed in feeds.items() if feed.full and (lasting or feed.full > free_bytes)}
 
     def _check_answers(self) -> None:
+        if self.book.reads_nothing:
+            raise Violation("who read a stream that is deleted is not told", readers=self.book.reads_nothing)
         for client in self.clients:
             if client.is_over:
                 raise Violation("a client is over", client=client.name, error=str(client.session.error))

@@ -248,6 +248,10 @@ def _record_twice(audit, details, count):
     _WRITE_RECORD(audit, details, count)
 
 
+def _end_nobody(*arguments):
+    yield from ()
+
+
 def _delete_nothing(core, queue, gone, answered, cascade):
     answered(gone, before=gone)
     yield from ()
@@ -464,7 +468,7 @@ BROKEN = {
     ),
     "a queue is deleted and its consumers are not told": (
         "malamute.core.admin.queue_deletion._end_consumers",
-        lambda *arguments: iter(()),
+        _end_nobody,
     ),
     "a queue in use is deleted without a cascade": (
         "malamute.protocol.admin.QueueDelete.cascade",
@@ -482,6 +486,10 @@ BROKEN = {
     "a subscription is refused that finds its stream": (
         "malamute.core.broker.Core.receive",
         _find_no_stream,
+    ),
+    "a stream is deleted and its readers are not told": (
+        "malamute.core.admin.deletion._end",
+        _end_nobody,
     ),
     "a start at a time is at the head": (
         "malamute.core.stream.start.at_time",
@@ -588,7 +596,7 @@ NOTICED = {
     "a feed does not wait for its requests": (plan_of, 218),
     "a feed leaves out what has no room": (plan_of, 40),
     "a feed that is full does not go on": (plan_of, 40),
-    "a feed does not tell what it cannot have": (plan_of, 72),
+    "a feed does not tell what it cannot have": (plan_of, 12),
     "a feed stays as it was": (plan_of, 218),
     "a feed does not survive a restart": (plan_of, 0),
     "a queue is removed too early": (plan_of, 53),
@@ -606,14 +614,14 @@ NOTICED = {
     "a feed that was set back goes on where it was before": (set_back, 51),
     "a restored feed goes on at the head": (plan_of, 1412),
     "a restored feed begins again": (plan_of, 155),
-    "a lost cursor that is set again stays lost": (plan_of, 568),
+    "a lost cursor that is set again stays lost": (plan_of, 778),
     "a feed that is set again is reported as lost": (plan_of, 178),
     "a change has no record": (plan_of, 2),
     "the record of a change is not stored with it": (plan_of, 2),
     "a change has two records": (plan_of, 6),
     "a refused change has no record": (plan_of, 2),
     "a record that the disk refuses is gone": (plan_of, 82),
-    "a retention that the disk refuses is in force": (plan_of, 472),
+    "a retention that the disk refuses is in force": (plan_of, 202),
     "what cannot be read is not settled": (plan_of, 8),
     "what cannot be read dies for another reason": (plan_of, 8),
     "nobody is notified that a request is lost": (plan_of, 188),
@@ -637,11 +645,12 @@ NOTICED = {
     "a stream at rest does not age": (plan_of, 41),
     "what was taken back is not told": (plan_of, 31),
     "a mailbox is deleted though its owner is there": (plan_of, 162),
-    "a queue is deleted with what has come meanwhile": (plan_of, 712),
+    "a queue is deleted with what has come meanwhile": (plan_of, 2217),
     "a queue is deleted and its consumers are not told": (plan_of, 237),
     "a queue in use is deleted without a cascade": (plan_of, 112),
     "a queue that is deleted stays": (plan_of, 62),
     "who shares a mailbox selects by the subject": (plan_of, 79),
+    "a stream is deleted and its readers are not told": (plan_of, 57),
     "a subscription makes the stream that was to be there": (plan_of, 83),
     "a subscription is refused that finds its stream": (plan_of, 64),
 }
