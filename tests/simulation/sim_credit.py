@@ -13,7 +13,7 @@ from typing import Any
 
 from sim_origin import Violation
 
-from malamute.errors import AddressTaken, Disconnected
+from malamute.errors import AddressTaken, Disconnected, NotFound
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import (
     BY_TYPE,
@@ -124,8 +124,11 @@ class CreditBook:
         elif isinstance(message, Error) and message.about == HELLO and len(pages) > 1:
             pages.pop()
         elif (isinstance(message, Ok) and message.about == CANCEL) or (
-            isinstance(message, Error) and message.about in (SUBSCRIBE, OFFER)
+            isinstance(message, Error)
+            and message.about in (SUBSCRIBE, OFFER)
+            and message.code == NotFound.code
         ):
+            # It has ended. One that comes twice is refused, and the first stands.
             pages[0].pop(message.ref, None)
 
     def grant(self, peer: bytes, source: int) -> Grant:
