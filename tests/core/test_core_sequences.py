@@ -153,6 +153,14 @@ def test_what_the_disk_refused_with_its_reservation_waits_for_another_one():
     assert bench.bodies("bob") == [b"1"]
 
 
+def test_a_duplicate_of_what_waits_for_its_reservation_is_not_confirmed():
+    bench = new_bench()
+    bench.tell("alice", send("bob", b"1", id="x"))
+    bench.fail()
+    answers = bench.ask("carl", send("bob", b"1", number=1, id="x"))
+    assert [m.code for m in answers if isinstance(m, Error)] == [503]
+
+
 def test_nothing_overtakes_what_waits_for_its_reservation():
     bench = new_bench()
     bench.tell("alice", request(b"1"))

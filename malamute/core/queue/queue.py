@@ -239,6 +239,7 @@ class Queue:
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
         """The disk has what waited for it, or will never have it."""
         if not (error is None or confirmed or self.usage.in_memory or self._may_be_early(sequences)):
+            self._keep_in_memory(sequences)
             self.limits.sequences.when_reserved(lambda: self._stored(sequences, error, confirmed))
             return
         self.states.commit(len(sequences))
