@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sim_machine import NO_JOURNAL
 from sim_wants import CRITERIA
 
 from malamute.core.events import EVENTS
@@ -116,4 +117,7 @@ def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
         arguments["criteria"] = [[*criterion] for criterion in criteria]
     if "target" in arguments:
         arguments["target"] = target_of(arguments["feed"])
+    if arguments.get("stream") == NO_JOURNAL and "cascade" in arguments:
+        # The book knows of its messages by one who reads it, and a cascade would end that.
+        arguments["cascade"] = False
     return topic, arguments

@@ -25,7 +25,7 @@ from malamute.errors import MalamuteError
 from malamute.matching.cache import UNCHARGED_BYTES
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Error, Hello, Message, Subscribe
+from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server import clock
 from malamute.server.worker import DamageFound, ReadDone
 from malamute.store.commit import Append, Written
@@ -113,14 +113,7 @@ class Machine:
         self._appends: dict[int, Append] = {}
         self.watch.started(self.disk.store.recover())
         self.core.receive(AUDITOR, Hello([VERSION], ""), self.now)
-        self._audits = 0
-        self._audit()
-
-    def _audit(self) -> None:
-        """Have the auditor read the stream without a journal: at the start, and when it was deleted."""
-        self._audits += 1
-        subscribe = Subscribe(self._audits, NO_JOURNAL, [["all", ""]], credit=-1)
-        self.core.receive(AUDITOR, subscribe, self.now)
+        self.core.receive(AUDITOR, Subscribe(1, NO_JOURNAL, [["all", ""]], credit=-1), self.now)
 
     def _event(self, subject: str, body: bytes = b"", /, **details: Any) -> None:
         self.watch.event(subject, details)
@@ -227,8 +220,6 @@ class Machine:
         for peer, message in ready.sends:
             if peer != AUDITOR and self.router.send(peer, message):
                 self.core.blocked(peer)
-            elif peer == AUDITOR and isinstance(message, Error):
-                self._audit()
         self.workers.appends += ready.appends
         self.workers.questions += ready.reads
         for peer in ready.closed:
