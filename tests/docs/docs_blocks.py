@@ -198,7 +198,7 @@ class Reader:
         with malamute.connect(self._url, timeout=PATIENCE) as client:
             known = _consumers(client)
             terminal = self._terminals[title] = Terminal(command, self._directory, self._environ)
-            while _consumers(client) <= known:
+            while not _consumers(client) - known:
                 assert not terminal.ended, terminal.errors
 
     def _python(self, block: Block) -> None:
@@ -229,9 +229,15 @@ class Reader:
         assert "import malamute" not in block.text, "a program of ours that is not run"
 
 
-def _consumers(client: malamute.Client) -> int:
-    rows = client.query("clients")
-    return sum(row["subscriptions"] + row["offers"] for row in rows if row["connected"])
+def _consumers(client: malamute.Client) -> set[tuple[str, int]]:
+    """Which there are, and not how many: what the block before has read may still be there, and go."""
+    rows = client.query("clients", details=True)
+    return {
+        (row["id"], consumer["source"])
+        for row in rows
+        if row["connected"]
+        for consumer in (*row["subscriptions"], *row["offers"])
+    }
 
 
 def _commands(directory: Path) -> Path:
