@@ -154,6 +154,8 @@ class Book:
         """Streams that operators want deleted from this broker, now or then."""
         self._readers: dict[tuple[bytes, int], set[tuple[bytes, int]]] = {}
         """Who read a stream when an operator wanted it deleted with what hangs on it."""
+        self._absent: set[bytes] = set()
+        """Whose connection is lost, and what they read has ended with it."""
         self.reads_nothing: set[tuple[bytes, int]] = set()
         """Whose stream is deleted, and who was not told yet."""
         self._named: set[str] = set()
@@ -298,7 +300,8 @@ class Book:
         elif message.topic == "stream.delete":
             self._deleted.add(message.arguments["stream"])
             if message.arguments.get("cascade"):
-                self._readers[peer, message.number] = self.credit.readers(message.arguments["stream"])
+                readers = self.credit.readers(message.arguments["stream"])
+                self._readers[peer, message.number] = {r for r in readers if r[0] not in self._absent}
             for cursor in [*self.cursors, *self.cursors_stored, *self.lost_cursors, *self.recent]:
                 if cursor[0] == message.arguments["stream"]:
                     self.recent.setdefault(cursor, set()).add(None)
@@ -346,9 +349,12 @@ class Book:
                 self.queues.heard.add(older)
                 self._taken_back(older)
         self.mailboxes[peer] = mailbox
+        self._absent.discard(peer)
 
     def _taken_back(self, peer: bytes, source: int | None = None) -> None:
         self.queues.taken_back(peer, source)
+        if source is None:
+            self._absent.add(peer)
         for readers in (self.reads_nothing, *self._readers.values()):
             readers -= {reader for reader in readers if reader[0] == peer and source in (None, reader[1])}
         gone = [(p, s) for p, s in self.offers if p == peer and source in (None, s)]
