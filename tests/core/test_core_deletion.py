@@ -9,7 +9,7 @@ from core_bench import Bench, chunks, publish, subscribe
 
 from malamute.core.admin.deletion import LISTED_MAX
 from malamute.errors import StorageFull
-from malamute.protocol.messages import Change, Commit, Error, Ok
+from malamute.protocol.messages import Change, Commit, Credit, Error, Ok
 from malamute.store.tables import CURSORS, FEEDS
 
 
@@ -94,6 +94,20 @@ def test_with_cascade_all_that_hangs_on_a_stream_ends_with_a_reason(bench: Bench
     bench.tell("alice", publish(b"3"))
     bench.settle()
     assert [sequence for sequence, _ in chunks(bench.store)] == [4]
+
+
+def test_nothing_follows_the_error_though_credit_came_in_the_same_iteration() -> None:
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"1", b"2"))
+    bench.settle()
+    bench.tell("bob", subscribe(source=7, start="first", credit=1))
+    bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+    bench.tell("alice", delete(cascade=True))
+    bench.receive("bob", Credit(7, 1, 0))
+    bench.commit()
+    assert [(type(message), message.ref) for message in bench.sent("bob")] == [(Error, 7)]
 
 
 def test_readers_stay_if_the_disk_refuses_the_deletion(bench: Bench) -> None:

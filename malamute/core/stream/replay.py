@@ -145,6 +145,10 @@ class Replay:
         for subscription in list(self.waking.values()):
             if self.stream.effects.replay_work <= 0:
                 return
+            if not subscription.open:
+                # It has failed in this iteration, at whose end it is taken apart.
+                del self.waking[id(subscription)]
+                continue
             try:
                 self._advance(subscription)
             except Exception as error:
