@@ -15,6 +15,9 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
+DELETED_MAX = 1_000
+"""Names that are remembered beyond as many as there are, before those that were deleted are forgotten."""
+
 
 class NamedTable(dict[str, Item]):
     """A dictionary by name. It is changed by setting and deleting one item at a time alone."""
@@ -35,6 +38,11 @@ class NamedTable(dict[str, Item]):
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
         self._deleted += 1
+        if self._deleted > len(self) + DELETED_MAX:
+            # If nobody lists them, there is no need for an order of those that come and go.
+            self._names.clear()
+            self._new = [*self]
+            self._deleted = 0
 
     def sort(self) -> int:
         """Put the names in order. Returns how many were looked at for that."""

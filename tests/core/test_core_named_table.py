@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.named_table import NamedTable
+from malamute.core.named_table import DELETED_MAX, NamedTable
 
 NAMES = st.text("abc", min_size=1, max_size=3)
 
@@ -28,12 +28,23 @@ def test_a_list_is_that_of_a_dictionary_that_is_sorted(steps: list[tuple[str, st
     assert table == model
 
 
+def test_what_comes_and_goes_is_forgotten_though_nobody_lists_it() -> None:
+    table: NamedTable[int] = NamedTable()
+    table["stays"] = 0
+    for number in range(10 * DELETED_MAX):
+        table[f"{number}"] = number
+        del table[f"{number}"]
+    assert len(table._new) + len(table._names) <= DELETED_MAX + 2
+    table.sort()
+    assert [*table.after("")] == [0]
+
+
 @pytest.mark.parametrize("count", [100, 10_000])
 def test_only_what_came_is_sorted_again_and_a_page_looks_at_its_own(count: int) -> None:
     looks: Counter[str] = Counter()
 
     class Table(NamedTable[int]):
-        def get(self, name: str, default: int | None = None) -> int | None:  # type: ignore[override]
+        def get(self, name: str, default: int | None = None) -> int | None:  # type: ignore[override]  # one form
             looks["get"] += 1
             return super().get(name, default)
 
