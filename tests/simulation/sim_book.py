@@ -175,7 +175,7 @@ class Book:
         self.audit.started(recovered)
         retentions = {name: value for (name,), value in recovered.table(RETENTIONS).items()}
         self._named = {*BROKERS_OWN, *recovered.streams, *retentions}
-        self._named |= {stream for stream, _ in recovered.table(FEEDS)}
+        self._named |= {stream for table in (FEEDS, CURSORS) for stream, _ in recovered.table(table)}
         if retentions != self.retentions:
             raise Violation("a retention was lost", found=retentions)
         if dict(recovered.table(CURSORS)) != self.cursors_stored:
