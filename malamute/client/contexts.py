@@ -106,6 +106,8 @@ def load(path: Path) -> Contexts:
     try:
         mode = path.stat().st_mode
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InvalidContext(f"{path}: nested too deeply: expected a table of contexts") from None
     except (OSError, ValueError) as error:
         raise InvalidContext(f"{path}: {error}") from None
     current, found = table.get("current", ""), table.get("contexts", {})

@@ -158,6 +158,7 @@ def test_what_is_saved_is_loaded_whatever_the_names_are(tmp_path: Path) -> None:
         "contexts.a.url = 5",
         "contexts.a.timeout = true",
         "contexts.a.colour = 'red'",
+        pytest.param("current = " + "[" * 100_000, id="nested"),
     ],
 )
 def test_a_file_that_is_none_is_reported(run: Run, text: str) -> None:
