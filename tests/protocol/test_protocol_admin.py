@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -12,6 +14,8 @@ from malamute.core.admin import changes, queries
 from malamute.errors import Malformed
 from malamute.protocol import admin
 from malamute.protocol.admin import CHANGES, QUERIES, Row, Value, decode, encode
+from malamute.protocol.admin.topic import _answer_of
+from malamute.protocol.admin.value import _hints
 from malamute.protocol.batch import pack, unpack
 
 ROWS = [
@@ -19,7 +23,7 @@ ROWS = [
     for kind in vars(admin).values()
     if isinstance(kind, type) and issubclass(kind, Row) and kind._defaults
 ]
-LISTS = {topic: kind for topic, kind in QUERIES.items() if get_origin(admin._answer_of(kind)) is list}
+LISTS = {topic: kind for topic, kind in QUERIES.items() if get_origin(_answer_of(kind)) is list}
 AS_LONG_AS_THE_CODE = {"options"}
 """Lists that nothing a client or an operator does makes longer."""
 
@@ -38,7 +42,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a type."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Row):
-        hints = admin._hints(kind)
+        hints = _hints(kind)
         return st.fixed_dictionaries(
             {n: values(hint) for n, hint in hints.items() if n in kind._defaults}
         ).map(lambda given: kind(**given))
@@ -74,6 +78,16 @@ def test_what_lacks_a_field_is_refused(kind: type[Row], value: Any) -> None:
         decode(kind, value)
 
 
+def test_the_package_has_the_types_of_all_its_modules() -> None:
+    (folder,) = admin.__path__
+    parts = [import_module(f"{admin.__name__}.{file.stem}") for file in Path(folder).glob("[a-z]*.py")]
+    types = {kind for part in parts for kind in vars(part).values() if isinstance(kind, type)}
+    names = {kind.__name__ for kind in types if issubclass(kind, Value)}
+    public = {name for name in names if not name.startswith("_")}
+    assert len(public) > 80
+    assert public - {*vars(admin)} == set()
+
+
 def test_every_topic_has_one_handler() -> None:
     assert {*QUERIES} == {*queries.HANDLERS} | {*queries.ASKING}
     assert not {*queries.HANDLERS} & {*queries.ASKING}
@@ -87,7 +101,7 @@ def test_every_list_comes_in_pages() -> None:
             assert not kind.rules.optional, topic
             continue
         assert "limit" in kind.rules.optional, topic
-        (row,) = {*get_args(admin._answer_of(kind))} if topic not in ("services", "clients") else {Row}
+        (row,) = {*get_args(_answer_of(kind))} if topic not in ("services", "clients") else {Row}
         behind = "after" if topic == "messages" else "after_name"
         assert behind in kind.rules.optional, topic
         assert topic == "messages" or row is Row or kind.page_key in row._defaults

@@ -1,0 +1,142 @@
+"""The broker as a whole: its status, its configuration, and its totals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from malamute.protocol.admin.topic import AdminChange, AdminQuery
+from malamute.protocol.admin.value import Row
+
+
+class BrokerStatus(Row):
+    """The broker as a whole. `faults` are of its own, `damages` parts of its store.
+
+    Its configuration was loaded at `configured_at`, and these options of it are `waiting_for_restart`. A
+    `config_error` tells why the one that was to be loaded last was refused. Quotas have refused something
+    `quotas_exceeded` times since the start.
+    """
+
+    software: str
+    uptime: float
+    clients: int
+    sessions: int
+    streams: int
+    mailboxes: int
+    services: int
+    feeds: int
+    messages_published: int
+    queue_bytes: int
+    paged_out_bytes: int
+    backlog_bytes: int
+    not_recovered: int
+    dead_excess: int
+    store_error: str
+    damages: int
+    faults: int
+    configured_at: float
+    waiting_for_restart: list[str]
+    config_error: str
+    quotas_exceeded: int = 0
+    endpoints: Sequence[str] = ()
+    storage: str = ""
+    directory: str = ""
+    pid: int = 0
+
+
+class StatusQuery(AdminQuery[BrokerStatus]):
+    """How the broker is."""
+
+    topic = "status"
+
+
+class BrokerOption(Row):
+    """An option of the configuration, by its name `section.option`, as it is in force.
+
+    The `value` and the `default` are as in the file, long ones cut. The `source` of the value is `default`,
+    `file`, `environment` or `command line`, `program` for a broker within a program, and `system` for what
+    the system does not allow as it was given. A reload changes what does not need a restart to change. What
+    waits for a restart is not in force.
+    """
+
+    name: str
+    value: str
+    default: str
+    source: str
+    changed_since_start: bool
+    needs_restart: bool
+    waiting_for_restart: bool
+
+
+class OptionsQuery(AdminQuery[list[BrokerOption]]):
+    """All options of the configuration, in the order of the file."""
+
+    topic = "options"
+
+
+class DurationTotals(Row):
+    """How many durations there were since the start, their sum, and the longest of the last minute or two."""
+
+    count: int
+    seconds: float
+    longest_seconds: float
+
+
+class QueueTotals(Row):
+    """All mailboxes, or all services, together; the age is that of the oldest message, in seconds."""
+
+    kind: str
+    messages: int
+    waiting: int
+    delayed: int
+    outstanding: int
+    dead: int
+    oldest_age: float | None
+
+
+class ReaderTotals(Row):
+    """The readers of all streams: how many are live and in replay, and how far the last of them is behind."""
+
+    live: int
+    replay: int
+    lag: int
+    lag_seconds: float
+
+
+class BrokerTotals(Row):
+    """What the broker has done since it started, and what all of its queues have.
+
+    `iterations` are those of its loop, `commits` the times until something was durable that somebody waited
+    for. `settlements` are messages by outcome; `switches` those of readers to live and to replay, `gaps`
+    those that they were sent, by reason, `refusals` the ERRORs that clients were sent, by code, and
+    `family_failures` those of families of patterns that are plug-ins.
+    """
+
+    iterations: DurationTotals
+    commits: DurationTotals
+    committed_bytes: int
+    settlements: dict[str, int]
+    queues: list[QueueTotals]
+    readers: ReaderTotals = ReaderTotals(live=0, replay=0, lag=0, lag_seconds=0.0)
+    switches: dict[str, int] = {}
+    gaps: dict[str, int] = {}
+    refusals: dict[str, int] = {}
+    family_failures: dict[str, int] = {}
+
+
+class TotalsQuery(AdminQuery[BrokerTotals]):
+    """What the broker has done, and what all queues have together."""
+
+    topic = "totals"
+
+
+class BrokerReloaded(Row):
+    """The options that are other than before, and those that wait for the next start."""
+
+    changed: list[str]
+    waiting_for_restart: list[str]
+
+
+class BrokerReload(AdminChange[BrokerReloaded]):
+    """Read the configuration again, and go by it if it is good as a whole."""
+
+    topic = "broker.reload"

@@ -1,0 +1,35 @@
+"""Quotas: what users and groups may have, and what they use of it."""
+
+from __future__ import annotations
+
+from malamute.protocol.admin.topic import PagedQuery
+from malamute.protocol.admin.value import Row, argument
+from malamute.protocol.messages import ADDRESS
+
+
+class QuotaFigure(Row):
+    """One limit of a quota: how much of it is used, and how often it refused something since the start.
+
+    Of a rate, it is what of one second's worth is used.
+    """
+
+    name: str
+    used: int
+    limit: int
+    refused: int
+
+
+class QuotaRow(Row):
+    """What a user or a group has of its quota. The owner is `user NAME` or `group NAME`."""
+
+    owner: str
+    quotas: list[QuotaFigure]
+
+
+class QuotasQuery(PagedQuery[list[QuotaRow]]):
+    """The quotas of those who have one and were here, or have it by name; or of one user and his groups."""
+
+    topic = "quotas"
+    page_key = "owner"
+
+    user: str = argument(ADDRESS, default="")

@@ -1,0 +1,97 @@
+"""The store: how full it is, what it has of each stream, and backups of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
+from malamute.protocol.admin.value import Row, argument
+from malamute.protocol.arguments import PATH
+from malamute.protocol.messages import ADDRESS
+
+
+class StoreDamage(Row):
+    """A part of the store that is damaged: a range of sequences, or of numbers of blocks."""
+
+    kind: str
+    name: str
+    first: int
+    last: int
+    outcome: str
+
+
+class StoreUsage(Row):
+    """How full the store is. The oldest reader of its directory is `reader_lag` transactions behind.
+
+    `lsn` is the number of the newest transaction.
+    """
+
+    size: int
+    used: int
+    high_water: int
+    streams_budget: int
+    streams_bytes: int
+    leaving_bytes: int
+    log_bytes: int
+    log_blocks: int
+    log_unreadable: int
+    sessions: int
+    reader_pid: int
+    reader_lag: int
+    lsn: int
+    damages: list[StoreDamage]
+
+
+class StorageQuery(AdminQuery[StoreUsage]):
+    """How full the store is."""
+
+    topic = "storage"
+
+
+class StoredStream(Row):
+    """What the store has of a stream, and how much of it is kept; 0 is no limit. `retain_age` is in seconds.
+
+    `first_time` and `last_time` are nanoseconds since the epoch.
+    """
+
+    identifier: int
+    name: str
+    first: int
+    last: int
+    reserved: int
+    bytes: int
+    count: int
+    chunks: int
+    first_time: int
+    last_time: int
+    retain_bytes: int
+    retain_count: int
+    retain_age: float
+
+
+class StoredQuery(PagedQuery[list[StoredStream]]):
+    """What the store has of each stream, or of one."""
+
+    topic = "stored"
+    page_key = "name"
+
+    stream: str = argument(ADDRESS, default="")
+
+
+class BackupMade(Row):
+    """Where a backup is, and what was copied; without that, where it would be."""
+
+    directory: str
+    streams: int | None = None
+    chunks: int | None = None
+    bytes: int | None = None
+    blocks: int | None = None
+    damages: list[Any] | None = None
+
+
+class JournalBackup(AdminChange[BackupMade]):
+    """Copy the store into a new directory below that of the backups, while the broker runs."""
+
+    topic = "journal.backup"
+
+    directory: str = argument(PATH)
