@@ -13,7 +13,7 @@ from cli_commands import Run
 import malamute
 from malamute.cli.queues import STATES
 from malamute.config import Config, QueuesConfig
-from malamute.errors import Disconnected
+from malamute.errors import Disconnected, NotFound
 from malamute.protocol.arguments import MESSAGE_STATES
 from malamute.testing import Broker
 
@@ -204,6 +204,24 @@ def test_messages_are_removed_after_asking(run: Run, kind: str) -> None:
     assert [row["sequence"] for row in _rows(run, kind, "browse", "q")] == [1, 3]
     run(*purge, stdin="y\n")
     assert _rows(run, kind, "browse", "q") == []
+
+
+def test_with_cascade_a_queue_takes_its_consumers_and_feeds_along(
+    run: Run, kind: str, client: malamute.Client, broker: Broker
+) -> None:
+    run("feed", "set", "in", "stream/orders", f"{kind}/q")
+    with malamute.connect(broker.url) as worker:
+        source: Any = worker.consume("q", auto_ack=False) if kind == "mailbox" else worker.work("q")
+        source.receive(timeout=60)
+        refused = run(kind, "delete", "q", "--yes", exit_code=1).stderr
+        assert "1 consumer" in refused
+        assert "1 feed: in from stream/orders" in refused
+        shown = _rows(run, kind, "delete", "q", "--cascade", "--dry-run")
+        assert (shown["messages"], shown["consumers"], len(shown["feeds"])) == (3, 1, 1)
+        run(kind, "delete", "q", "--cascade", "--yes")
+        with pytest.raises(NotFound, match=f"{kind} 'q' was deleted"):
+            source.receive(timeout=60)
+    assert _rows(run, "feed", "list") == []
 
 
 def test_a_body_that_is_no_text_is_browsed(run: Run, client: malamute.Client) -> None:

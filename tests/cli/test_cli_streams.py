@@ -154,6 +154,26 @@ def test_a_stream_is_deleted_after_asking(run: Run, client: malamute.Client) -> 
         client.query("stream", name="weather")
 
 
+def test_with_cascade_a_stream_takes_its_readers_cursors_and_feeds_along(
+    run: Run, client: malamute.Client
+) -> None:
+    run("sub", "weather", "--start", "first", "--cursor", "mine", "-n", "1", "--body")
+    run("feed", "set", "out", "stream/weather", "stream/copies")
+    with client.subscribe("weather") as reader:
+        refused = run("stream", "delete", "weather", "--yes", exit_code=1).stderr
+        assert "1 reader" in refused
+        assert "1 cursor: mine" in refused
+        assert "1 feed: out" in refused
+        shown = json.loads(run("stream", "delete", "weather", "--cascade", "--dry-run", "--json").stdout)
+        assert (shown["readers"], shown["cursors"], shown["feeds"]) == (1, 1, ["out from stream/weather"])
+        assert client.query("stream", name="weather")["published"] == 5
+        run("stream", "delete", "weather", "--cascade", "--yes")
+        with pytest.raises(NotFound, match="stream 'weather' was deleted"):
+            reader.receive(timeout=60)
+    assert json.loads(run("feed", "list", "--json").stdout) == []
+    assert json.loads(run("cursor", "list", "weather", "--json").stdout) == []
+
+
 def test_sub_continues_where_its_cursor_is(run: Run) -> None:
     first = run("sub", "weather", "--start", "first", "--cursor", "c", "-n", "2", "--body").stdout
     rest = run("sub", "weather", "--cursor", "c", "-n", "3", "--body").stdout
