@@ -219,7 +219,7 @@ class TooMany(Refused):
 
 
 class QuotaExceeded(Refused):
-    """Raised when a user, or one of the groups that he is in, has as much as its quota allows.
+    """Raised when a user, or one of the user's groups, has as much as its quota allows.
 
     If a rate is meant, the same command is not refused for it after `retry_after` seconds; that is 0 if no
     time helps, but only something that is given back. The broker's own log has the `owner` and the `limit`.
@@ -265,7 +265,7 @@ class TryLater(Failed):
 
 
 class NoWorkers(Failed):
-    """Raised when a message was for somebody who is there, and nobody is."""
+    """Raised when a message was for a consumer that is there now, and there is none."""
 
     code = 504
     hint = "start a worker that offers this subject, or send it without `immediate` and let it wait"
