@@ -267,7 +267,7 @@ def _read_keys(issuer: str, text: str) -> Iterable[TokenKey]:
     try:
         pem = "-----BEGIN" in text
         found = [("", load_pem_public_key(text.encode()))] if pem else _read_jwks(text)
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ConfigError(f"expected a public key in PEM, or a JWKS: {error}") from None
     kids = [kid for kid, _ in found]
     if not found or len({*kids}) < len(kids):

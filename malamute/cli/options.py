@@ -163,7 +163,7 @@ def _pattern_of(family: str, pattern: str) -> Any:
         return pattern
     try:
         return json.loads(pattern)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"invalid pattern of family {family}: expected JSON: {error}") from None
 
 

@@ -36,7 +36,7 @@ def parse_value(text: str) -> Value:
     """The value of a header as it is typed."""
     try:
         value = json.loads(text, parse_constant=str)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     # A list or a map cannot be a header; Infinity and NaN are no JSON. They stay text.
     return text if isinstance(value, (list, dict)) else value
@@ -96,7 +96,7 @@ def row_of(line: bytes, subject: str) -> OutgoingMessage:
     """A line of JSON as a message; `subject` is for one that has none. Raises `BadInput`."""
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"invalid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise BadInput("expected a JSON object")

@@ -71,7 +71,7 @@ def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileC
         value = json.loads(metadata[FOOTER])
         _check_format(value)
         return value["stream"], value["promoted"], _part_of(value)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
 
 
@@ -109,7 +109,7 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
             File(entry["path"], entry["size"], entry["crc32"], _part_of(entry)) for entry in value["files"]
         )
         return Manifest(value["stream"], value["promoted"], files)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"{path} is no manifest: {error!r}") from error
 
 

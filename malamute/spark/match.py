@@ -100,7 +100,7 @@ def load(path: Path) -> list[MatchSubscription]:
         given = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise InvalidValue(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidValue(f"invalid file {path}: expected TOML or JSON: {error}") from error
     if isinstance(given, Mapping):
         given = given.get("subscription")

@@ -193,6 +193,7 @@ def private(key: Any) -> str:
     [
         ("nothing", ("RS256",), "expected a public key in PEM, or a JWKS"),
         ("[]", ("RS256",), "expected a public key in PEM, or a JWKS"),
+        pytest.param("[" * 100_000, ("RS256",), "expected a public key in PEM, or a JWKS", id="nested"),
         ('{"keys": []}', ("RS256",), "at least one public key"),
         ('{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}', ("RS256",), "a secret key in the JWKS"),
         (private(RSA), ("RS256",), "expected a public key in PEM, or a JWKS"),

@@ -183,8 +183,9 @@ def test_every_family_reaches_through_a_broker_live(client: malamute.Client, fam
 
 
 def test_a_pattern_in_brackets_that_is_no_json_is_wrong_usage(run: Run) -> None:
-    printed = run("sub", "s", "{circle", "--family", "geo", exit_code=2)
-    assert "invalid pattern of family geo: expected JSON" in printed.stderr
+    for pattern in ("{circle", "[" * 100_000):
+        printed = run("sub", "s", pattern, "--family", "geo", exit_code=2)
+        assert "invalid pattern of family geo: expected JSON" in printed.stderr
 
 
 @pytest.mark.parametrize(

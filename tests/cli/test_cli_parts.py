@@ -41,6 +41,7 @@ from malamute.protocol.batch import Headers, pack_record
         ("-Infinity", "-Infinity"),
         ("[1]", "[1]"),
         ('{"a": 1}', '{"a": 1}'),
+        pytest.param("[" * 100_000, "[" * 100_000, id="nested"),
     ],
 )
 def test_a_header_has_the_type_that_it_looks_like(text: str, value: object) -> None:
@@ -61,7 +62,16 @@ def test_a_line_of_json_is_a_message() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"{", b"5", b'{"headers": 5}', b'{"body": 5}', b'{"body_base64": "!"}', b'{"body_base64": 5}']
+    "line",
+    [
+        b"{",
+        b"5",
+        b'{"headers": 5}',
+        b'{"body": 5}',
+        b'{"body_base64": "!"}',
+        b'{"body_base64": 5}',
+        pytest.param(b"[" * 100_000, id="nested"),
+    ],
 )
 def test_a_line_that_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(BadInput):

@@ -364,9 +364,10 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
     manifest.write_text(json.dumps({**reported, "format": 2}))
     with pytest.raises(StoreTooNew, match="export has format 2"):
         _faults(out)
-    manifest.write_text("{}")
-    with pytest.raises(StoreCorrupt, match="is no manifest"):
-        _faults(out)
+    for text in ("{}", "[" * 100_000):
+        manifest.write_text(text)
+        with pytest.raises(StoreCorrupt, match="is no manifest"):
+            _faults(out)
     with pytest.raises(NotFound, match="no export of the stream 't'"):
         _faults(out, stream="t")
 

@@ -176,6 +176,7 @@ def test_which_headers_are_needed() -> None:
     ("text", "words"),
     [
         ("no TOML", "expected TOML or JSON"),
+        pytest.param("x = " + "[" * 100_000, "expected TOML or JSON", id="nested"),
         ("x = 1", "expected a list of 1 to"),
         ("subscription = []", "expected a list of 1 to"),
         ('[[subscription]]\nnmae = "x"', "invalid subscription 1"),
@@ -192,6 +193,9 @@ def test_files_that_are_wrong(tmp_path: Path, text: str, words: str) -> None:
 def test_a_wrong_selector_is_named(tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text(json.dumps([{"name": "mine", "where": "price >"}]))
     with pytest.raises(InvalidSelector, match=r"'mine'.*position"):
+        load(tmp_path / "w.json")
+    (tmp_path / "w.json").write_text("[" * 100_000)
+    with pytest.raises(InvalidValue, match="expected TOML or JSON"):
         load(tmp_path / "w.json")
     with pytest.raises(InvalidValue, match="cannot read"):
         load(tmp_path / "nowhere.json")
