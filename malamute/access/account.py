@@ -20,11 +20,10 @@ from malamute.access.rule import AccessRule
 from malamute.errors import ConfigError, InvalidName, InvalidValue
 from malamute.protocol.limits import UID_MAX
 from malamute.protocol.names import RESERVED_PREFIX, is_name
+from malamute.protocol.passwords import PASSWORD_FORM, is_password
 
 SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES = 1 << 14, 8, 1
 """What a password costs whoever tries it: 16 MiB, and some 50 ms."""
-
-PASSWORD_BYTES_MAX = 1_024
 
 SCRYPT_COST_MAX = 1 << 20
 
@@ -72,7 +71,8 @@ class PasswordHash(NamedTuple):
     def fits(self, password: bytes) -> bool:
         """Whether this is the password. It takes as long as making the hash did."""
         tried = scrypt(password, self.salt, self.cost, self.blocks, self.lanes)
-        return hmac.compare_digest(tried, self.hashed)
+        # To scrypt zero bytes at the end are none.
+        return hmac.compare_digest(tried, self.hashed) and b"\0" not in password
 
 
 def scrypt(password: bytes, salt: bytes, cost: int, blocks: int, lanes: int) -> bytes:
@@ -82,12 +82,11 @@ def scrypt(password: bytes, salt: bytes, cost: int, blocks: int, lanes: int) -> 
 
 
 def salted_hash(password: str, salt: bytes) -> str:
-    """A password as it is kept. Raises `ConfigError` for one that is empty or too long."""
-    given = password.encode()
-    if not 1 <= len(given) <= PASSWORD_BYTES_MAX:
-        raise ConfigError(f"invalid password: expected 1 to {PASSWORD_BYTES_MAX} bytes")
+    """A password as it is kept. Raises `ConfigError` for what cannot be one."""
+    if not is_password(password):
+        raise ConfigError(f"invalid password: expected {PASSWORD_FORM}")
     cost = SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES
-    parts = (b64encode(part).decode() for part in (salt, scrypt(given, salt, *cost)))
+    parts = (b64encode(part).decode() for part in (salt, scrypt(password.encode(), salt, *cost)))
     return "$".join(["scrypt", *map(str, cost), *parts])
 
 

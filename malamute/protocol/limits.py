@@ -50,6 +50,9 @@ TEXT_BYTES_MAX = 255
 TOKEN_BYTES_MAX = 8_192
 """Bytes of a bearer token in HELLO."""
 
+PASSWORD_BYTES_MAX = 255
+"""Bytes of UTF-8 in a password, and in the name of its user: what libzmq's handshake has room for."""
+
 RECORD_LARGE_BYTES = 65_536
 """A record of this size or more travels as a frame of its own."""
 

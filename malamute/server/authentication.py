@@ -27,11 +27,12 @@ import zmq
 from zmq.utils import z85
 
 from malamute.access import Account, AccountBook
-from malamute.access.account import PASSWORD_BYTES_MAX, PasswordHash
+from malamute.access.account import PasswordHash
 from malamute.access.token import Issuers
 from malamute.config.accounts import hash_password
 from malamute.core.access import ANONYMOUS, Principal
 from malamute.errors import AccessRefused
+from malamute.protocol.limits import PASSWORD_BYTES_MAX
 from malamute.protocol.messages import Hello
 from malamute.server.addresses import NO_GATEWAYS, Gateways
 from malamute.server.bearers import METHOD, NOT_ASKED, UNPROVED, Bearers, WaitingHello

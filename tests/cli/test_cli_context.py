@@ -109,6 +109,7 @@ def test_a_key_of_a_context_is_found_from_everywhere(run: Run, tmp_path: Path, m
     ("arguments", "stdin", "words"),
     [
         (("--user", "ann"), "\n", "invalid password"),
+        (("--user", "ann"), "x\0\n", "invalid password"),
         (("--token",), "\n", "no token"),
         (("--token", "--user", "ann"), "x\ny\n", "expected one of them"),
         (("--curve", "none.key_secret"), "", "no server_key"),

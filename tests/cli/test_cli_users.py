@@ -82,6 +82,7 @@ def test_accounts_are_added_changed_disabled_and_listed(run: Run, tmp_path: Path
         (("add", "ann"), "", "no --key, no --password and no --uid"),
         (("add", "ann", "--key", "nothing"), "", "nothing: key cannot be read"),
         (("add", "ann", "--password"), "\n", "invalid password"),
+        (("add", "ann", "--password"), "x\0\n", "invalid password"),
         (("add", "$ann", "--password"), "x\n", "account.name = '$ann'"),
         (("passwd", "ann"), "x\n", "accounts cannot be read"),
     ],

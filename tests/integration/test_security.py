@@ -463,6 +463,9 @@ def test_options_that_contradict_each_other_are_refused(keys: Keys, tmp_path: Pa
         ({"password": "b"}, "a password without a user"),
         ({"user": "a"}, "invalid password: expected 1 to 255 bytes"),
         ({"user": "a" * 256, "password": "b"}, "invalid user"),
+        ({"user": "a", "password": "b\0"}, "invalid password"),
+        ({"user": "a\0", "password": "b"}, "invalid user"),
+        ({"user": "a", "password": "\udce9"}, "invalid password"),
         ({"curve": tmp_path / "none", "server_key": server}, "cannot be read"),
         ({"curve": key, "server_key": "short"}, "cannot be read"),
     ]:

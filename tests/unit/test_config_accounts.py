@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from zmq.utils import z85
 
@@ -17,6 +17,7 @@ from malamute.access import account as module
 from malamute.access.account import PasswordHash
 from malamute.config.accounts import hash_password, load_accounts, read_secret_key, save_accounts
 from malamute.errors import ConfigError
+from malamute.protocol.passwords import is_password
 
 KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 
@@ -94,7 +95,8 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.text(min_size=1, max_size=20), st.text(max_size=20))
+@given(st.text(min_size=1, max_size=20).filter(is_password), st.text(max_size=20))
+@example("a", "a\0")  # HMAC fills its key up with zero bytes
 def test_a_password_fits_its_own_hash_and_no_other_does(password: str, other: str) -> None:
     kept = PasswordHash.parse(hash_password(password))
     assert kept.fits(password.encode())
@@ -105,12 +107,26 @@ def test_two_hashes_of_one_password_differ() -> None:
     assert hash_password("x") != hash_password("x")
 
 
-@pytest.mark.parametrize(("password", "good"), [("", False), ("x" * 1024, True), ("x" * 1025, False)])
-def test_a_password_has_a_length(password: str, good: bool) -> None:
+@pytest.mark.parametrize(
+    ("password", "good"),
+    [
+        ("", False),
+        ("x" * 255, True),
+        ("x" * 256, False),
+        ("é" * 127, True),
+        ("é" * 128, False),
+        ("a\0", False),
+        ("\0a", False),
+        ("\udce9", False),
+    ],
+)
+def test_a_password_is_text_that_a_handshake_has_room_for_and_scrypt_tells_apart(
+    password: str, good: bool
+) -> None:
     if good:
         assert PasswordHash.parse(hash_password(password)).fits(password.encode())
     else:
-        with pytest.raises(ConfigError, match="expected 1 to 1024 bytes"):
+        with pytest.raises(ConfigError, match="expected 1 to 255 bytes of UTF-8, none of them zero"):
             hash_password(password)
 
 

@@ -17,9 +17,7 @@ import zmq
 from malamute.client.contexts import CREDENTIALS
 from malamute.errors import InvalidValue
 from malamute.protocol.limits import TOKEN_BYTES_MAX
-
-TEXT_BYTES_MAX = 255
-"""The longest user or password that libzmq sends."""
+from malamute.protocol.passwords import PASSWORD_FORM, is_password
 
 _PROOFS = ("user", "curve", "token")
 """Those of which one is needed. In the environment the first of them counts."""
@@ -60,8 +58,8 @@ def credentials(
     if not user:
         return {}
     for what, text in (("user", user), ("password", password)):
-        if not 1 <= len(text.encode()) <= TEXT_BYTES_MAX:
-            raise InvalidValue(f"invalid {what}: expected 1 to {TEXT_BYTES_MAX} bytes")
+        if not is_password(text):
+            raise InvalidValue(f"invalid {what}: expected {PASSWORD_FORM}")
     return {zmq.PLAIN_USERNAME: user.encode(), zmq.PLAIN_PASSWORD: password.encode()}
 
 
