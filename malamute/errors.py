@@ -12,10 +12,11 @@ are names of the package too: `malamute.TimedOut`.
     │   ├── UnexpectedCommand  405      ├── NotOutstanding      420
     │   ├── UnsupportedVersion 406      ├── NumberTooOld        421
     │   ├── AddressTaken       409      ├── TrackerInUse        422
-    │   ├── Disconnected       410      ├── CursorLost          424
-    │   ├── NotAsExpected      412      ├── TooMany             429
-    │   ├── TooLarge           413      ├── QuotaExceeded       430
-    │   ├── InvalidRule        417      └── UnknownCommand      501
+    │   ├── Disconnected       410      ├── InUse               423
+    │   ├── NotAsExpected      412      ├── CursorLost          424
+    │   ├── TooLarge           413      ├── TooMany             429
+    │   ├── InvalidRule        417      ├── QuotaExceeded       430
+    │   │                               └── UnknownCommand      501
     ├── Failed                      the broker could not do it now; the same command may succeed later
     │   ├── InternalError      500      ├── NoWorkers           504
     │   ├── TryLater           503      └── StorageFull         507
@@ -202,6 +203,13 @@ class TrackerInUse(Refused):
 
     code = 422
     hint = "choose a new tracker for each message, or wait for the outcome"
+
+
+class InUse(Refused):
+    """Raised when something is not deleted or made anew because others use it. The text lists them."""
+
+    code = 423
+    hint = "end what the text names, or delete with --cascade; --dry-run shows what that would end"
 
 
 class CursorLost(Refused):

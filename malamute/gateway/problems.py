@@ -29,6 +29,7 @@ STATUS: dict[type[MalamuteError], int] = {
     errors.InvalidRule: 400,
     errors.NotOutstanding: 410,
     errors.TrackerInUse: 409,
+    errors.InUse: 409,
     errors.CursorLost: 410,
     errors.TooMany: 429,
     errors.QuotaExceeded: 429,

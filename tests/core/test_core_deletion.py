@@ -52,7 +52,7 @@ def test_what_hangs_on_a_stream_is_listed_and_nothing_ends(bench: Bench) -> None
     (refused,) = answers(bench, delete())
     ident = bench.core.sessions.by_address["bob"].ident
     assert (refused.code, refused.text) == (
-        416,
+        423,
         f"stream 's' is in use: 1 reader: {ident} (7); 1 cursor: mine; 2 feeds: in from stream/r, "
         "out from stream/s; end them, or delete it with cascade",
     )

@@ -223,7 +223,7 @@ def test_a_stream_that_a_feed_goes_to_is_not_deleted_and_takes_what_comes():
     bench = fed()
     refused = asked(bench, Change(0, "stream.delete", {"stream": "t"}))
     assert isinstance(refused, Error)
-    assert refused.code == 416
+    assert refused.code == 423
     assert refused.text == (
         "stream 't' is in use: 1 feed: f from stream/s; end them, or delete it with cascade"
     )

@@ -398,7 +398,7 @@ def test_what_is_not_there_is_not_deleted_and_a_fed_stream_stays(bench):
     (error,) = asked(bench, "alice", Change(0, "feed.delete", {"source": "stream/t", "feed": "w"}))
     assert error.code == 404
     (error,) = asked(bench, "alice", Change(0, "stream.delete", {"stream": "s"}))
-    assert error.code == 416
+    assert error.code == 423
 
 
 def test_the_position_of_a_feed_is_not_for_clients_to_set(bench):

@@ -56,7 +56,7 @@ def test_what_hangs_on_a_queue_is_listed_and_nothing_ends(bench: Bench) -> None:
     (refused,) = answers(bench, delete())
     ident = bench.core.sessions.by_address["bob"].ident
     assert (refused.code, refused.text) == (
-        416,
+        423,
         f"service 'w' is in use: 1 consumer: {ident} (7); 2 feeds: out from service/w, "
         "in from stream/s; end them, or delete it with cascade",
     )
@@ -168,7 +168,7 @@ def test_a_mailbox_stays_while_its_owner_is_there_or_outcomes_are_to_come() -> N
     bench.tell("alice", send("bob", b"1", number=1))
     bench.settle()
     (refused,) = answers(bench, delete("mailbox", "bob", cascade=True))
-    assert (refused.code, "is in use by its owner" in refused.text) == (416, True)
+    assert (refused.code, "is in use by its owner" in refused.text) == (423, True)
     bench.tell("alice", request(b"1", service="x", tracker="t", number=2))
     bench.settle()
     (refused,) = answers(bench, delete("mailbox", "alice", cascade=True))

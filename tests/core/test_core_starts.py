@@ -271,7 +271,7 @@ def test_a_change_is_answered_when_it_is_stored_or_failed(bench):
 
 def test_a_stream_that_nobody_reads_is_removed_and_its_sequences_continue(bench):
     assert begin(bench, "new") == (7, [])
-    assert change(bench, "stream.delete", stream="s") == 416
+    assert change(bench, "stream.delete", stream="s") == 423
     bench.tell("bob", Cancel(1))
     bench.sent("bob")
     assert change(bench, "stream.delete", stream="s")["last"] == 6
@@ -344,7 +344,7 @@ def test_a_stream_is_made_with_its_retention_and_survives_a_restart(bench):
 
 
 def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_continue(bench):
-    assert change(bench, "stream.create", stream="s") == 416
+    assert change(bench, "stream.create", stream="s") == 423
     change(bench, "stream.delete", stream="s")
     assert change(bench, "stream.create", stream="s") == {"stream": "s"}
     bench.tell("alice", publish(b"after", number=1))

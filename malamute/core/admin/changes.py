@@ -34,6 +34,7 @@ from malamute.core.stream.subscription import Position
 from malamute.errors import (
     AccessRefused,
     Disconnected,
+    InUse,
     InvalidValue,
     MalamuteError,
     NotAsExpected,
@@ -170,7 +171,7 @@ def create_stream(
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit.
 
     Raises:
-        InvalidValue: the stream is in use.
+        InUse: the stream is in use.
     """
     name = wanted.stream
     kept = _retention(wanted)
@@ -179,7 +180,7 @@ def create_stream(
     if found is not None:
         found.flush()
         if not found.unused:
-            raise InvalidValue(
+            raise InUse(
                 f"stream {name!r} is in use: expected one without messages, readers, cursors and feeds"
             )
     if not wanted.dry_run:

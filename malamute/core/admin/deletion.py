@@ -17,7 +17,7 @@ from malamute.core.admin.streams import stream_of
 from malamute.core.stream.start import removed
 from malamute.core.stream.subscription import Subscription
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
-from malamute.errors import InvalidValue, MalamuteError, NotFound, TryLater
+from malamute.errors import InUse, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import StreamDelete, StreamDeleted
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.names import Place
@@ -104,10 +104,10 @@ def _check_changes(core: Engines, stream: str) -> None:
 
 
 def _check_unused(stream: Stream, gone: StreamDeleted) -> None:
-    """Raise `InvalidValue` if anything hangs on a stream, and say what."""
+    """Raise `InUse` if anything hangs on a stream, and say what."""
     readers = (f"{reader.session.ident} ({reader.source})" for reader in _readers(stream))
     if found := hanging({"reader": readers, "cursor": _own_cursors(stream), "feed": gone.feeds}):
-        raise InvalidValue(f"stream {stream.name!r} is in use: {found}; end them, or delete it with cascade")
+        raise InUse(f"stream {stream.name!r} is in use: {found}; end them, or delete it with cascade")
 
 
 def hanging(names: Mapping[str, Iterable[str]]) -> str:

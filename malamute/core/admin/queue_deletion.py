@@ -18,7 +18,7 @@ from malamute.core.admin.queues import queue_of
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
 from malamute.core.queue.source import QueueSource
 from malamute.core.workflow import GO_ON, STORED, Workflow, run_workflow
-from malamute.errors import InvalidValue, MalamuteError, NotFound, TryLater
+from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import QueueDelete, QueueDeleted
 from malamute.protocol.messages import MAILBOX
 from malamute.protocol.names import RESERVED_PREFIX, Place
@@ -113,7 +113,7 @@ def _check(core: Engines, queue: Queue) -> None:
         raise TryLater(f"a feed from {place} is being changed: retry after its answer")
     owner = next((c.session for c in queue.consumers.values() if c.source == MAILBOX), None)
     if owner is not None:
-        raise InvalidValue(f"{place} is in use by its owner: disconnect {owner.ident} before")
+        raise InUse(f"{place} is in use by its owner: disconnect {owner.ident} before")
     if queue.usage.reserved:
         raise TryLater(f"{place} has {queue.usage.reserved} messages that are still to come: retry later")
 
@@ -128,12 +128,10 @@ def _check_empty(core: Engines, queue: Queue) -> None:
 
 
 def _check_unused(queue: Queue, gone: QueueDeleted) -> None:
-    """Raise `InvalidValue` if anything hangs on a queue, and say what."""
+    """Raise `InUse` if anything hangs on a queue, and say what."""
     consumers = [f"{c.session.ident} ({c.source})" for c in queue.consumers.values()]
     if found := hanging({"consumer": consumers, "feed": gone.feeds}):
-        raise InvalidValue(
-            f"{queue.kind} {queue.name!r} is in use: {found}; end them, or delete it with cascade"
-        )
+        raise InUse(f"{queue.kind} {queue.name!r} is in use: {found}; end them, or delete it with cascade")
 
 
 def _deleted(core: Engines, queue: Queue) -> QueueDeleted:
