@@ -78,8 +78,8 @@ class Principal(NamedTuple):
     `method` is how the peer was authenticated, and `listener` the endpoint that it connected to; both are
     empty if that is not known. `claims` are what rules may name as `{claim.NAME}`.
 
-    Who was proved by a token is nobody from `expires_at` on, in seconds since the epoch, or when the `key`
-    that has signed it is not trusted any more. `scope` are rules that narrow what he may do.
+    A principal that was proved by a token is nobody from `expires_at` on, in seconds since the epoch, or when
+    the `key` that has signed the token is not trusted any more. `scope` are rules that narrow what it may do.
     """
 
     user: str = ""
@@ -92,9 +92,9 @@ class Principal(NamedTuple):
     scope: tuple[AccessRule, ...] | None = None
 
     def stored(self) -> tuple[Any, ...]:
-        """What is kept of him as plain values, for what goes on with his rights when he has left.
+        """What is kept of the principal as plain values, for what goes on with its rights when it has left.
 
-        That is who he is and what narrows his rights. It outlives his token, but not the key of that.
+        That is who it is and what narrows its rights. It outlives the token, but not the key of the token.
         """
         scope = None if self.scope is None else [*map(str, self.scope)]
         return self.user, sorted(self.groups), self.method, [*map(list, self.claims)], self.key, scope
@@ -109,7 +109,7 @@ class Principal(NamedTuple):
 
 
 ANONYMOUS = Principal()
-"""Any peer of an edge that asks nobody who he is."""
+"""Any peer of an edge that asks none who it is."""
 
 
 class Access(NamedTuple):
@@ -387,7 +387,7 @@ class Permissions:
 class AccessControl:
     """The permissions of all principals. `published` are the broker's own streams that rules may open.
 
-    Without rules anybody may read them. Those who may log in are in the `accounts`.
+    Without rules anybody may read them. The users who may log in are in the `accounts`.
     """
 
     def __init__(
@@ -426,10 +426,10 @@ class AccessControl:
             raise AccessRefused(f"the account {user!r} is disabled")
 
     def confirm_change(self, principal: Principal, change: Change) -> None:
-        """Check that somebody may still do what he has done by a change.
+        """Check that a principal may still do what it has done by a change.
 
         Raises:
-            AccessRefused: he may not, or does not count any more.
+            AccessRefused: it may not, or does not count any more.
         """
         self.confirm(principal)
         self.of(principal).check(change)
@@ -440,7 +440,7 @@ class AccessControl:
         return self.policy.in_force or self.accounts.have_rules
 
     def grants(self, principal: Principal) -> Grants:
-        """What the rules grant to somebody, by his name, his groups and his account."""
+        """What the rules grant to a principal, by its name, its groups and its account."""
         user, claims = principal.user, principal.claims
         groups, rules = self._of_account(user)
         return self.policy.grants(user, (*principal.groups, *groups), claims, rules)
@@ -457,7 +457,7 @@ class AccessControl:
     def is_reserved(self, action: str, kind: str, name: str) -> bool:
         """Whether a thing is the broker's own, and not for a client to do this with.
 
-        A private mailbox has a reserved name, too, and takes messages from anybody who knows it.
+        A private mailbox has a reserved name, too, and takes messages from any client that knows it.
         """
         if not name.startswith(RESERVED_PREFIX) or kind in _UNRESERVED or action in ("view", "browse"):
             return False
@@ -494,7 +494,7 @@ class AccessControl:
     def configure(self, policy: Policy) -> bool:
         """Go by other rules from now on. Returns whether they are others, so that decisions are outdated.
 
-        There may be very many, so to compare them is for whoever reads them.
+        There may be very many, so the loader of the configuration compares them.
         """
         if policy is self.policy:
             return False

@@ -1,7 +1,7 @@
 """Who may log in: the accounts of the configuration, and those that operators have put into the store.
 
-What the file of the configuration says of a name, a key or a uid counts, whatever is stored: it is what
-whoever runs the broker relies on, and no client can change it. A stored account is seen at once, and is again
+What the file of the configuration says of a name, a key or a uid counts, whatever is stored: it is what the
+owner of the broker relies on, and no client can change it. A stored account is seen at once, and is again
 what it was if the disk refuses the change. What cannot be taken up at the start, or may be older than what
 was stored last, lets nobody in.
 """
@@ -61,7 +61,7 @@ class AccountDirectory:
     def configure(self, configured: Accounts) -> bool:
         """Go by another file from now on. Returns whether it is another.
 
-        There may be very many, so to compare them is for whoever reads them.
+        There may be very many, so the loader of the configuration compares them.
         """
         if configured is self.configured:
             return False
@@ -87,7 +87,7 @@ class AccountDirectory:
         return None if stored is None or self.configured.named(stored.name) else stored
 
     def is_disabled(self, name: str) -> bool:
-        """Whether nobody may log in by this name, however he proves it."""
+        """Whether nobody may log in by this name, however it is proved."""
         account = self.named(name)
         return name in self.unreadable if account is None else account.disabled
 

@@ -67,7 +67,7 @@ HIDDEN = "…"
 """In place of what is secret."""
 
 BY_SIGNAL = {"user": "", "method": "signal", "origin": "", "client": "", "address": ""}
-"""Who did what nobody did over a connection."""
+"""The user of a change that came over no connection."""
 
 DROPPED_WORDS = "records of the audit are dropped: the disk has refused as many as can wait"
 
@@ -78,7 +78,7 @@ SAMPLED = frozenset(
 
 
 def who(session: Session) -> dict[str, str]:
-    """Who has a session, and from where, as headers."""
+    """The user, the client and the network address of a session, as headers."""
     principal = session.may.principal
     return {
         "user": principal.user,

@@ -230,10 +230,10 @@ class Core(Engines):
             self.feeds.review(feed)
         self._refusals = RefusalLog(self.effects, self.timers, self._report_refusal)
         self._strangers = RefusalLog(self.effects, self.timers, self._report_refusal, ADDRESSES_MAX)
-        """What those were refused who did not come as far as a command, by their addresses."""
+        """What peers were refused that did not come as far as a command, by their addresses."""
         self._exceeded = RefusalLog(self.effects, self.timers, self._report_exceeded)
         self._sender = self.access.of(ANONYMOUS)
-        """Who said HELLO last, and what he may do."""
+        """The principal of the last HELLO, and what it may do."""
         self._origin = ""
         """From where that came."""
         self.health.damaged(recovered.defects)
@@ -331,10 +331,10 @@ class Core(Engines):
         principal: Principal = ANONYMOUS,
         origin: str = "",
     ) -> None:
-        """Take a message from a peer. `principal` is who it is; HELLO makes the session his.
+        """Take a message from a peer. `principal` is who it is; HELLO gives the session to it.
 
-        What comes later on this connection is his too, and need not say so. `origin` is the network address
-        that it comes from, where that is known.
+        What comes later on this connection is of the same principal, and need not say so. `origin` is the
+        network address that it comes from, where that is known.
         """
         self.effects.now = now
         command = type(message)
@@ -350,7 +350,7 @@ class Core(Engines):
             if session is not None:
                 session.last_heard = now
                 if session.doubtful:
-                    # Only who has had WELCOME goes on: he knows that this is another session.
+                    # Only a client that has had WELCOME goes on: it knows that this is another session.
                     session.doubtful = command is Hello or not session.open
             if session is None or command is Hello:
                 may = self._sender = self.access.of(principal)
@@ -408,7 +408,7 @@ class Core(Engines):
     def connection_refused(self, origin: str, method: str, claimed: str, reason: str, now: float) -> None:
         """A connection was refused before a command came on it: report it in `$sys`.
 
-        `claimed` is who it said to be. That may be any text, so what could harm who reads it is escaped.
+        `claimed` is who it said to be. That may be any text, so what could harm a reader of it is escaped.
         """
         self.effects.now = now
         target = f"user/{shown_name(claimed)}" if claimed else ""
@@ -418,10 +418,10 @@ class Core(Engines):
         self.effects.guard("the log of strangers", self._strangers.note, origin, details)
 
     def _who(self, session: Session | None, message: Message) -> dict[str, str]:
-        """Who has sent a message, and from where, as headers."""
+        """The user, the client and the network address that a message comes from, as headers."""
         if session is not None and type(message) is not Hello:
             return who(session)
-        # Whose the session is that there may be by this name says nothing of who asks for it.
+        # The user of a session of this name, if there is one, says nothing of the peer that asks for it.
         user, method = self._sender.principal.user, self._sender.principal.method
         address = getattr(message, "address", "")
         return dict(user=user, method=method, origin=self._origin, client="", address=address)
@@ -528,7 +528,7 @@ class Core(Engines):
         self.effects.later(partial(self._review_account, user))
 
     def _review_account(self, user: str) -> None:
-        """Look at what a user has. Others are concerned if rules go in or out of force by him."""
+        """Look at what a user has. Others are concerned if rules go in or out of force by that."""
         if self.access.in_force != self._rules_in_force:
             self._review_all()
             looks = chain(self._each_feed(), self._each_session())
@@ -579,7 +579,8 @@ class Core(Engines):
         for session in [*self.sessions.by_peer.values()]:
             if session.review is not None:
                 yield partial(session.review, session)
-        # Otherwise decisions were outdated again meanwhile, and whoever looks since then has not come so far.
+        # Otherwise decisions were outdated again meanwhile, and the review that began since then has not come
+        # so far.
         if generation == self.access.generation:
             self.effects.reviewing = False
 
@@ -608,7 +609,7 @@ class Core(Engines):
         self.effects.guard("a look at what a feed may do", self.feeds.review, feed)
 
     def _feed_refusal(self, setter: Principal, source: Place, target: Place) -> str:
-        """Why somebody may not feed one place from another; empty if he may."""
+        """Why a principal may not feed one place from another; empty if it may."""
         try:
             self.access.confirm_change(
                 setter, Change(0, FeedSet.topic, {"source": str(source), "target": str(target)})
@@ -913,7 +914,7 @@ class Core(Engines):
             return
         records = message.records
         size_bytes = self._check_size(records)
-        # Whoever works can always end what he has begun.
+        # A worker can always end what it has begun.
         quotas = session.quotas if type(message) is not Reply else ()
         if quotas:
             amounts = len(records), size_bytes
@@ -936,8 +937,8 @@ class Core(Engines):
     def _hold(self, session: Session, size_bytes: int) -> None:
         """Take in what waits for the disk, unless too much does: of all, or of this session.
 
-        What a session has there may be as much as what it leaves to others, so whoever has least gets through
-        whatever another one sends. Who has nothing there may send one command.
+        What a session has there may be as much as what it leaves to others, so the one that has least gets
+        through whatever another one sends. A session that has nothing there may send one command.
         """
         effects = self.effects
         held = session.backlog_bytes + size_bytes
@@ -1169,9 +1170,9 @@ def _was_answered(session: Session, message: Request | Reply) -> bool:
 
 
 def _check_offer(may: Permissions, kind: BaseKind, name: str, selector: Selector) -> None:
-    """Raise `AccessRefused` for an offer of more than is allowed: requests are for whoever offers.
+    """Raise `AccessRefused` for an offer of more than is allowed: requests go to any worker that offers.
 
-    Rules say nothing of the senders of mail: who may receive from a mailbox may have all of it.
+    Rules say nothing of the senders of mail: a user who may receive from a mailbox may have all of it.
     """
     if kind == "mailbox":
         may.require("receive", kind, name)

@@ -95,7 +95,7 @@ class Ready(NamedTuple):
 
 
 _Unsettled = tuple[list[WhenStored], int, Sequence[tuple[BacklogShare, int]], float | None]
-"""Of what was handed over to be stored: who is called back, its bytes, whose shares of the backlog it takes,
+"""Of what was handed over to be stored: the callbacks, its bytes, whose shares of the backlog it takes,
 and since when anybody waits for it."""
 
 
@@ -107,7 +107,7 @@ class Effects:
     """
 
     def __init__(self, now: float, seed: int = 0) -> None:
-        """`seed` is where the turns begin of those who are equal."""
+        """`seed` is where the turns of equals begin."""
         self.now = now
         self._turn = seed
         self.ahead = 0.0
@@ -137,14 +137,14 @@ class Effects:
         self.family_failures: Counter[str] = Counter()
         """How often a family of patterns that is a plug-in has failed, by its name."""
         self.on_failure: Failed | None = None
-        """Who learns that the store could not answer what is asked now, unless the asker names somebody."""
+        """What is called if the store cannot answer what is asked now, unless the asker names another."""
         self.broken: dict[bytes, None] = {}
         """Peers whose connections have to begin anew, since a fault has left them half done."""
         self.ended: list[Any] = []
         """Subscriptions that a fault has ended, and that are still to be taken apart."""
         self._fault: MalamuteError | None = None
         self.work = WORK_MAX
-        """What is left of it in this iteration; whoever has used it up goes on `later`."""
+        """What is left of it in this iteration; work that has used it up goes on `later`."""
         self.replay_work = WORK_MAX
         """The same for replay, which must not wait for anything else."""
         self.reviewing = False
@@ -159,7 +159,7 @@ class Effects:
         self._awaited = False
         self._bytes = 0
         self.backlog_shares: list[BacklogShare] = []
-        """Who has sent what this iteration stores: it is his until the outcome is known."""
+        """The sessions that sent what this iteration stores; it is theirs until the outcome is known."""
         self._token = 0
         self._known = 0
         self._needs: set[int] = set()
@@ -212,7 +212,7 @@ class Effects:
     def ask(self, read: Question, then: Then, failed: Failed | None = None) -> None:
         """Ask the store, and call back with its answer, or with why there is none.
 
-        Who asks the same meanwhile shares the answer.
+        Another that asks the same meanwhile shares the answer.
         """
         waiting = self._asked.setdefault((type(read), read), [])
         waiting.append((then, failed or self.on_failure))
@@ -257,7 +257,7 @@ class Effects:
             self.on_failure = before
 
     def spoil(self, what: str, error: Exception) -> None:
-        """Give up this iteration: nothing of it is stored, and whoever waits for that learns it."""
+        """Give up this iteration: nothing of it is stored, and all that wait for that learn it."""
         self._fault = self.fault(what, error)
 
     def notice(self, event: str, **details: Any) -> None:
@@ -301,7 +301,7 @@ class Effects:
         self._awaited |= awaited
 
     def hurry(self) -> None:
-        """Somebody waits for what this iteration stores, besides those who are called back."""
+        """Somebody waits for what this iteration stores, besides those that are called back."""
         self._awaited = True
 
     def settle(self, token: int, error: MalamuteError | None) -> None:

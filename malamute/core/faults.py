@@ -3,7 +3,7 @@
 An exception ends what it came from, and no more: a command is refused with error 500, the connection of a
 session begins anew, an iteration that could not be completed counts as not stored. Here each is counted and
 reported with its cause, by the place in the code that raised it: the first time at once, and then now and
-then, so that whoever finds one cannot fill the log with it.
+then, so that a peer that finds one cannot fill the log with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Faults:
         self._told_at: dict[str, float] = {}
 
     def note(self, what: str, error: BaseException, now: float) -> InternalError:
-        """Count a fault met in `what`, and report it. Returns the error for whoever has to know."""
+        """Count a fault met in `what`, and report it. Returns the error that is handed on."""
         place = _place(error)
         if place not in self.by_place and len(self.by_place) >= PLACES_MAX:
             place = "elsewhere"

@@ -2,10 +2,10 @@
 
 While a broker runs its durations are counted (`malamute/server/clock.py`), and no step of the clock ends any.
 Over a restart there is nothing to count by: the times that were stored are compared with what the clock says.
-If it is far ahead of the newest of them, either no message came for long, or the clock is wrong. Whoever set
-it wrongly, or the daemon that keeps the time, needs a while to mend that. So nothing that was stored before
-expires during a grace period: what would be over is kept back, and delivered to nobody. If the clock was set
-back meanwhile, all get the time back that they had lost.
+If it is far ahead of the newest of them, either no message came for long, or the clock is wrong. The operator
+who set it wrongly, or the daemon that keeps the time, needs a while to mend that. So nothing that was stored
+before expires during a grace period: what would be over is kept back, and delivered to nobody. If the clock
+was set back meanwhile, all get the time back that they had lost.
 
 The newest message does not tell when the last broker ran if a clock was ahead once and was set right: it has
 a time that is still to come. So the clock is noted with what is stored, and the note counts in its place.

@@ -2,7 +2,7 @@
 
 A fault of the disk is over when something is stored again. A broker without traffic would never know, so it
 stores nothing, once a second, until that succeeds: for the store this is a write like any other. A store
-that is full is no fault: it says so to those who want more.
+that is full is no fault: it says so to commands that want more room.
 """
 
 from __future__ import annotations

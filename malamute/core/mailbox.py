@@ -1,10 +1,11 @@
 """Mailboxes: durable messages for one recipient, present or absent.
 
 A mailbox is a queue with the name of its owner's address. It is made by the first message, or when
-somebody is ready for one. The owner takes everything. Others may consume from it beside him, by an offer, and
-each what comes from the senders that its selector takes: a message goes to one of them all, as a request to
-one of the workers of a service. So a name that is nobody's address is a mailbox that they share. A session
-without an address has a private mailbox, for the replies to its requests alone; it goes with the session.
+somebody is ready for one. The owner takes everything. Others may consume from it beside the owner, by an
+offer, and each what comes from the senders that its selector takes: a message goes to one of them all, as a
+request to one of the workers of a service. So a name that is nobody's address is a mailbox that they share. A
+session without an address has a private mailbox, for the replies to its requests alone; it goes with the
+session.
 """
 
 from __future__ import annotations

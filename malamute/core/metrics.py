@@ -4,7 +4,8 @@ A `Histogram` counts durations in buckets whose limits grow by the same factor, 
 within 5 % of itself wherever it lies. A bucket that is not used takes nothing, and there are fewer than
 300 of them. Two histograms take turns, so that the figures are of the last minutes, not of all time.
 
-A `DurationTotal` sums durations since the start, for whoever looks now and then and takes the difference.
+A `DurationTotal` sums durations since the start, for a reader that looks now and then and takes the
+difference.
 
 A `Rate` weighs the window before with what is left of it, which needs no list of times.
 

@@ -1,4 +1,4 @@
-"""Things by name, and in the order of their names for whoever lists them.
+"""Things by name, and in the order of their names for lists of them.
 
 There may be a hundred thousand mailboxes, and a page of their list must not look at each. Nor must one that
 comes pay for an order that hardly anybody asks for: so only lists sort, and what came since the last one is a

@@ -1,12 +1,12 @@
 """Quotas in use: what each user and each group has of what it may have.
 
-A session counts for its user and for the groups that he is in (`Session.quotas`), and so does what it makes
+A session counts for its user and for the groups of that user (`Session.quotas`), and so does what it makes
 and sends, until that is gone: its sources, the queues that it made, its messages that wait in queues. All of
 these together are within each of the quotas, or a command is refused with 430. Where nobody has a quota,
 `Session.quotas` is empty, and that is all that a command looks at.
 
 A rate is a token bucket that holds what one second brings. A command takes its messages and its bytes at
-once, or is refused with the time after which it would not be; one that is more than a second brings takes a
+once, or is refused with the time after which it would not be. One that is more than a second brings takes a
 full bucket, and what comes next waits for as long as it takes to fill it again.
 
 What was there before there was a quota, and what the store kept over a restart, counts for nobody, but for
@@ -162,10 +162,10 @@ def consume_rates(usages: QuotaUsages, amounts: Sequence[int], now: float) -> No
 
 
 class QuotaTable:
-    """All that is used of quotas, by those who have them."""
+    """All that is used of quotas, by their owners."""
 
     def __init__(self, policy: Policy, groups_of: Callable[[str], Iterable[str]]) -> None:
-        """`groups_of` tells the groups that a user has by his account."""
+        """`groups_of` tells the groups of a user by the account."""
         self._policy = policy
         self._groups_of = groups_of
         self._usages: dict[Owner, QuotaUsage] = {}
@@ -197,7 +197,7 @@ class QuotaTable:
         self._policy = policy
 
     def owners(self, user: str = "") -> Iterable[Owner]:
-        """Those that have a quota, and were here or are named; or one user and his groups."""
+        """Those that have a quota, and were here or are named; or one user and the user's groups."""
         if user:
             return self._owners_of(user, ())
         quotas = self._policy.quotas

@@ -1,7 +1,7 @@
 """Refusals on their way into a stream of the broker's own: some of each principal, and how many in all.
 
 A program that is refused tries again, and one that means harm tries a thousand times. So a principal has
-`REFUSALS_MAX` reports in `PERIOD_SECONDS`. Of what he is refused beyond that, the last one is reported when
+`REFUSALS_MAX` reports in `PERIOD_SECONDS`. Of what it is refused beyond that, the last one is reported when
 that time is over, and stands for the others: its `count` is how many they were. The counts of all reports
 together are the refusals.
 """
@@ -24,7 +24,7 @@ PRINCIPALS_MAX = 1_000
 """Principals that are counted by themselves. Those beyond share what one of them has."""
 
 ADDRESSES_MAX = 100
-"""The same of addresses from which connections were refused. Whoever floods has as many as he likes."""
+"""The same of addresses from which connections were refused. A flood may come from as many as it likes."""
 
 _OTHERS = None
 

@@ -1,4 +1,4 @@
-"""Sessions: who is connected, under which address, and which of its commands are done.
+"""Sessions: which clients are connected, under which addresses, and which of their commands are done.
 
 A session is one client object, named by the routing id that the client chose. It outlives connections:
 
@@ -184,7 +184,7 @@ class Run:
 
 
 def session_name(peer: bytes) -> str:
-    """A session's name for people. The peer's id stays secret: who knows it could take the session over."""
+    """A session's name for people. The id stays secret: a peer that knows it could take the session over."""
     return blake2b(peer, digest_size=8).hexdigest()
 
 
@@ -214,7 +214,7 @@ class Session(BacklogShare):
     """One client, over all its connections."""
 
     may: Permissions
-    """Who it is since its last HELLO, and what he may do."""
+    """The principal since its last HELLO, and what it may do."""
 
     def __init__(self, peer: bytes, numbers: Numbers, now: float) -> None:
         self.peer = peer
@@ -243,7 +243,7 @@ class Session(BacklogShare):
         self.quotas: QuotaUsages = ()
         """The quotas that it counts for."""
         self.expiry: Timer | None = None
-        """When the token of its user expires, if he has one."""
+        """When the token of its user expires, if there is one."""
 
     @property
     def mailbox(self) -> str:
@@ -346,7 +346,7 @@ class Sessions:
         session = self.by_peer.pop(peer, None)
         if session is None:
             return
-        # Whoever looks long enough finds a peer whose name for people is that of another.
+        # A peer that tries long enough finds an id whose name for people is that of another.
         if self.by_ident.get(session.ident) is session:
             del self.by_ident[session.ident]
         if user := session.numbers.user:
@@ -355,13 +355,13 @@ class Sessions:
                 del self._by_user[user]
 
     def hello(self, peer: bytes, hello: Hello, may: Permissions) -> Session:
-        """Open a session for whom these are the permissions, or open it again.
+        """Open a session with these permissions, or open it again.
 
         Raises:
             UnsupportedVersion: none of the versions is spoken here.
             AccessRefused: the session, or the one that has the address now, belongs to another user.
             TooMany: there are as many sessions as may be.
-            QuotaExceeded: its user, or a group of his, has as many as he may.
+            QuotaExceeded: its user, or one of the user's groups, has as many as it may.
         """
         if VERSION not in hello.versions:
             raise UnsupportedVersion(f"unsupported version: expected {VERSION} among the versions")
@@ -448,7 +448,7 @@ class Sessions:
         self.end(session, reason)
 
     def end(self, session: Session, reason: str) -> None:
-        """Forget a session for good. The reason is for those who read of it."""
+        """Forget a session for good. The reason is for its readers."""
         session.count_for(())
         if session.open:
             self._leave(session)

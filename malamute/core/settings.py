@@ -16,7 +16,7 @@ class Settings(NamedTuple):
 
     limits: Limits = Limits()
     seed: int = 0
-    """Where the turns begin of those who are equal: any number of 64 bits."""
+    """Where the turns of equals begin: any number of 64 bits."""
     session_expiry: float = 600.0
     probe_interval: float = 0.5
     streams: StreamPolicyOf = lambda stream: StreamPolicy()
@@ -30,9 +30,9 @@ class Settings(NamedTuple):
     audit: bool = False
     """Whether `$audit` has every administrative change."""
     access: Policy = Policy()
-    """The rules of who may do what."""
+    """The rules of access."""
     accounts: Accounts = Accounts()
-    """Those who may log in, as the file of the configuration has them. Nobody changes them."""
+    """The users who may log in, as the file of the configuration has them. Nobody changes them."""
     software: str = ""
     backups: str = ""
     """The directory below which backups are made; none if nothing is kept on a disk."""
@@ -53,4 +53,4 @@ class ConfigurationLoaded(NamedTuple):
     changed: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     edge: Any = None
-    """What those go by who gave it to the core."""
+    """What the edge goes by that gave it to the core."""

@@ -1,4 +1,4 @@
-"""Clients: who is connected, and what each reads and offers."""
+"""Clients: which are connected, and what each reads and offers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def clients(core: Engines, query: ClientsQuery) -> list[ClientRow] | list[ClientDetails]:
-    """Sessions by their ids: who each is, and what it has; with `details` as `client` reports it."""
+    """Sessions by their ids: the client of each, and what it has; with `details` as `client` reports it."""
     sessions = page_of(core.effects, core.sessions.by_ident, query.after_name, query.limit)
     if not query.details:
         return [_client(session) for session in sessions]

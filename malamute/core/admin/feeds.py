@@ -60,7 +60,7 @@ def feed(core: Engines, query: FeedQuery) -> FeedRow:
 def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
     """Pass messages on from a place, or change how; without a `start` it goes on, or begins at the head.
 
-    From now on it acts with the rights of whoever has this session.
+    From now on it acts with the rights of the user of this session.
 
     Raises:
         InvalidValue: the feed would close a circle, or has a start that its source has not.

@@ -1,6 +1,6 @@
 """Lists in pages: an answer has a bounded number of rows, in order of their keys.
 
-A list of all there is would hold up everybody, and fill the memory while it waits to be sent. So whoever asks
+A list of all there is would hold up everybody, and fill the memory while it waits to be sent. So an asker
 gets the first rows after a key, and asks again after the last one that it got; an empty page is the end.
 """
 

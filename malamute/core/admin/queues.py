@@ -1,4 +1,4 @@
-"""Mailboxes and services: what is in each queue, how fast it comes and goes, and who takes from it."""
+"""Mailboxes and services: what is in each queue, how fast it comes and goes, and its consumers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mailboxes(core: Engines, query: MailboxesQuery) -> list[QueueRow]:
 
 
 def services(core: Engines, query: ServicesQuery) -> list[QueueRow]:
-    """Services by name: what is in each queue, and how many work for it; with `details` who they are."""
+    """Services by name: what is in each queue, and how many workers it has; with `details` those workers."""
     queues = page_of(core.effects, core.services.by_name, query.after_name, query.limit)
     if not query.details:
         return [_queue(core, queue) for queue in queues]

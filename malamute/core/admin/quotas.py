@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def quotas(core: Engines, query: QuotasQuery) -> list[QuotaRow]:
-    """What is used of quotas, by their owners; of all, or of one user and his groups."""
+    """What is used of quotas, by their owners; of all, or of one user and the user's groups."""
     owners = core.quotas.owners(query.user)
     found = page(core.effects, owners, " ".join, query.after_name, query.limit)
     return [QuotaRow(owner=" ".join(owner), quotas=quota_figures(core, owner)) for owner in found]

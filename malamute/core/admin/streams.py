@@ -1,4 +1,4 @@
-"""Streams: which there are, who reads each of them and how far behind, and their cursors."""
+"""Streams: which there are, the readers of each and how far each is behind, and their cursors."""
 
 from __future__ import annotations
 

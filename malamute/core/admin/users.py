@@ -1,4 +1,4 @@
-"""Users: who may log in, and what an operator changes about that. No hash of a password leaves the broker."""
+"""Users: the accounts, and what an operator changes in them. No hash of a password leaves the broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE, STORE, UNREADABLE = "file", "store", "unreadable"
 
 
 def users(core: Engines, query: UsersQuery) -> list[UserRow]:
-    """Those who may log in, by name."""
+    """The users who may log in, by name."""
     names = first(core.effects, core.accounts.names_after(query.after_name), query.limit)
     return [_with_quotas(core, _row(core, name)) for name in names]
 
@@ -54,7 +54,7 @@ def _row_of(account: Account, source: str = STORE) -> UserRow:
 
 
 def add_user(core: Engines, session: Session, wanted: UserAdd, answered: Answered, failed: Failed) -> None:
-    """Add somebody who may log in.
+    """Add a user who may log in.
 
     Raises:
         InvalidValue: there is an account of this name, or another one has its key or its uid.
@@ -69,7 +69,7 @@ def add_user(core: Engines, session: Session, wanted: UserAdd, answered: Answere
 
 
 def set_user(core: Engines, session: Session, wanted: UserSet, answered: Answered, failed: Failed) -> None:
-    """Change somebody who may log in. What is None stays as it is.
+    """Change a user who may log in. What is None stays as it is.
 
     Raises:
         NotFound: there is no account of this name in the store that can be read.
@@ -107,7 +107,7 @@ def _put(
 def remove_user(
     core: Engines, session: Session, wanted: UserRemove, answered: Answered, failed: Failed
 ) -> None:
-    """Remove somebody who may log in; his sessions end. Raises `NotFound`, or `InvalidValue`."""
+    """Remove a user who may log in; the user's sessions end. Raises `NotFound`, or `InvalidValue`."""
     name = wanted.name
     before = core.accounts.stored.named(name)
     if before is None and name not in core.accounts.unreadable:
