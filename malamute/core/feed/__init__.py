@@ -28,15 +28,15 @@ What an operator does to a feed is done when it is on the disk: until then it re
 refuses, it goes on as it was. A feed and its position are stored and deleted together. So a feed on the
 disk has its own position, and never that of an earlier feed of the same name.
 
-A feed acts with the rights of whoever has set it. When they end, by other rules, with his account or with
-the key of his token, it is stopped where it is, over restarts, until an operator sets it again.
+A feed acts with the rights of the user who has set it. When they end, by other rules, with the account or
+with the key of the token, it is stopped where it is, over restarts, until an operator sets it again.
 
 The sender of what it makes in a queue is that of the message, and its properties name the source and the
 sequence there. Nobody waits for an answer: the final reply completes it, and replies go nowhere.
 
 Where to read: `rule` for what is stored of a feed, `target` for where it puts what it takes, `feed` for what
-all have in common, `stream_feed` and `queue_feed` for each kind at work, `start` for how each begins, `table`
-for all of them and the changes of operators.
+all have in common. Then `stream_feed` and `queue_feed` for each kind at work, `start` for how each begins,
+`table` for all of them and the changes of operators.
 
 Source: COPY and MOVE are those of the Xump notes.
 """

@@ -58,15 +58,15 @@ class FeedName(NamedTuple):
 class FeedRule(NamedTuple):
     """What a feed takes, where it puts that, and with whose rights.
 
-    Of what an earlier version has stored nobody knows who has set it.
+    Nobody knows who has set a feed that an earlier version has stored.
     """
 
     criteria: Sequence[Any]
     where: str
     setter: Principal = ANONYMOUS
-    """Who has set it: it acts with his rights."""
+    """The principal that has set it: it acts with those rights."""
     stopped: str = ""
-    """Why it takes nothing until an operator sets it again: his rights have ended."""
+    """Why it takes nothing until an operator sets it again: those rights have ended."""
     began: Sequence[int] = ()
     """Where it began in the past: the position, and the last sequence of the stream then."""
     target: Place = Place("stream", "")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
 
-STOPPED = "a feed is stopped: the rights of whoever has set it have ended; set it again"
+STOPPED = "a feed is stopped: the rights of the user who has set it have ended; set it again"
 """What the log says of it."""
 
 KEEP_SECONDS = 10.0
@@ -58,7 +58,7 @@ class Feeds:
         recovery: Recovery,
         refusal: Callable[[Principal, Place, Place], str],
     ) -> None:
-        """`refusal` says why somebody may not feed one place from another, or is empty if he may."""
+        """`refusal` says why a principal may not feed one place from another, or is empty if it may."""
         self._refusal = refusal
         self.effects = streams.effects
         self.timers = services.limits.timers
@@ -263,7 +263,7 @@ class Feeds:
     ) -> None:
         """Make a feed, or change it. It goes on where it is, or begins, as `start` says.
 
-        It acts with the rights of who sets it, and begins again if it was stopped. `report` is called in the
+        It acts with the rights of the `setter`, and begins again if it was stopped. `report` is called in the
         iteration that stores it; when that is done, it is in force.
         """
         self.selectors.check(rule.selector)
@@ -306,7 +306,7 @@ class Feeds:
             self.drop_unused(target, start.source)
 
     def review(self, feed: Feed) -> None:
-        """Stop a feed if the rights of whoever has set it have ended. An operator has to set it again."""
+        """Stop a feed if the rights of its setter have ended. An operator has to set it again."""
         name, rule = feed.name, feed.rule
         if rule.stopped or not feed.open:
             return

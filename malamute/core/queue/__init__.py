@@ -10,16 +10,16 @@ there are.
 
 The life of a message is the table in `malamute.core.queue.state`, which alone changes a state.
 
-Its settlement (`Settlement.settle`) is one transaction with all that follows from it: the outcome for who
-tracks it, the dead letter, the reply. If the disk refuses that, the message is where it was before.
+Its settlement (`Settlement.settle`) is one transaction with all that follows: the outcome for a sender
+that tracks it, the dead letter, the reply. If the disk refuses that, the message is where it was before.
 
 A message is ready once it is stored, or at once if nobody asked for a confirmation and none of the queue is
 waiting for the disk (so order is kept). What a consumer loses hold of is ready again in its old place.
 
 What was delivered before is `redelivered`, even if the broker was killed right after: nothing is sent before
 it is durable that it may have been delivered. A message for which somebody waits when it comes is put below
-the watermark in the transaction that stores it, and those that come next with what goes out, so that their
-delivery has to wait for nothing more; only one that was not awaited waits for a commit of its own.
+the watermark in the transaction that stores it, and those that come next with what goes out. So their
+delivery has to wait for nothing more. Only one that was not awaited waits for a commit of its own.
 
 What most messages do not have costs them nothing: options are kept beside the entries, by sequence, and a
 queue without any asks one question for a whole batch.
@@ -39,7 +39,7 @@ has to report to those above, it returns or calls a function with that it was gi
         settlement      what messages end with          dead_letters        what nobody could or would take
         dispatch        choosing a consumer for each    waiters             consumer groups, ready queues
         affinity        keys that stay with a worker    schedule            from when and until when
-        paging          records that stay on the disk   correlations        who may withdraw what
+        paging          records that stay on the disk   correlations        what a sender may withdraw
 
     what all queues share
         limits          the room for messages           settlement_log      the history of outcomes
@@ -47,7 +47,7 @@ has to report to those above, it returns or calls a function with that it was gi
         deduplication   what was enqueued already
 
     what these work on
-        consumer        who takes messages              usage               what a queue takes of the limits
+        consumer        what takes messages             usage               what a queue takes of the limits
         options         what a sender may ask for       entry               a message, and all of a queue
         state           what may happen to a message
 

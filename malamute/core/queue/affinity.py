@@ -19,7 +19,7 @@ class KeyAffinity(Generic[C]):
         self._owners: OrderedDict[str, C] = OrderedDict()
 
     def owner(self, key: str) -> C | None:
-        """Whom a key belongs to."""
+        """The consumer that a key belongs to."""
         return self._owners.get(key)
 
     def bind(self, key: str, consumer: C) -> None:

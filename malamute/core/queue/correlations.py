@@ -1,4 +1,4 @@
-"""Who sent what: the messages of a sender under a correlation, which it may withdraw."""
+"""Correlations: the messages of a sender under each of them, which it may withdraw."""
 
 from __future__ import annotations
 

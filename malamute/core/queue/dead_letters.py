@@ -176,7 +176,7 @@ class DeadLetters:
         """What removes some from the store."""
         return DeleteMessages(self.kind, self._usage.name, [(a, b) for a, b in ranges_of([*sequences])])
 
-    # Their room is of that for all queues, not of that of this one: who sends to it is not to blame.
+    # Their room is of that for all queues, not of that of this one: its senders are not to blame.
 
     def _add(self, message: StoredMessage, paged_out_bytes: int = 0) -> Entry:
         entry = self.entries[message.sequence] = Entry(message, paged_out_bytes=paged_out_bytes)

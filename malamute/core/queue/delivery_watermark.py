@@ -2,8 +2,9 @@
 
 Nothing is sent before it is durable that it may have been delivered. The watermark says so of all messages up
 to a sequence, so that a delivery costs one small operation and not one for each message. It is advanced past
-what goes out now: whoever takes that then waits for no disk. So after a crash up to twice as many messages
-count as delivered as consumers held; a graceful shutdown, or a queue whose last consumer leaves, retracts it.
+what goes out now: a consumer that takes that then waits for no disk. So after a crash up to twice as many
+messages count as delivered as consumers held; a graceful shutdown, or a queue whose last consumer leaves,
+retracts it.
 
 Where there is one attempt only, such a doubt would be the end of a message: there each is marked by itself,
 and none ahead.
@@ -44,7 +45,7 @@ class Watermark:
         self._entries = entries
         self._upto = 0
         self._under_way: list[tuple[int, list[WhenStored]]] = []
-        """Advances that are not durable yet, and who waits for each."""
+        """Advances that are not durable yet, and what waits for each."""
 
     @property
     def is_exact(self) -> bool:

@@ -198,7 +198,7 @@ class Dispatcher:
             self._choose(consumer, entry)
             count += 1
             if options:
-                # Who is served between this one and the next must see that it is taken.
+                # A consumer that is served between this one and the next must see that it is taken.
                 self._deliver(consumer, [entry])
             else:
                 given.append(entry)
@@ -351,7 +351,7 @@ class Dispatcher:
     def _dispatch_by_key(
         self, sequence: int, entry: Entry, groups: Sequence[ConsumerGroup[Consumer]]
     ) -> bool:
-        """Give a message to whom its key belongs to, or let it wait for its credit. False: to anybody."""
+        """Give a message to the consumer of its key, or let it wait for its credit. False: to anybody."""
         holder = self._key_owner(sequence, groups)
         if holder is None:
             return False

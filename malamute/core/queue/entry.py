@@ -28,13 +28,13 @@ Row = tuple[int, int, str, str, Frame, Mapping[str, Any] | None]
 class Entry:
     """A queued message, its state, and how often it was delivered.
 
-    It is born PENDING; from then on `malamute.core.queue.state` alone changes its state. `consumer` is who
-    has it, or had it when its settlement began.
+    It is born PENDING; from then on `malamute.core.queue.state` alone changes its state. `consumer` is the
+    one that has it, or had it when its settlement began.
 
     Its `record` is None while that is on the disk only. It is `marked` when the disk never holds it without
     the mark that it may have been delivered. `deadline_from` is when its consumer got it, or last reported on
     it; `first_delivered_at` and `last_delivered_at` are for the settlement log. `bytes` are those of its
-    subject and its record, and what it takes of the credit of who gets it.
+    subject and its record, and what it takes of its consumer's credit.
 
     There is one for each message that is queued anywhere, so it has nothing that follows from the rest,
     and no message beside it.

@@ -3,7 +3,7 @@
 What a queue has to know of a message to dispatch it is small and always in memory. Its record is not: one
 that has to wait while there is no room for it is evicted, as it is on the disk anyway: it is *paged out*.
 
-Who may keep how much needs no list of what to evict: a queue keeps records as long as they take no more
+How much each may keep needs no list of what to evict: a queue keeps records as long as they take no more
 than what is free of the memory of all queues. One alone has half of it, two have a third each, and however
 many there are, there is some room for one more. As messages come at the end, those paged out are
 furthest from their delivery. (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
@@ -11,8 +11,8 @@ switches", 1998.)
 
 A message that is paged out is dispatched as any other, and sent when its record is paged in. The records
 that follow are prefetched with it, before they are asked for, a run at a time, since neighbours share a block
-of the store: who has credit waits once for a run and not for each message. So a queue that is worked off may
-have some runs more than its share.
+of the store: a consumer with credit waits once for a run and not for each message. So a queue that is worked
+off may have some runs more than its share.
 
 A record that cannot be read is an end of its message like any other: the message becomes a dead letter,
 without a body.

@@ -1,4 +1,4 @@
-"""The messages of one mailbox or service, and who gets them: where all parts of a queue meet.
+"""The messages of one mailbox or service, and their consumers: where all parts of a queue meet.
 
 The parts know nothing of each other, and none of them knows the queue. `Queue` asks them in a fixed order:
 

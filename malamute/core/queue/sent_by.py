@@ -1,4 +1,4 @@
-"""Who has sent what waits in a queue: the quotas that messages count for until they have left it."""
+"""The senders of what waits in a queue: the quotas that messages count for until they have left it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Settlement: what a message ends with. It is acknowledged, expires, is given back, dropped or dead-lettered.
 
-It is one transaction with all that follows from it: the outcome for who tracks the message, the dead
+It is one transaction with all that follows: the outcome for a sender that tracks the message, the dead
 letter, and whatever else the iteration stores. If the disk refuses that, the message is where it was before.
 """
 

@@ -28,11 +28,11 @@ QueueName = tuple[str, str]
 """The kind and the name of a queue."""
 
 Settled = tuple[Sequence[Entry], str, str]
-"""Messages that were settled together, their outcome, and the address of who settled them."""
+"""Messages that were settled together, their outcome, and the address of the consumer that settled them."""
 
 
 class SettlementLog:
-    """The histories of what left the queues. Those who settle messages add them while it is `on`."""
+    """The histories of what left the queues. What settles messages adds them while it is `on`."""
 
     def __init__(self, effects: Effects) -> None:
         self.effects = effects

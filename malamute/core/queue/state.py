@@ -77,11 +77,11 @@ class Holding(Protocol):
 
 
 class Holder(Protocol):
-    """Who can have messages: a consumer."""
+    """What can have messages: a consumer."""
 
     @property
     def session(self) -> Holding:
-        """To whom it belongs."""
+        """The session that it belongs to."""
 
     outstanding: dict[int, Any]
     """What it has, by sequence, in the order of its deadlines."""

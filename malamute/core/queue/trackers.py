@@ -107,7 +107,7 @@ class Trackers:
     ) -> list[int]:
         """Put messages back into the mailboxes of their senders, with all else of this iteration.
 
-        Returns the sequences of those that had room there. They are from the `worker` who gives them back.
+        Returns the sequences of those that had room there. They are from the `worker` that gives them back.
         """
         fitting: list[int] = []
         time_ns = self._mailboxes.limits.effects.time_ns

@@ -1,10 +1,10 @@
-"""Who reads a stream: its selectors in two indexes, by what a message costs.
+"""The readers of a stream: their selectors in two indexes, by what a message costs.
 
-Most selectors are *plain*: whoever takes a message is found by its terms, at a cost that does not depend on
-them. The others are *costly*: an expression such as `not a = 'x'`, or a regular expression, is evaluated for
-each message or each new subject. There may be any number of them, so they are matched as far as there is work
-left in the iteration. Who has not been matched then falls into REPLAY, as whoever has no credit: it goes on
-from there in later iterations, and neither a publisher nor any other reader waits for it.
+Most selectors are *plain*: a reader that takes a message is found by its terms, at a cost that does not
+depend on them. The others are *costly*: an expression such as `not a = 'x'`, or a regular expression, is
+evaluated for each message or each new subject. There may be any number of them, so they are matched as far as
+there is work left in the iteration. A reader that has not been matched then falls into REPLAY, as one without
+credit: it goes on from there in later iterations, and neither a publisher nor any other reader waits for it.
 """
 
 from __future__ import annotations

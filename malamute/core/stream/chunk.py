@@ -1,7 +1,7 @@
 """Chunks in memory, and the parts of them that subscriptions get.
 
-A chunk is encoded once, when it is made. Who takes all of it is sent that very payload; for each distinct
-set of places in it one more is encoded, however many subscriptions get it.
+A chunk is encoded once, when it is made. A reader that takes all of it is sent that very payload; for each
+distinct set of places in it one more is encoded, however many subscriptions get it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 PARTS_MAX = 16
-"""Parts of a chunk that are kept for others who take the same."""
+"""Parts of a chunk that are kept for others that take the same."""
 
 ENCODE_WORK = 10
 """Microseconds that encoding a part takes, beside one for two messages."""
@@ -71,7 +71,7 @@ class Loaded:
         self.born = born
         """When it came, in seconds that are counted; it matters if any of its messages expires."""
         self.later: dict[int, tuple[Reader, ChunkPart]] = {}
-        """Who is to get which part of it when it is on the disk."""
+        """The readers that are to get a part of it when it is on the disk, and which."""
         self._whole: ChunkPart | None = None
         self._parts: dict[tuple[int, ...], ChunkPart] = {}
         self._spent = 0

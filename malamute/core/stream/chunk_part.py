@@ -30,7 +30,7 @@ class ChunkPart(DeliveryPart):
     def runs(self, now: float) -> Sequence[tuple[ChunkPart, bool]]:
         """The messages in order, in runs of those that have expired by now (True) and of those that have not.
 
-        They are the same for all who get this part now.
+        They are the same for all that get this part now.
         """
         if self._runs[0] != now:
             self._runs = now, [*self._split(now)]

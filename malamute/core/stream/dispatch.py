@@ -1,10 +1,10 @@
-"""The way of a chunk to those who are LIVE: who is to get which part of it, found and offered step by step.
+"""The way of a chunk to LIVE readers: the part that each is to get, found and offered step by step.
 
 Looking up a new subject takes microseconds, or tens of them if a thousand selectors take it, and a part that
 nobody else gets is encoded for one. So a large chunk with many different readers may take far longer than
 one iteration may be held up. It is then dispatched in steps: a generator looks up some of its subjects, or
 offers it to some of its readers, charges the work, and yields when none is left. Nobody has had anything of a
-chunk before all of it was looked up, so each still gets his part of it as one.
+chunk before all of it was looked up, so each still gets its part of it as one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REFERENCES = 16
 """Places or groups that are noted for one unit of work."""
 
 PARTS_BYTES = 1 << 20
-"""Bytes of parts that are kept for who else gets the same."""
+"""Bytes of parts that are kept for other readers of the same."""
 
 Offer = Callable[[Loaded, ChunkPart, Sequence["Reader"]], None]
 
@@ -63,7 +63,7 @@ class Held(deque[Loaded]):
 def in_steps(effects: Effects, audience: Audience, loaded: Loaded, offer: Offer) -> Iterator[None]:
     """Dispatch a chunk to plain readers, and yield whenever the work of an iteration is used up.
 
-    `offer` is called for some readers at a time. Those who come meanwhile are none of its business.
+    `offer` is called for some readers at a time. Readers that come meanwhile are none of its business.
     """
     found: dict[int, tuple[Groups, list[int]]] = {}
     for _ in _look_up(effects, audience, loaded, found):
@@ -109,7 +109,7 @@ def _look_up(
 
 
 class _Parts:
-    """The parts of a chunk; some of them are kept for who else gets the same."""
+    """The parts of a chunk; some of them are kept for other readers of the same."""
 
     def __init__(self, effects: Effects, loaded: Loaded) -> None:
         self._effects = effects

@@ -1,4 +1,4 @@
-"""What is missing of a stream, and who had it before it was.
+"""What is missing of a stream, and which readers had it before it was.
 
 Sequences are left out for three reasons. The disk has refused a chunk (`not-stored`). The broker was killed,
 and goes on behind what was reserved (`restart`). Or the store was restored from a backup, and goes on far

@@ -5,10 +5,11 @@ cursor is: out of the chunks that wait for the disk, which are in memory, or by 
 result comes in a later iteration. A read is bounded, and so is the number of reads in one iteration, so
 readers take turns and memory stays within bounds however many there are.
 
-A read and those who are served what it finds are a *pass*. Who waits at the same place shares one. Who is
-close in front of one joins it: it waits until those behind have come nearer, and where they meet all become
-one pass, for which each chunk is decoded and looked up once. It does so once at each place, so whoever
-follows holds it up for a read of its own at the most. Nobody waits so for a costly selector.
+A read and the readers that are served what it finds are a *pass*. Readers that wait at the same place share
+one. A reader that is close in front of one joins it: it waits until those behind have come nearer, and where
+they meet all become one pass, for which each chunk is decoded and looked up once. It does so once at each
+place, so one that follows holds it up for a read of its own at the most. Nobody waits so for a costly
+selector.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ SERVE_WORK = 20
 """What serving a reader costs beside finding and encoding its messages."""
 
 PASS_WORK = 3
-"""What a reader costs for whom there is nothing."""
+"""What a reader costs if there is nothing for it."""
 
 READERS_STEP = 500
 """Readers that are moved on between two looks at whether there is work left."""
 
 READERS_PASSED = 1
-"""Those of many who share a look-up, and for whom there is nothing, that are moved on in a microsecond."""
+"""Readers without a match that are moved on in a microsecond, of many that share a look-up."""
 
 REACH_READS = 4
 """How far in front of a pass a reader may be to join it, in reads."""
@@ -71,11 +72,11 @@ class ReplayedStream(SourceStream, Protocol):
         """Flush it at the end of the iteration."""
 
     def deliver(self, loaded: Loaded) -> None:
-        """Deliver a chunk that is on the disk to those who waited for that."""
+        """Deliver a chunk that is on the disk to the readers that waited for that."""
 
 
 class _Pass:
-    """A read, and those who are served what it finds."""
+    """A read, and the readers that are served what it finds."""
 
     __slots__ = ("costly", "going", "readers", "served", "start")
 
@@ -84,11 +85,11 @@ class _Pass:
         self.served = start - 1
         """The last message of the chunk that is being served, or before the first one."""
         self.readers: dict[int, Reader] = {}
-        """All who wait for it to end."""
+        """All that wait for it to end."""
         self.going: dict[int, Reader] = {}
-        """Those of them who are to have what is still to be served."""
+        """Those of them that are to have what is still to be served."""
         self.costly = False
-        """Whether a reader's selector is: nobody is to wait for such a one who need not."""
+        """Whether a reader's selector is: no other is to wait for such a one without need."""
 
     def add(self, reader: Reader, *, costly: bool) -> None:
         self.readers[id(reader)] = self.going[id(reader)] = reader
@@ -165,7 +166,7 @@ class Replay:
         self.durable = self.known = loaded.chunk.last
         self.stream.deliver(loaded)
         self._wake_patient()
-        # Who waits is served while the chunk is in memory, which saves reading it back.
+        # A reader that waits is served while the chunk is in memory, which saves reading it back.
         self.advance()
         self.unstored.popleft()
         self.stream.last_stored = loaded.chunk.last
@@ -203,7 +204,7 @@ class Replay:
             else:
                 self._serve(subscription, loaded)
         if subscription.ready and stream.behind:
-            # It is LIVE when no chunk is under way to those who are.
+            # It is LIVE when no chunk is under way to those that are.
             return
         del self.waking[id(subscription)]
         if subscription.ready:
@@ -299,11 +300,11 @@ class Replay:
                             subscription.skip(found.last, found.reason)
                 elif found.last >= self.stream.next_dispatch:
                     # The read has overtaken the answer of the commit. What is held for that answer is offered
-                    # to all who are LIVE then, and each of these will be.
+                    # to all that are LIVE then, and each of these will be.
                     break
                 else:
                     yield from self._serve_all(going, found)
-                # Who has not had all of this is not to have what follows. It reads again.
+                # One that has not had all of this is not to have what follows. It reads again.
                 for key in [key for key, reader in going.items() if reader.cursor <= under_way.served]:
                     del going[key]
         finally:
@@ -318,7 +319,7 @@ class Replay:
             subscription.unblock()
 
     def _not_replayed(self, under_way: _Pass, error: MalamuteError) -> None:
-        """A read came to nothing: whoever waited for it learns why."""
+        """A read came to nothing: the readers that waited for it learn why."""
         self._passes.remove(under_way)
         for subscription in under_way.readers.values():
             if subscription.open:
@@ -330,7 +331,7 @@ class Replay:
                     subscription.fail(error)
 
     def _serve_all(self, going: dict[int, Reader], chunk: Chunk) -> Workflow:
-        """Serve a chunk to those who are ready for it."""
+        """Serve a chunk to the readers that are ready for it."""
         loaded = Loaded.read(chunk)
         if loaded.columns.ttls:
             loaded.born = self.stream.births.counted(chunk.first, chunk.time_ns)
@@ -359,7 +360,7 @@ class Replay:
     def _move_on(
         self, going: dict[int, Reader], readers: list[Reader], loaded: Loaded, start: int, stop: int
     ) -> list[Reader]:
-        """Move those past some places of a chunk for whom there is nothing there. Returns the others."""
+        """Move readers past some places of a chunk that have nothing for them. Returns the others."""
         try:
             found = loaded.shared(self.stream.audience, start, stop)
         except Exception:

@@ -7,14 +7,14 @@ distinct set of places in it, however many subscribers there are.
 
 A subscription is LIVE while it has had all that it was to have: then it needs no position, and a chunk
 that does not concern it costs nothing. When a delivery finds it without credit it moves to REPLAY with a
-*cursor*, the first sequence that it has not had. With credit it is served from the cursor on, out of
-the journal and then out of the chunks that are not on the disk yet; when the cursor is at the head, and
-there is credit left, it is LIVE again, within one iteration and so without a gap.
+*cursor*, the first sequence that it has not had. With credit it is served from the cursor on, out of the
+journal and then out of the chunks that are not on the disk yet. When the cursor is at the head, and there is
+credit left, it is LIVE again, within one iteration and so without a gap.
 
 Live deliveries do not wait for the disk. So that no sequence is ever used twice, every commit also
 reserves a block of sequences ahead, and a chunk beyond the reserved block is held until the commit that
 extends it; if the disk refuses that, nobody ever gets the chunk. After a crash the stream goes on behind the
-block: the numbers left out are a GAP. Who had a chunk that the disk refuses is notified (`gaps`).
+block: the numbers left out are a GAP. A reader that had a chunk that the disk refuses is notified (`gaps`).
 
 A stream without a journal stores nothing but this reservation, for a whole *epoch*. Those that are not
 known yet share one that is stored when the broker begins; so none of them waits for the disk, not even for
@@ -152,7 +152,7 @@ def cursor_bytes(name: str) -> int:
 class Deleted:
     """The last messages of streams that were deleted. Of those longest ago only the highest is known.
 
-    Who resumes under such a name gets a GAP for what was deleted, and under any other name none.
+    A reader that resumes under such a name gets a GAP for what was deleted, and under any other name none.
     """
 
     def __init__(self) -> None:
@@ -174,12 +174,12 @@ class Deleted:
 
 
 class Stream:
-    """One stream: its numbers, what is under way, and who reads it."""
+    """One stream: its numbers, what is under way, and its readers."""
 
     def __init__(self, name: str, owner: Streams, state: StreamState | None = None) -> None:
         self.name = name
         self.own = name.startswith(RESERVED_PREFIX)
-        """Whether it is the broker's: who reads it makes no events by that."""
+        """Whether it is the broker's: its readers make no events by reading."""
         self.effects = owner.effects
         self.policy = owner.policy(name)
         self.journaled: bool = self.policy.journal
@@ -477,7 +477,7 @@ class Stream:
 
     @property
     def idle(self) -> bool:
-        """Whether it is there for its readers alone, who have never had anything to read."""
+        """Whether it is there for its readers alone, which have never had anything to read."""
         published = self.lasting or self.messages or self._incoming[0]
         return not published and self.first_kept > self.last
 
@@ -521,7 +521,7 @@ class Stream:
 
     def _stored(self, last: int, deletions: int, error: MalamuteError | None) -> None:
         if error is not None:
-            # Whoever is LIVE has had what the disk refuses now, or none of them.
+            # Each that is LIVE has had what the disk refuses now, or none of them.
             self._dispatch(wholly=True)
         sent = self.next_dispatch > self.replay.unstored[0].chunk.last
         # A deletion since then has taken back what was reserved ahead.
@@ -537,7 +537,7 @@ class Stream:
         self.replay.advance()
 
     def _refused(self, loaded: Loaded, *, sent: bool) -> None:
-        """Notify those who have a chunk, or were to have it, that it is not durable."""
+        """Notify the readers that have a chunk, or were to have it, that it is not durable."""
         costly, work = self.audience.match_costly(loaded.columns, maxsize)
         self.effects.work -= work
         for matches in (self.audience.match(loaded.columns), costly):
@@ -548,9 +548,10 @@ class Stream:
     # Messages out
 
     def _dispatch(self, *, wholly: bool = False) -> None:
-        """Offer what has its sequences reserved to who is LIVE, as far as there is work for it, or `wholly`.
+        """Offer what has its sequences reserved to LIVE readers, as far as there is work for it, or `wholly`.
 
-        While it is `behind` with that, nobody becomes LIVE: each chunk is offered once to who was before it.
+        While it is `behind` with that, nobody becomes LIVE: each chunk is offered once to those that were
+        before it.
         """
         while self._held and self._held[0].chunk.last <= self.reserved:
             if self.behind and self.effects.work <= 0 and not wholly:
@@ -608,7 +609,7 @@ class Stream:
                 self._set_back(reader, loaded)
 
     def set_back(self, reader: Reader) -> None:
-        """Who takes other messages from now on looks for itself at what is being dispatched."""
+        """A reader that takes other messages from now on looks for itself at what is being dispatched."""
         if self.behind:
             self._set_back(reader, self._held[0])
 
@@ -624,7 +625,7 @@ class Stream:
             reader.unblock()
 
     def _offer(self, loaded: Loaded, part: ChunkPart, readers: Collection[Reader]) -> None:
-        """Offer messages of a chunk to those whom they are for."""
+        """Offer messages of a chunk to the readers that they are for."""
         is_fresh = not loaded.columns.ttls or part.expires > self.effects.now
         # A review may end any of them.
         for subscription in [*readers] if len(readers) == 1 else self.effects.in_turn(readers):
@@ -645,7 +646,7 @@ class Stream:
                 subscription.fail(self.effects.fault("a live delivery", error))
 
     def _offer_costly(self, loaded: Loaded) -> None:
-        """The same to those who are costly to find. Who cannot be found in this iteration falls behind."""
+        """The same to readers that are costly to find. Those not found in this iteration fall behind."""
         matches, work = self.audience.match_costly(loaded.columns, self.effects.work // 2)
         self.effects.work -= work
         for group, part in self._parts(loaded, matches):
@@ -657,9 +658,9 @@ class Stream:
                 self._set_back(subscription, loaded, loaded.chunk.first + len(matches))
 
     def deliver(self, loaded: Loaded) -> None:
-        """Deliver a chunk that is on the disk to those who waited for that."""
+        """Deliver a chunk that is on the disk to the readers that waited for that."""
         for reader, part in loaded.later.values():
-            # Who has fallen behind meanwhile gets it when it comes there.
+            # One that has fallen behind meanwhile gets it when it comes there.
             if not reader.open or reader.cursor:
                 continue
             try:
@@ -670,7 +671,7 @@ class Stream:
                 reader.fail(self.effects.fault("a delivery", error))
 
     def _parts(self, loaded: Loaded, matches: Sequence[Groups]) -> list[tuple[Group, ChunkPart]]:
-        """Who gets what of a chunk."""
+        """What each group gets of a chunk."""
         if len(matches) == loaded.chunk.count and len(set(map(id, matches))) == 1:
             part = loaded.part() if matches[0] else None
             return [(group, part) for group in matches[0]] if part else []
@@ -899,7 +900,7 @@ class Streams:
             else:
                 waits = True
             (waiting if waits else served).append(stream)
-        # Who has not been served is the first in the next iteration.
+        # What has not been served is the first in the next iteration.
         for stream in [*waiting, *served]:
             if stream.behind or stream.replay.waking:
                 self.active.pop(stream.name, None)

@@ -167,7 +167,7 @@ class Reader:
         return 0
 
     def _note_expired(self, sequences: Sequence[int]) -> None:
-        # Who began at the oldest that there is does not miss what had expired before that.
+        # A reader that began at the oldest that there is does not miss what had expired before that.
         if self.began_quietly and not self.delivered:
             sequences = sequences[bisect_left(sequences, self.head) :]
         if sequences:
