@@ -212,8 +212,9 @@ def bench() -> None:
     names one; publishers, subscribers and workers are processes too. Broker and clients share the machine.
 
     Columns: latencies in milliseconds, from giving a message to the client until it comes out (stored: until
-    its receipt); processor time in microseconds a message, of the broker, the sender and the receiver; the
-    most anonymous memory of the broker, in MiB; and messages that did not come, as they were overwritten.
+    its receipt). Processor time is in microseconds a message, of the broker, the sender and the receiver.
+    Then there is the most anonymous memory of the broker, in MiB, and messages that did not come, as they
+    were overwritten.
     """
 
 

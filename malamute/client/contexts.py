@@ -34,7 +34,7 @@ class InvalidContext(MalamuteError):
 
 
 CREDENTIALS = ("user", "password", "curve", "server_key", "token")
-"""What proves who somebody is, by the names that `malamute.connect` has for it."""
+"""What proves who a client is, by the names that `malamute.connect` has for it."""
 
 SECRETS = ("password", "token")
 
@@ -48,7 +48,7 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 class Context(NamedTuple):
-    """Where to connect, as whom, and how long to wait in seconds; None where it does not say."""
+    """Where to connect, as which user, and how long to wait in seconds; None where it does not say."""
 
     url: str | None = None
     address: str | None = None
@@ -60,11 +60,11 @@ class Context(NamedTuple):
     token: str | None = None
 
     def credentials(self) -> dict[str, str]:
-        """What it says of who connects."""
+        """What it says of the user."""
         return {name: value for name, value in self.given().items() if name in CREDENTIALS}
 
     def with_credentials(self, credentials: Mapping[str, str]) -> Context:
-        """The same for somebody who is known by these."""
+        """The same for a user with these."""
         return self._replace(**credentials)  # type: ignore[arg-type]  # all of them are text
 
     def shown(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The core: every command in, everything to be done out, and no word to a socket, a disk or a clock.
 
 The edge calls `receive` for each message (or `refuse` for bytes that were none), `stored` and `store_failed`
-when the writer is done, `answered` with what the store found, `lost` when a peer cannot be reached, `blocked`
-and `unblocked` when its pipe is full and not full any more, and `tick` as time goes by. None of them
-raises for a peer's fault: the peer gets a numbered ERROR, and nothing is changed. At the end of each
-iteration the edge calls `ready` and does what it says.
+when the writer is done, and `answered` with what the store found. It calls `lost` when a peer cannot be
+reached, `blocked` and `unblocked` when its pipe is full and not full any more, and `tick` as time goes by.
+None of them raises for a peer's fault: the peer gets a numbered ERROR, and nothing is changed. At the end of
+each iteration the edge calls `ready` and does what it says.
 
 `STATES` is the protocol: which commands a session may send in which state, and what handles them.
 An absent key is an error of the protocol. `access.ACCESS` beside it says what each of them needs.

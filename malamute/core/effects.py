@@ -1,9 +1,9 @@
 """What one iteration of the loop gathers, and what the edge has to do about it.
 
 The engines never act. They note in the `Effects` what is to be sent, stored and read, and what is to happen
-once it is stored. At the end of the iteration the edge takes it all as one `Ready`: it hands `appends` to the
-writer, which commits them as one transaction and answers by `Core.stored(token)`; it runs `reads` and
-answers by `Core.replayed`; it sends `sends` in their order. Since every confirmation is made by a
+once it is stored. At the end of the iteration the edge takes it all as one `Ready`. It hands `appends` to the
+writer, which commits them as one transaction and answers by `Core.stored(token)`. It runs `reads` and answers
+by `Core.replayed`, and sends `sends` in their order. Since every confirmation is made by a
 callback of `when_stored`, "no confirmation before it is durable" lives in this file alone.
 """
 

@@ -1,9 +1,9 @@
 """Workflows: work in several steps, each of which waits for the disk.
 
-What has to ask the store between two things that it does is written as a generator: it yields a `StoreRead`
-and gets the answer, or yields `STORED` and goes on when this iteration is durable, with the error that kept
-it from being so or None. What is long yields `GO_ON` and goes on in the next iteration. Between the steps the
-broker does other things: what was true before a `yield` may not be true after it.
+What has to ask the store between two things that it does is written as a generator. It yields a `StoreRead`
+and gets the answer, or yields `STORED` and goes on when this iteration is durable. Then it gets the error
+that kept it from being so, or None. What is long yields `GO_ON` and goes on in the next iteration. Between
+the steps the broker does other things: what was true before a `yield` may not be true after it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The files of a store: locking the directory, opening and allocating the file, and LMDB's errors.
 
 The order when a store is opened: take the lock, make the file if there is none, check the pages, open the
-environment, check that the file was not cut off (reading a mapped page behind its end would kill the
-process), check the format, and only then change anything: allocate the space.
+environment, check that the file was not cut off, check the format, and only then change anything: allocate
+the space. Reading a mapped page behind the end of a file that was cut off would kill the process.
 
 The lock is `flock` on a file of its own. The kernel gives it up when the process ends, however it
 ends, so there are no stale locks; the process id in it is for the message only.

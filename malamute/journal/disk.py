@@ -2,8 +2,8 @@
 
 Theory. One environment with one table (`format` has the keys), one writer, any number of readers. A
 write is one LMDB transaction: chunks and the states of their streams, what the ring drops for them,
-and the blocks of the log. LMDB writes changed pages to free places, fsyncs, then writes the root and
-fsyncs again; so a process or a machine that dies finds either the old root or the new one, and there is
+and the blocks of the log. LMDB writes changed pages to free places, fsyncs, then writes the root and fsyncs
+again. So a process or a machine that dies finds either the old root or the new one, and there is
 nothing to repair when a store is opened. The environment is always opened with sync on.
 
 What the process keeps in memory (`Ring`, `Log`) changes only after the commit. If a transaction

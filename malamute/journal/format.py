@@ -3,7 +3,7 @@
 Theory. The store is one ordered table. A key is a kind, an identifier and a sequence, big-endian,
 so that the order of the bytes is the order of the numbers and one table serves any number of streams:
 
-    (META, 0, 0)                 who wrote the store, and in which format
+    (META, 0, 0)                 which broker wrote the store, and in which format
     (STREAM, stream, 0)          the state of one stream, with its name
     (CHUNK, stream, first)       one chunk of a stream
     (BLOCK, 0, number)           one block of the log of queues and values (`blocks`)

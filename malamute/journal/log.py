@@ -1,26 +1,26 @@
 """The log of queues and values: what of it is still needed. Pure: the disk is elsewhere.
 
 Theory. Messages of queues are small, many, and mostly short-lived, and thousands of queues may be
-touched by one transaction. A table entry for each of them would cost an LMDB call each; every such
-call gives up the interpreter's lock and, beside a busy main thread, waits up to a switch interval to
-get it back (measured: 5,000 puts take 1 ms alone and 500 to 3,000 ms beside a busy thread). So the
+touched by one transaction. A table entry for each of them would cost an LMDB call each. Every such call gives
+up the interpreter's lock and, beside a busy main thread, waits up to a switch interval to get it back
+(measured: 5,000 puts take 1 ms alone and 500 to 3,000 ms beside a busy thread). So the
 operations of a transaction go into *blocks* as they came, some hundreds to a block, and nothing is
 ever changed in place: deleting a message is another entry.
 
 What the log means is defined by `Log.apply`, called for every block in order, and by nothing else:
 recovery calls it for the blocks it finds, `write` for the blocks it has just committed.
 
-An entry is *live* while recovery would need it: a message until it is deleted, the newest value of each key
-of a table, an identity until it is forgotten, the newest attempts of a message, and for each queue the newest
-entry with its `next`, the one with its `delivered`, and one that makes the queue before that. Each
+An entry is *live* while recovery would need it: a message until it is deleted, with its newest attempts; an
+identity until it is forgotten; the newest value of each key of a table. For each queue the newest entry with
+its `next` is live, the one with its `delivered`, and one that makes the queue before that. Each
 block counts its live entries. Blocks leave from the old end only, so the entry that deletes a message never
 leaves before the message does.
 
 - The oldest block without a live entry is simply dropped; queues that are worked off cost no more.
-- When dead entries take more than half as much as live ones (plus a floor), the oldest block is
-  *compacted*: its live entries are written again at the new end, in front of the entries of the
-  transaction, so that what the transaction deletes is deleted after it. Both sides of the comparison
-  are the same estimate ("weight"), so a log of live entries only is never taken for wasteful.
+- When dead entries take more than half as much as live ones (plus a floor), the oldest block is *compacted*.
+  Its live entries are written again at the new end, in front of the entries of the transaction, so that what
+  the transaction deletes is deleted after it. Both sides of the comparison are the same estimate ("weight"),
+  so a log of live entries only is never taken for wasteful.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ another one, or out of its map, which ends the process. Values have checksums of
 way to them. It is looked at whenever a store is opened, before LMDB takes a step in it.
 
 What has to hold: each page names itself, has the kind that its place in the tree needs, and is filled without
-a gap; keys rise, and lie between those of the page above; each page is in one place, either used or free;
-there are as many pages and values as the root says; and the two roots follow each other. Of a value that has
+a gap. Keys rise, and lie between those of the page above. Each page is in one place, either used or free.
+There are as many pages and values as the root says, and the two roots follow each other. Of a value that has
 pages of its own only their number is known here: they are not read, so that this costs the number of values
 and not their bytes.
 """

@@ -1,7 +1,7 @@
 """Who reads a store beside the broker: other processes have a slot each in LMDB's table of readers.
 
 A reader pins the pages of the transaction that it sees. One that was killed in the middle of a transaction
-would pin them for ever, until the file is full of what nobody can use again; so slots of dead processes are
+would pin them for ever, until the file is full of what nobody can use again. So slots of dead processes are
 cleared now and then, and always before a write is refused.
 """
 

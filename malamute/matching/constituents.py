@@ -11,8 +11,8 @@ row of each position's table, and the AND of these rows is the result. Three rul
 - a topic with more parts than the longest pattern is dropped at once (unless a pattern has a `#`);
 - the work stops as soon as nothing is left;
 - after the first `null` row the others need no AND. Proof: a bit in the null row k means that its
-  pattern takes topics of k parts, since all of its rows before k were taken as well; then it has the
-  bit in every later null row too, and the AND changes nothing.
+  pattern takes topics of k parts, since all of its rows before k were taken as well. Then it has the bit in
+  every later null row too, and the AND changes nothing.
 
 A bit that takes any part at a position would stand in every row of its table. It is kept in `other`
 alone and joined to a literal's row when that is used, so a change costs only what the pattern says;

@@ -6,8 +6,8 @@ A criterion is a family's name and a pattern. The family knows two functions (Re
     F1(message)  the terms that a message says, when it is matched
 
 and the index holds for each term the bitmap of the selectors filed under it, its *row*. A message
-hits the rows of its terms. For most families the terms say exactly what the pattern says; a family
-whose terms can only say "perhaps" is not `exact`, and each selector that was hit is then checked
+hits the rows of its terms. For most families the terms say exactly what the pattern says. A family whose
+terms can only say "perhaps" is not `exact`, and each selector that was hit is then checked
 against its patterns, so that a false positive is never delivered (RFC 003, post-filtering).
 
 A family that depends on the subject alone is asked once for each new subject. One that

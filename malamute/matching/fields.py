@@ -3,8 +3,8 @@
 Both are short ways to write an expression, so they are filed as one (`conditions.py`).
 
 `fields` is RFC 003's matching by fields. A request names fields, each with the values that it takes
-or none for a bare presence; `all` of them must be met, or `any`. RFC 003 counts hits: a message hits
-a field of the request when it carries it with a value that is taken; no hit is no match, at least
+or none for a bare presence; `all` of them must be met, or `any`. RFC 003 counts hits: a message hits a field
+of the request when it carries it with a value that is taken. No hit is no match, at least
 one is an `any` match, and as many hits as fields are an `all` match. `Fields.hits` counts that way.
 
     [["currency", "USD"], ["urgent"]]                       all of them, since nothing else is said

@@ -4,9 +4,9 @@ Expressions come from clients, so they run on RE2 (Cox, "Regular expression matc
 2010): time in proportion to the text, whatever the pattern, and bounded memory. The price is that
 back-references and look-around are refused when subscribing. Anchor with `^` and `$` if need be.
 
-There is no term that a subject could say instead of being tried, so each expression in use is
-tried once for each subject that is new ("new address = recompute all", RestMS notes), and the
-result is kept in the index's cache with the rest. A stream without such selectors tries nothing.
+There is no term that a subject could say instead of being tried. So each expression in use is tried once for
+each subject that is new ("new address = recompute all", RestMS notes), and the result is kept in the index's
+cache with the rest. A stream without such selectors tries nothing.
 
 Whoever uses an expression holds it compiled, so there is no cache to be too small; the same expression is one
 object in the whole process. Its program and its automaton take REGEX_BYTES at the most: where that is not

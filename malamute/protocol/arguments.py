@@ -114,7 +114,7 @@ EXPECTED = {
     "state": f"one of {', '.join(MESSAGE_STATES)}",
     "headers": f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each",
 }
-"""What each type of argument may hold, for whoever got it wrong."""
+"""What each type of argument may hold, for the error about a wrong one."""
 
 _SHORT = Repr()
 _SHORT.maxstring = 80

@@ -1,4 +1,4 @@
-"""Bounces: which messages of a mailbox can be given back to who has sent them."""
+"""Bounces: which messages of a mailbox can be given back to their senders."""
 
 from __future__ import annotations
 

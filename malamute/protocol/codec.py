@@ -53,8 +53,8 @@ ROUTING_ID_BYTES = 16
 _GROWN: dict[type[Any], Any] = {
     kind: kind._field_defaults[kind._fields[-1]] for kind in (Hello, Error, Subscribe, Offer, Reject)
 }
-"""Commands whose last field is left out while it has this default: whoever does not know it refuses it. So is
-that of PUBLISH."""
+"""Commands whose last field is left out while it has this default: a peer that does not know it refuses it.
+So is that of PUBLISH."""
 
 
 class Codec(Protocol):
@@ -105,7 +105,7 @@ def encode(message: Message) -> list[Frame]:
 
 
 def _payload(part: DeliveryPart) -> Sequence[Frame]:
-    """The columns of a part, encoded by whoever comes first."""
+    """The columns of a part, encoded by the first that asks."""
     frames = part.stored or part.encoded.get(VERSION)
     if frames is None:
         payload, large = (pack_queue_payload if part.queued else pack_stream_payload)(part.columns)

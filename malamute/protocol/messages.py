@@ -75,7 +75,7 @@ class Send(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Ask a service. The replies come to the mailbox of whoever asked.
+    """Ask a service. The replies come to the mailbox of the requester.
 
     `acks` acknowledges deliveries of that mailbox, as by an ACK before it, whatever becomes of the request.
     """
@@ -180,7 +180,7 @@ class Nak(NamedTuple):
 class Reject(NamedTuple):
     """Refuse deliveries for good: they become dead letters, with the reason.
 
-    To `bounce` them is to give those of a mailbox back to who has sent them.
+    To `bounce` them is to give those of a mailbox back to their senders.
     """
 
     source: int
@@ -376,7 +376,7 @@ class Answer(NamedTuple):
 
 
 class PackedAnswer(NamedTuple):
-    """An ANSWER whose value is packed already: whoever made it had to know how large it is."""
+    """An ANSWER whose value is packed already: its maker had to know how large it is."""
 
     ref: int
     value: bytes

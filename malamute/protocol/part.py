@@ -8,7 +8,7 @@ from malamute.protocol.batch import Columns, Frame
 
 
 class DeliveryPart:
-    """Messages of a stream for all who take just these.
+    """Messages of a stream for all readers that take just these.
 
     `stored` are the frames of it as they are on the disk, if it is there as it is. `encoded` is the slot of
     the codecs: each keeps there what it has made of the columns, under a key of its own.

@@ -1,12 +1,12 @@
 """Who a peer is: the handler of libzmq's authentication protocol (ZAP, RFC 27), in the broker's loop.
 
-libzmq asks here about each connection, before anything that it sends is handed over, and puts the user whom
+libzmq asks here about each connection, before anything that it sends is handed over, and puts the user that
 the answer names into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer
 may call itself anything in its own metadata, which only an answer from here outweighs.
 
-A password takes some 50 ms to try, so a thread of its own does that, for a few at a time. Who was right
-before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests. Addresses from
-which wrong passwords come have to wait, and a handshake that has to wait is one to be tried again (300).
+A password takes some 50 ms to try, so a thread of its own does that, for a few at a time. A client that was
+right before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests. Addresses
+from which wrong passwords come have to wait, and a handshake that has to wait is one to be tried again (300).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 
 OPEN, PEER = b"null", b"peer"
-"""The domains of listeners that ask nobody who he is, and of those that ask the system. That of each listener
-is its mechanism."""
+"""The domains of listeners that ask no peer who it is, and of those that ask the system. That of each
+listener is its mechanism."""
 
 BEARER = b"$token"
-"""What PLAIN has as the user of a client with a token, who is nobody yet."""
+"""What PLAIN has as the user of a client with a token, which is nobody yet."""
 
 _PEER = re.compile(r"(localhost:([0-9]+):[0-9]+):[0-9]+")
 """What libzmq calls a peer on a socket of the file system: `localhost:UID:GID:PID`."""
@@ -109,7 +109,7 @@ class _Tried(NamedTuple):
 
 
 class Authenticator:
-    """Answers libzmq who may connect. Only the loop's thread calls it."""
+    """Answers libzmq which peers may connect. Only the loop's thread calls it."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Authenticator:
         """The passwords that were right: by name, what was kept then and the digest."""
         self._secret = os.urandom(32)
         self._failures = Failures(gateways)
-        # Trying it for whom nobody knows takes as long as for others.
+        # Trying it for an unknown user takes as long as for others.
         self._nobody = PasswordHash.parse(hash_password("nobody"))
 
     @property
@@ -161,12 +161,12 @@ class Authenticator:
                 self._ask(self._socket.recv_multipart(zmq.NOBLOCK), now)
 
     def principal(self, part: Any) -> Principal:
-        """Who has sent a frame, as was found out when he connected; the policy knows his groups."""
+        """The principal of a frame, as was found out when it connected; the policy knows its groups."""
         user = user_of(part)
         return Principal(user, method=str(part.get(_METHOD))) if user else ANONYMOUS
 
     def identify(self, peer: bytes, hello: Hello, part: Any, now: float) -> Principal | None:
-        """Who says HELLO in this frame; None if that is to be proved by its token first: `bearers.take`.
+        """The principal of the HELLO in this frame; None if its token is to prove it first: `bearers.take`.
 
         Raises:
             AccessRefused: there is no token where one is needed, or one where none is.

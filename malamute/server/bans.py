@@ -1,6 +1,6 @@
 """Addresses from which many connections come and no session: the system drops what comes next from there.
 
-Whoever reaches a listener may begin a handshake, and with CURVE that takes libzmq's thread half a
+Every program that reaches a listener may begin a handshake, and with CURVE that takes libzmq's thread half a
 millisecond: a thousand a second take half a core. libzmq asks nobody before that, and has no option against
 it. So an address of which too many connections came to nothing within a second is banned for a while: a
 filter of the kernel at the listening sockets (classic BPF, `SO_ATTACH_FILTER` of socket(7)) drops its packets
@@ -9,8 +9,8 @@ before there is a connection.
 From a gateway many users come, of whom one may do nothing but try: its address, as the configuration has it,
 is never banned. Neither counts what was refused since the broker had too much to do.
 
-Connections that are open have sockets of their own: no session ends by a ban. Who is at the same address and
-has no session waits until the ban is over. Elsewhere than on Linux nobody is banned.
+Connections that are open have sockets of their own: no session ends by a ban. A client at the same address
+that has no session waits until the ban is over. Elsewhere than on Linux nobody is banned.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 class Bans:
-    """Who may not connect for now, by how many connections of each address came to nothing.
+    """The addresses that may not connect for now, by how many connections of each came to nothing.
 
     An address is banned with more than `failures_max` of them in a second; with 0, none ever is, and no
     gateway.
@@ -130,7 +130,7 @@ class Bans:
 
 
 _OF_THIS_MACHINE = frozenset(("127.0.0.1", "::1", "::ffff:127.0.0.1"))
-"""Whoever is here has other ways to be in the way, and a proxy may bring everybody from there."""
+"""A program of this machine has other ways to be in the way, and a proxy may bring everybody from there."""
 
 _UNSUPPORTED = frozenset((errno.ENOPROTOOPT, errno.EINVAL, errno.EPERM, errno.ENOMEM, errno.EBADF))
 """What a system says that has no such filters, or no room for one."""

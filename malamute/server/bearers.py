@@ -1,8 +1,8 @@
 """Bearer tokens in HELLO: each is verified beside the loop, and its HELLO waits for that.
 
-A signature takes a tenth of a millisecond to check, and whoever reaches a listener may send one. So a thread
-of its own does that, for a few at a time, and addresses from which refused ones come have to wait. Nothing
-else of that connection waits: a client says nothing between HELLO and WELCOME.
+A signature takes a tenth of a millisecond to check, and every client that reaches a listener may send one. So
+a thread of its own does that, for a few at a time, and addresses from which refused ones come have to wait.
+Nothing else of that connection waits: a client says nothing between HELLO and WELCOME.
 
 A connection whose user is still to be proved has a name of its own (`$token.1`), which libzmq puts into each
 of its frames. With WELCOME that name stands for the user of the token, as far as this session goes: one that
@@ -53,7 +53,7 @@ class WaitingHello(NamedTuple):
 
 
 class ProvedHello(NamedTuple):
-    """A HELLO, and who says it, or why he is refused."""
+    """A HELLO, and its principal, or why it is refused."""
 
     waiting: WaitingHello
     outcome: Principal | MalamuteError
@@ -69,7 +69,7 @@ class _Verified(NamedTuple):
 
 
 class Bearers:
-    """Whom connections are of by their tokens. Only the loop's thread calls it.
+    """The users of connections, by their tokens. Only the loop's thread calls it.
 
     `on_refusal` gets an address and a reason. Users who are disabled may not log in, whatever their tokens
     say. `wall` is the time by which tokens expire.
@@ -90,7 +90,7 @@ class Bearers:
         self._names = count(1)
         self._failures = Failures(gateways)
         self._claimed: dict[bytes, tuple[str, str]] = {}
-        """The connections of HELLOs that are under way, and the users whom their tokens prove."""
+        """The connections of HELLOs that are under way, and the users that their tokens prove."""
         self._users: dict[bytes, tuple[str, str]] = {}
         """The same of peers that were welcomed."""
         self._waiting: set[str] = set()
@@ -109,7 +109,7 @@ class Bearers:
         return f"{UNPROVED}{next(self._names)}"
 
     def user(self, peer: bytes, connection: str) -> str:
-        """Who speaks for a peer on a connection: the user of its token, or else the connection's own name."""
+        """The user of a peer on a connection: that of its token, or else the connection's own name."""
         name, user = self._users.get(peer, ("", ""))
         return user if name == connection else connection
 

@@ -64,7 +64,7 @@ FRAME_SLACK_BYTES = 1 << 20
 """How far past its limit a frame is still answered by an ERROR; libzmq ends the connection beyond."""
 
 OTHER_FILES = 150
-"""Files that are kept for others than sessions: the store, listeners, and who is about to be refused."""
+"""Files that are kept for others than sessions: the store, listeners, and peers about to be refused."""
 
 SPARE_FILES = 100
 """Files that are kept for others than connections: without any, libzmq would try to accept one for ever."""
@@ -215,7 +215,7 @@ def open_broker(
 
 
 def check_anybody_may_log_in(config: Config, accounts: AccountDirectory) -> None:
-    """Raise `ConfigError` where each listener asks who somebody is, and nothing says who there could be."""
+    """Raise `ConfigError` where each listener asks for a user, and nothing says which users there are."""
     mechanisms = {listener.mechanism for listener in config.listen.listeners}
     tokens = config.access.issuer and mechanisms & {"plain", "curve"}
     if not ("null" in mechanisms or tokens or config.access.accounts or accounts.stored.by_name):
@@ -450,7 +450,7 @@ def _signals(loop: Loop) -> Iterator[None]:
     def reload(number: int, frame: FrameType | None) -> None:
         loop.reload()
 
-    # A terminal that hangs up sends it, too: whoever closes the window wants no broker without one.
+    # A terminal that hangs up sends it, too: a user who closes the window wants no broker without one.
     hung_up = stop if sys.stdin is not None and sys.stdin.isatty() else reload
     handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: hung_up}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -77,7 +77,7 @@ class Edge(Protocol):
         ...
 
     def principal(self, peer: bytes) -> Principal:
-        """Who a peer is that says HELLO."""
+        """The principal of a peer that says HELLO."""
         ...
 
     def origin(self, peer: bytes) -> str:

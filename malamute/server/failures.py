@@ -16,7 +16,7 @@ ADDRESSES_MAX = 10_000
 
 
 class Failures:
-    """Wrong proofs by who has sent them: an address, with IPv6 the network of one customer.
+    """Wrong proofs by their senders: an address, with IPv6 the network of one customer.
 
     From a gateway many users come, so there it is by the user who is claimed, and where none is, nobody has
     to wait.

@@ -6,8 +6,8 @@ answers by RECEIVED with that token once it has taken the PING, and all before i
 not known to be received is *unread*. A peer with more unread than its window is full: it is treated like one
 whose pipe is full, until it has received some of it.
 
-When all peers together have more unread than they may, the window of each is small. Who reads does not
-notice: little of what was sent to it is ever unread.
+When all peers together have more unread than they may, the window of each is small. A peer that reads does
+not notice: little of what was sent to it is ever unread.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Connections that have not said HELLO: few, for a short time, and with few bytes.
 
-libzmq puts the frames of a command together before it hands any of them over. Whoever sends frames with MORE
-and never the last one is not seen, and there is no option against it; neither does libzmq end a connection
-on which nothing is said. So each connection is watched by its file descriptor, from the event of libzmq's
-monitor that tells of it until the HELLO that came on it (`SRCFD`) was answered by WELCOME. One that takes too
-long, or was sent more bytes than HELLO can have, is shut down; libzmq then finds it broken and frees it.
+libzmq puts the frames of a command together before it hands any of them over. A client that sends frames with
+MORE and never the last one is not seen, and there is no option against that; neither does libzmq end a
+connection on which nothing is said. So each connection is watched by its file descriptor, from the event of
+libzmq's monitor that tells of it until the HELLO that came on it (`SRCFD`) was answered by WELCOME. One that
+takes too long, or was sent more bytes than HELLO can have, is shut down; libzmq then finds it broken and
+frees it.
 
 Of a TCP connection the system tells how many bytes came. Of others it tells how many were not taken yet,
 which is many only where many come.
@@ -116,7 +117,7 @@ class Guard:
         """Learns of each that was refused, and of each ban."""
         self._bans = Bans(rules.failures_max, rules.gateways)
         self.read_until = 0.0
-        """What came until then was read. Who said nothing until then is late; who is not read yet is not."""
+        """What came until then was read. A peer silent until then is late; one not read yet is not."""
         self._now = 0.0
         self._open: set[int] = set()
         self._welcomed: dict[int, PendingConnection] = {}
@@ -231,7 +232,7 @@ class Guard:
             descriptor, oldest = next(iter(self.waiting.items()))
             age = max(self.read_until - oldest.since, (now - oldest.since) / BEHIND_FACTOR)
             crowded = len(self.waiting) > rules.waiting_max
-            # Many come at once when a broker starts again. Whoever is quick is not in the way.
+            # Many come at once when a broker starts again. A client that is quick is not in the way.
             if age >= rules.hello_seconds and _pending(descriptor):
                 # Its HELLO may be there: it is libzmq's own thread that is behind.
                 age = (now - oldest.since) / BEHIND_FACTOR

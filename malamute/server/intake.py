@@ -1,15 +1,15 @@
 """What libzmq holds of what clients with a session have sent, in bytes.
 
 libzmq counts the commands that wait for us, not their bytes, and does not hand over a command before its
-last frame is there: whoever sends frames with MORE and never the last one fills the memory without being
-seen. But the system tells how many bytes came on a TCP connection, and we know how many of them we took. The
-rest is held.
+last frame is there: a client that sends frames with MORE and never the last one fills the memory without
+being seen. But the system tells how many bytes came on a TCP connection, and we know how many of them we
+took. The rest is held.
 
 To ask for every connection is dear, so it is only done when the anonymous memory of the process has grown.
 That is looked at now and then, as long as anything comes. When nothing does, the watch rests until the system
 tells that there is something to read on one of the connections.
 
-Of other connections the system tells too little; their socket is a file, open to those for whom it is meant.
+Of other connections the system tells too little; their socket is a file, open to those that it is meant for.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class Loop:
         """Take in what peers of an edge have sent, as long as that may take.
 
         The socket takes one command of each peer in turn. So what is left there when the time is over is that
-        of peers who sent more than others, and whoever sent one waits for one of each of them at the most.
+        of peers that sent more than others; a peer that sent one waits for one of each of them at the most.
         """
         core, effects, timer = self.core, self.core.effects, self._timer
         at = timer()

@@ -21,7 +21,7 @@ ROOT = 0
 
 
 class ProcessUser(NamedTuple):
-    """A user of the system with his groups, the first of which files get."""
+    """A user of the system with the user's groups, the first of which files get."""
 
     name: str
     uid: int
@@ -29,10 +29,10 @@ class ProcessUser(NamedTuple):
 
     @classmethod
     def find(cls, text: str) -> ProcessUser:
-        """`NAME` with the groups that he is in, or `NAME:GROUP` with this one alone; both may be numbers.
+        """`NAME` with the groups of that user, or `NAME:GROUP` with this one alone; both may be numbers.
 
         Raises:
-            ConfigError: there is no such user or group, it is root, or only root could become him.
+            ConfigError: there is no such user or group, it is root, or only root could become that user.
         """
         name, _, group = text.partition(":")
         uid, gid = _user(name)
@@ -77,14 +77,14 @@ class ProcessUser(NamedTuple):
             os.setegid(self.groups[0])
 
     def own(self, path: Path) -> None:
-        """Give him a file that root has just made."""
+        """Give the user a file that root has just made."""
         os.chown(path, self.uid, self.groups[0], follow_symlinks=False)
 
     def prepare(self, directory: Path) -> None:
-        """See to it that he can use a data directory, which is made if it is not there.
+        """See to it that the user can use a data directory, which is made if it is not there.
 
         Raises:
-            ConfigError: he cannot.
+            ConfigError: the user cannot.
         """
         if not directory.exists():
             directory.mkdir(0o700, parents=True)
@@ -108,7 +108,7 @@ class ProcessUser(NamedTuple):
 
 
 def _user(name: str) -> tuple[int, int | None]:
-    """The number of a user, and of his own group where that is known."""
+    """The number of a user, and of the user's own group where that is known."""
     try:
         found = pwd.getpwnam(name)
     except KeyError:

@@ -22,7 +22,7 @@ BEATS = 4
 
 
 class Supervisor:
-    """Whoever has started the broker, at an address; without one, nobody."""
+    """The program that has started the broker, at an address; without one, none."""
 
     def __init__(
         self, address: str = "", watchdog_seconds: float = 0.0, timer: Callable[[], float] = monotonic
@@ -41,7 +41,7 @@ class Supervisor:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
-        """Who is named by the environment of this process. What makes no sense there names nobody."""
+        """The one that the environment of this process names. What makes no sense there names none."""
         address = environment.get("NOTIFY_SOCKET", "")
         watchdog, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
         watched = watchdog.isdecimal() and pid in ("", str(os.getpid()))

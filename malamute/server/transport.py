@@ -130,8 +130,8 @@ _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client:
 class Transport:
     """The edge of the ROUTER socket. `lost` has the peers that turned out to be gone, until they are taken.
 
-    Who takes nothing, or gives no sign of life, for longer than `patience` says, is cut off. The first of the
-    `codecs` is that of each peer whose first bytes are the signature of none of the others.
+    A peer that takes nothing, or gives no sign of life, for longer than `patience` says, is cut off. The
+    first of the `codecs` is that of each peer whose first bytes are the signature of none of the others.
     """
 
     def __init__(
@@ -198,11 +198,11 @@ class Transport:
         self._heartbeats: dict[bytes, float] = {}
         """The same of each peer that was welcomed."""
         self._principal = ANONYMOUS
-        """Who has said HELLO last."""
+        """The principal of the last HELLO."""
         self._origin = ""
         """From where that came."""
         self.owner_of: Callable[[bytes], str | None] = lambda peer: None
-        """Whose the open session of a peer is, if anybody is asked who he is. With `ROUTER_HANDOVER` a
+        """The user of the open session of a peer, if any peer is asked who it is. With `ROUTER_HANDOVER` a
         routing id is the newest connection's, so all that comes is compared with it."""
 
     def bind(
@@ -282,11 +282,11 @@ class Transport:
         return True
 
     def principal(self, peer: bytes) -> Principal:
-        """Who has said HELLO last: it is asked then. Where nobody is asked who he is, it is anybody."""
+        """The principal of the last HELLO. Where no peer is asked who it is, it is anybody."""
         return self._principal
 
     def origin(self, peer: bytes) -> str:
-        """From where who has said HELLO last comes: an IP address, or `localhost:UID:GID:PID` over IPC."""
+        """Where the last HELLO came from: an IP address, or `localhost:UID:GID:PID` over IPC."""
         return self._origin
 
     def _update(self) -> None:
@@ -439,7 +439,7 @@ class Transport:
         return owner != self._authenticator.user(peer, part)
 
     def _refuse_foreign(self, peer: bytes, part: Any) -> MalamuteError:
-        """Somebody speaks in the session of another: its routing id is known to him. He gets no further."""
+        """A peer speaks in the session of another, whose routing id it knows. It gets no further."""
         assert self._authenticator is not None
         self._authenticator.note_foreign(part)
         return AccessRefused("this session belongs to another user")

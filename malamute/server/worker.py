@@ -159,7 +159,7 @@ class Worker(threading.Thread, Generic[Job]):
             self._results.put(Crashed(error))
 
     def failed(self, what: str, error: Exception) -> InternalError:
-        """Report a fault of ours that has ended one job. Returns the error for whoever waits for that."""
+        """Report a fault of ours that has ended one job. Returns the error for those that wait for that."""
         self._results.put(Faulty(what, error))
         return InternalError(f"a fault of the broker's own while it was {what}: {type(error).__name__}")
 

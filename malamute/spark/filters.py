@@ -1,8 +1,8 @@
 """What a query asks for, as far as a reader can leave out the rest.
 
-Spark gives conditions that must all hold: `column operator value`. Each is used wherever it helps: as a
-range of sequences and of times, which decides what is opened at all; as an expression of Arrow, which leaves
-out rows, and groups of rows by their statistics; and as criteria and `where` for a broker. What stays may be
+Spark gives conditions that must all hold: `column operator value`. Each is used wherever it helps. As a range
+of sequences and of times it decides what is opened at all. As an expression of Arrow it leaves out rows, and
+groups of rows by their statistics. For a broker it becomes criteria and `where`. What stays may be
 more than what was asked for and is never less, and Spark looks at it again.
 
 A number that is none is greater than all others in Spark. So "greater" is asked as "not less or equal".

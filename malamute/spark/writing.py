@@ -1,9 +1,9 @@
 """A frame, or a stream of Spark, published to a stream of a broker.
 
 The columns are those of a message: `subject`, and if they are there `body` (binary, or text as UTF-8) with
-`frames`, `headers` (a map to text, numbers or booleans, or to the values that this source reads), and
-`h_NAME` for single headers, where null is no header. What the broker gives its messages, such as sequence and
-time, is passed over, so that what was read can be written.
+`frames`, `headers`, and `h_NAME` for single headers, where null is no header. `headers` is a map to text,
+numbers or booleans, or to the values that this source reads. What the broker gives its messages, such as
+sequence and time, is passed over, so that what was read can be written.
 
 A task publishes its rows in order, a bounded number of them unconfirmed, and is done when the last one is
 stored. A task that Spark runs again publishes again: this is at least once. `malamute spark replay` is

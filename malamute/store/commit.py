@@ -8,7 +8,7 @@ comes of one append that failed:
 2. *What gives room back is done anyway*, unless it is bound to the rest: a disk that is full must not keep
    anybody from making it less so.
 3. *What relies on an append that was refused is refused with it.* It names the appends that it confirms
-   something of. And what a session has stored is one record, up to a number: later ones of the same session
+   something of. And what a session has stored is one record, up to a number. Later ones of the same session
    that were made before the core knew of the refusal would report its numbers as stored, and after a crash
    the broker would confirm what is not there.
 4. *A chunk that is refused is noted with the next one of its stream that is stored*: subscribers may have had

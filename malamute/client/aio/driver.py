@@ -112,7 +112,7 @@ class AioDriver(Driver):
             self._look_soon()
 
     def changed(self) -> None:
-        """Let those who wait look again."""
+        """Let those that wait look again."""
         self._look_soon()
 
     def hold(self) -> None:

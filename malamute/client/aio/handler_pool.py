@@ -69,7 +69,7 @@ class HandlerSlot:
                     message.in_progress()
 
     def stop(self) -> None:
-        """Take no more messages; those who are at work go on."""
+        """Take no more messages; handlers that are at work go on."""
         self._stopping = True
         for worker in self.workers:
             if worker not in self._busy:

@@ -70,7 +70,7 @@ class ConnectOptions(TypedDict, total=False):
     """How often a thread of the library asks the broker for a sign of life, in seconds; both take the
     connection for broken when nothing has come for three of them. Default: 5."""
     user: str
-    """Who this is, for a broker that asks for a password. Default: MALAMUTE_USER of the environment."""
+    """The user's name, for a broker that asks for a password. Default: MALAMUTE_USER of the environment."""
     password: str
     """The password of the user; nothing encrypts it. Default: MALAMUTE_PASSWORD of the environment."""
     curve: str | os.PathLike[str]
@@ -80,7 +80,7 @@ class ConnectOptions(TypedDict, total=False):
     """The public key of the broker, or the file that has it; with `curve`. Default: MALAMUTE_SERVER_KEY of
     the environment."""
     token: str
-    """A bearer token (JWT) that says who this is, for a broker that takes tokens; with `server_key` the
+    """A bearer token (JWT) that names the user, for a broker that takes tokens; with `server_key` the
     connection is encrypted. Default: MALAMUTE_TOKEN of the environment."""
     context: AnyContext | None
     """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""

@@ -126,7 +126,7 @@ class Driver:
                     self.session.disconnected()
         except (AccessRefused, InvalidValue) as error:
             # A URL that is none: the others may be good, but the list is wrong, and its author should know.
-            # Who is refused once is refused again.
+            # A client that is refused once is refused again.
             self.session.end(error)
 
     def send(self) -> None:

@@ -1,8 +1,9 @@
-"""What a listener asks of those who connect, read from its greeting (ZMTP 3.1, RFC 37).
+"""What a listener asks of clients that connect, read from its greeting (ZMTP 3.1, RFC 37).
 
 Each side closes the connection when it has read that the other has another mechanism. If the listener is the
-first, it may do so before it has named its own, and libzmq reports a broken pipe only, each time again. So
-whoever is to tell a broker that is away from one that wants another proof has to ask, and say nothing itself.
+first, it may do so before it has named its own, and libzmq reports a broken pipe only, each time again. So a
+client that is to tell a broker that is away from one that wants another proof has to ask, and say nothing
+itself.
 
 A name has to be resolved for that, and a listener may be slow. So a thread asks, and its program goes on.
 """

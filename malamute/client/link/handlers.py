@@ -7,12 +7,12 @@ What a handler settled itself stays as it is. For a message of a stream there is
 comes out of `run`, and the cursor stays before that message.
 
 While a handler is at work, progress is reported every third of the ack timeout, so that it may take as long
-as it needs; a handler that dies with its program is noticed by the broken connection, and one that hangs has
+as it needs. A handler that dies with its program is noticed by the broken connection, and one that hangs has
 to be ended by its author.
 
-What was not handled to its end is released, as if it had never been delivered: what waits when `run` ends,
-and what is in the hands of a handler that KeyboardInterrupt or the end of `run` breaks off, since the message
-is not to blame for that.
+What was not handled to its end is released, as if it had never been delivered. That is what waits when `run`
+ends, and what is in the hands of a handler that KeyboardInterrupt or the end of `run` breaks off, since the
+message is not to blame for that.
 """
 
 from __future__ import annotations

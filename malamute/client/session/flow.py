@@ -18,8 +18,8 @@ PARTS = 4
 """Parts of the window, after each of which the broker is asked."""
 
 PART_BYTES = 32 * 1024
-"""The least part that is worth a question, unless the window is full: who makes one request after the other
-seldom asks."""
+"""The least part that is worth a question, unless the window is full: a client that makes one request after
+the other seldom asks."""
 
 COMMAND_BYTES = 128
 """What a command costs on its way besides its records."""

@@ -334,7 +334,7 @@ class Inbox:
             if not (mailbox and self._pending_replies.accept(source, item)):
                 source.waiting.append(item)
         if source.acks > acks and not (awaited and source.acks < ACKS_MAX):
-            # It is finished already. Who waits acknowledges it beside what it waits for; else nobody would.
+            # It is finished already. A waiting call acknowledges it beside what it waits for; no other would.
             self.acknowledge(source)
         self.refill(source)
 

@@ -213,7 +213,7 @@ class Mail(Message):
         self._reject(Rejection(reason))
 
     def bounce(self, reason: str = "") -> None:
-        """Give it back to its sender: it goes to his mailbox, and says so by its property `bounced`.
+        """Give it back to its sender: it goes to the sender's mailbox, and says so by its property `bounced`.
 
         If there is no room for it, it becomes a dead letter. A sender that tracks it is given the reason.
 

@@ -13,7 +13,7 @@ Here is the life of a session, from one connection to the next, and the dispatch
 a client can do is in its parts, each of which knows only those before it:
 
     outbox           commands on their way, and kept until they are answered
-    pending_replies  who waits for a reply, or for an outcome
+    pending_replies  what waits for a reply, or for an outcome
     inbox            subscriptions, offers and the mailbox: to begin and end them, and what they deliver
     sending          publish, send, request, reply, commit
     questions        query, change (once, as a command in the outbox), withdraw, ping

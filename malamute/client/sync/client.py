@@ -103,7 +103,7 @@ class Client(ClientBase):
             TimedOut: the confirmation did not come in time.
             TryLater: too much is on its way or unconfirmed, or the broker is full.
             AccessRefused: the user may not publish to the stream, or not this subject.
-            QuotaExceeded: the user has as much as he may; `retry_after` tells the seconds to wait for a rate.
+            QuotaExceeded: the quota of the user is used up; `retry_after` has the seconds to wait for a rate.
             ConnectionLost: the broker is away, and no more can be kept for it.
 
         """

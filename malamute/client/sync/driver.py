@@ -116,7 +116,7 @@ class BlockingDriver(Driver):
             if self._holds:
                 self._holds = False
                 if interrupted:
-                    # Whoever was interrupted does not know of it.
+                    # The call that was interrupted does not know of it.
                     self.send()
                 else:
                     self._lend()

@@ -224,7 +224,7 @@ class HandlerPool:
                 owner_call.waiting = call.send(None) if error is None else call.throw(error)
         except StopIteration as end:
             owner_call.result.set_result(end.value)
-        except BaseException as error:  # it is the handler's, who made the call
+        except BaseException as error:  # it is the handler's, which made the call
             owner_call.result.set_exception(error)
         else:
             assert owner_call.waiting is not None

@@ -12,7 +12,7 @@ from malamute.protocol.messages import ADDRESS, WORDS
 class AccessExplained(Row):
     """Whether a user may do something, the rule that decided, and all rules about it.
 
-    It is `limited` if he may do it in part: under some subjects, or for some rows. Without any rule
+    It is `limited` if the user may do it in part: under some subjects, or for some rows. Without any rule
     everything is allowed, and none is `in_force`.
     """
 

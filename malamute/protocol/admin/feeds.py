@@ -14,10 +14,11 @@ from malamute.protocol.messages import CRITERIA, TEXT, WORDS
 class FeedRow(Row):
     """A feed: what it takes from where and puts to where, and where it stands.
 
-    `state` is `live` or `replay`; `full`, while it waits for room at its target, which has `credit` for so
-    many more messages, -1 without limit; `disabled`; or `stopped` for a `reason`, as the rights of the `user`
-    have ended who has set it. It has `taken` so many messages since the broker started, and `skipped` others
-    that its target could never have. `sequence` is the last of its source that it is done with.
+    `state` is `live` or `replay`; `full`, while it waits for room at its target; `disabled`; or `stopped` for
+    a `reason`, as the rights of the `user` who has set it have ended. The target has `credit` for so many
+    more messages, -1 without limit. The feed has `taken` so many messages since the broker started, and
+    `skipped` others that its target could never have. `sequence` is the last of its source that it is done
+    with.
     """
 
     source: str

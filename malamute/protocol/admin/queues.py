@@ -36,7 +36,7 @@ class QueueRow(Row):
 
 
 class WorkerRow(Row):
-    """Who works for a service: what it takes, since when, what it may still be given, and what it holds."""
+    """A worker of a service: what it takes, since when, what it may still be given, and what it holds."""
 
     client: str
     address: str

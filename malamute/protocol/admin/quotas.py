@@ -27,7 +27,7 @@ class QuotaRow(Row):
 
 
 class QuotasQuery(PagedQuery[list[QuotaRow]]):
-    """The quotas of those who have one and were here, or have it by name; or of one user and his groups."""
+    """The quotas of owners that were here or have one by name; or of one user and the user's groups."""
 
     topic = "quotas"
     page_key = "owner"

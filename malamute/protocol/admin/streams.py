@@ -40,7 +40,7 @@ class FamilyFailures(Row):
 
 
 class ReaderRow(Row):
-    """Who reads a stream: a subscription by its client, or a feed by its cursor. `lag` is in messages."""
+    """A reader of a stream: a subscription by its client, or a feed by its cursor. `lag` is in messages."""
 
     client: str
     address: str
@@ -52,7 +52,7 @@ class ReaderRow(Row):
 
 
 class StreamDetails(StreamRow):
-    """A stream with those who read it, and how often one came to its head or fell behind it."""
+    """A stream with its readers, and how often one came to its head or fell behind it."""
 
     switches_to_live: int
     switches_to_replay: int

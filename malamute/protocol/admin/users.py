@@ -15,7 +15,7 @@ class UserRow(Row):
     """An account without its password, and where it is: in the `file` or in the `store`.
 
     One that is `unreadable` is in the store, and lets nobody in. One in the store that the file has too does
-    not count. A list of accounts tells what each has of his own quota.
+    not count. A list of accounts tells what each has of its own quota.
     """
 
     name: str
@@ -30,7 +30,7 @@ class UserRow(Row):
 
 
 class UsersQuery(PagedQuery[list[UserRow]]):
-    """Those who may log in: the accounts of the file, and those in the store."""
+    """The users who may log in: the accounts of the file, and those in the store."""
 
     topic = "users"
     page_key = "name"
@@ -57,7 +57,7 @@ class _UserChange(AdminChange[UserRow]):
 
 
 class UserAdd(_UserChange):
-    """Add somebody who may log in to the store. `password` is a hash of it, as `malamute user` makes it."""
+    """Add an account to the store. `password` is a hash of it, as `malamute user` makes it."""
 
     topic = "user.add"
 
