@@ -1,4 +1,4 @@
-"""Who may do what: rules in one language, and what they come to for somebody.
+"""What a user may do: rules in one language, and what they come to for one user.
 
 Pure, and without a broker: the configuration reads rules, the core decides by them, and the command line
 explains them.
@@ -7,10 +7,10 @@ explains them.
     template    names and subjects of rules: patterns with `{user}` and `{claim.…}` in them
     policy      all rules, users and groups, and what they grant to one of them
     explanation which rule decides
-    scope       what somebody may do with one thing: which subjects, and which rows
-    account     who may log in, and what he gets by that
-    quota       how much of the broker somebody may have
-    token       who somebody is by a bearer token
+    scope       what a user may do with one thing: which subjects, and which rows
+    account     the users who may log in, and what each gets by that
+    quota       how much of the broker a user may have
+    token       who a client is by a bearer token
 """
 
 from malamute.access.account import Account, AccountBook, Accounts

@@ -1,4 +1,4 @@
-"""Accounts: who may log in, by a password, a key or a uid, and what he gets by that.
+"""Accounts: the users who may log in, by a password, a key or a uid, and what each gets by that.
 
 An account is in the file that the configuration names, or in the store of the broker, where an operator has
 put it while the broker runs. Passwords are kept as scrypt makes them; a key is the public half of a CURVE
@@ -23,7 +23,7 @@ from malamute.protocol.names import RESERVED_PREFIX, is_name
 from malamute.protocol.passwords import PASSWORD_FORM, is_password
 
 SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES = 1 << 14, 8, 1
-"""What a password costs whoever tries it: 16 MiB, and some 50 ms."""
+"""What it costs to try a password: 16 MiB, and some 50 ms."""
 
 SCRYPT_COST_MAX = 1 << 20
 
@@ -91,7 +91,7 @@ def salted_hash(password: str, salt: bytes) -> str:
 
 
 class Account(NamedTuple):
-    """Somebody who may log in. `rules` are his own, beside those that the configuration has for his name."""
+    """A user who may log in. `rules` are its own, beside those that the configuration has for its name."""
 
     name: str
     password: str = ""
@@ -154,7 +154,7 @@ class AccountBook(Protocol):
         """The account that has a uid."""
 
     def is_disabled(self, name: str) -> bool:
-        """Whether nobody may log in by this name, however he proves it."""
+        """Whether nobody may log in by this name, however it is proved."""
 
 
 _Row = tuple[Any, ...]
@@ -280,6 +280,6 @@ class Accounts:
         return None if name is None else self.named(name)
 
     def is_disabled(self, name: str) -> bool:
-        """Whether nobody may log in by this name, however he proves it."""
+        """Whether nobody may log in by this name, however it is proved."""
         account = self.named(name)
         return account is not None and account.disabled

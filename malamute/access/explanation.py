@@ -46,8 +46,8 @@ def explain(
 ) -> DecisionReport:
     """Whether a user may do something to `KIND/NAME[/SUBJECT]`.
 
-    `groups`, `claims` and `rules` are what is known of him beside what the policy says. There may be rules
-    `in_force` that it does not have.
+    `groups`, `claims` and `rules` are what is known of the user beside what the policy says. There may be
+    rules `in_force` that it does not have.
 
     Raises:
         InvalidRule: the action or the target is none.

@@ -1,10 +1,11 @@
 """All rules with the users and groups that have them, and what they grant to somebody.
 
 Without any rule everything is allowed. Once there is one, nothing is that no rule allows. A rule is
-everybody's, a group's or a user's; somebody has those of everybody, of his groups and his own.
+everybody's, a group's or a user's; a user has those of everybody, of the user's groups and the user's own.
 
-A rule with a placeholder is resolved for each user. Who lacks a claim that it names gets nothing by a rule
-that allows; one that denies holds for him without that part, so a claim that is missing opens nothing.
+A rule with a placeholder is resolved for each user. A user without a claim that it names gets nothing by a
+rule that allows; one that denies holds for such a user without that part, so a claim that is missing opens
+nothing.
 
 Names that begin with `$` are the broker's own. A rule is about them if its name begins so; a wildcard is not.
 """
@@ -73,7 +74,7 @@ class Policy:
         claims: Claims = (),
         rules: Iterable[AccessRule] = (),
     ) -> Grants:
-        """What somebody has: a user of this name, with groups and rules that he is known to have besides."""
+        """What a user of this name has, with groups and rules that the user is known to have besides."""
         known = self.users.get(user, _UNKNOWN)
         values = {f"claim.{name}": value for name, value in (*known.claims, *claims)}
         if user:
@@ -95,7 +96,7 @@ class Policy:
         return Grants([*tables, RuleTable(own, values)])
 
     def quota_owners(self, user: str, groups: Iterable[str] = ()) -> list[Owner]:
-        """Whose quotas somebody is under: a user of this name, with groups that he has besides."""
+        """The owners of the quotas that a user of this name is under, with other groups of that user."""
         known = self.users.get(user, _UNKNOWN)
         return [*self.quotas.owners(user, {*known.groups, *groups})]
 
@@ -110,14 +111,14 @@ class Grants:
         self._tables = [table for table in tables if table.by_thing]
 
     def scope(self, action: str, kind: str, name: str) -> Scope:
-        """What he may do with one thing in this way."""
+        """What the user may do with one thing in this way."""
         thing = (action, kind, name.startswith(RESERVED_PREFIX))
         text = marked(name)
         found = [table.by_thing[thing] for table in self._tables if thing in table.by_thing]
         return Scope(term for names in found for term in names.fitting(text))
 
     def decide(self, action: str, kind: str, name: str, subject: str | None = None) -> Decision:
-        """Whether he may do something."""
+        """Whether the user may do something."""
         return self.scope(action, kind, name).decide(subject)
 
 

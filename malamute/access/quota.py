@@ -9,7 +9,7 @@ USER, GROUP = "user", "group"
 """Whose a quota is."""
 
 Owner = tuple[str, str]
-"""Whose a quota is, and his name."""
+"""The kind and the name of the owner of a quota."""
 
 
 class Quota(NamedTuple):
@@ -44,7 +44,7 @@ HELD = tuple(name for name in Quota._fields if name not in RATES)
 
 
 class Quotas(NamedTuple):
-    """All quotas: what each user has who has none of his own, and those of users and of groups by name."""
+    """All quotas: what each user has who has no other, and those of users and of groups by name."""
 
     each: Quota = UNLIMITED
     users: Mapping[str, Quota] = {}
@@ -56,7 +56,7 @@ class Quotas(NamedTuple):
         return self.users.get(name, self.each) if kind == USER else self.groups.get(name, UNLIMITED)
 
     def owners(self, user: str, groups: Iterable[str]) -> Iterator[Owner]:
-        """Whose quotas somebody is under: his own first, and those of his groups."""
+        """The owners of the quotas that a user is under: the user first, then the user's groups."""
         named = [(USER, user), *((GROUP, group) for group in sorted(groups))]
         return (owner for owner in named if self.of(owner) != UNLIMITED)
 

@@ -203,7 +203,7 @@ def needed_rule(action: str, kind: str, name: str, subject: str = "") -> str:
 
 
 def resolve_where(where: str, values: Values) -> str | None:
-    """The expression for somebody; None if he lacks what a placeholder stands for."""
+    """The expression for a user; None if the user lacks what a placeholder stands for."""
     missing = False
 
     def value(found: re.Match[str]) -> str:

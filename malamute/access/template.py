@@ -100,12 +100,12 @@ def has_placeholder(text: str) -> bool:
 
 
 def is_literal(template: str) -> bool:
-    """Whether it stands for one text, whoever asks."""
+    """Whether it stands for one text for every user."""
     return not has_placeholder(template) and not {*template.split(".")} & {*WILDCARDS}
 
 
 def resolve(template: str, values: Values) -> str | None:
-    """The pattern for somebody; None if he lacks what a placeholder stands for.
+    """The pattern for a user; None if the user lacks what a placeholder stands for.
 
     What would be an empty pattern is None as well: that one means anything.
     """

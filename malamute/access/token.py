@@ -1,4 +1,4 @@
-"""Bearer tokens: who somebody is by what an issuer has signed (JWT, RFC 7519).
+"""Bearer tokens: who a client is by what an issuer has signed (JWT, RFC 7519).
 
 Pure: keys come as text, and the time is an argument. PyJWT checks the signature, and is loaded with the first
 issuer. What it leaves open is decided here:
@@ -6,7 +6,7 @@ issuer. What it leaves open is decided here:
     algorithms      those that the configuration lists, and none that has a shared secret: a public key is
                     never taken for one
     key             by the id that the token names, of the kind that its algorithm needs
-    time            of whoever calls
+    time            of the caller
 
 Each refusal has one of `REASONS`, which never hold a part of the token.
 """
@@ -110,7 +110,7 @@ class TokenKey(NamedTuple):
 
 
 class Issuer:
-    """Somebody whose tokens are taken, with his keys."""
+    """An issuer whose tokens are taken, with the keys."""
 
     def __init__(
         self,

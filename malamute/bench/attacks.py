@@ -340,8 +340,8 @@ def empty_frames(attacker: Attacker) -> None:
 def is_cut_off(stranger: socket.socket, data: bytes, times: int) -> bool:
     """Send data so many times over. Returns whether the broker closed the connection before the end of that.
 
-    If its window was full by then, the system tells whoever sends of the end a minute later; whoever reads
-    sees it at once.
+    If its window was full by then, the system tells a sender of the end a minute later; a reader sees it at
+    once.
     """
     stranger.setblocking(False)
     left = memoryview(data)

@@ -217,7 +217,7 @@ class _Flooded(NamedTuple):
 
 
 def _flood(options: SecurityOptions, directory: Path, keys: BenchKeys) -> Iterator[SecurityRow]:
-    """Batched publish of who is known: alone, beside a flood of another broker, and of his own listener.
+    """Batched publish of a known user: alone, beside a flood of another broker, and of its own listener.
 
     The strangers, and the system, take processor time wherever they go. Only what is beyond that is the
     broker's.

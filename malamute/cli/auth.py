@@ -103,7 +103,7 @@ def explain(
 
 
 def as_refusal(message: Message) -> bytes:
-    """A refusal as a line for people: when, who, from where, what he wanted to do, and the rule."""
+    """A refusal as a line for people: the time, user, address, action, target, and the rule."""
     headers = message.headers
     wanted = f"{headers.get('action', '')} {headers.get('target', '')}".rstrip()
     return _line(message, wanted, headers.get("rule", ""))
@@ -182,8 +182,8 @@ def _follow(
 def log(*, render: Render, **options: Any) -> None:
     """Follow what was refused to each USER, or to all: who, from where, what, and by which rule.
 
-    They are events of the broker. A user has ten of them in ten seconds; what he was refused beyond that is
-    one more, with how many they were. Connections that were refused are among them, by the address that they
+    They are events of the broker. A user has ten of them in ten seconds; what is refused beyond that is one
+    more, with how many they were. Connections that were refused are among them, by the address that they
     came from: who they say they are nobody has proved.
     """
     _follow(EVENTS, ("access.refused.#",), render, **options)
@@ -200,7 +200,7 @@ def log(*, render: Render, **options: Any) -> None:
 def changes(*, render: Render, **options: Any) -> None:
     """Follow the audit: each administrative change of each USER, or of all, and those that were refused.
 
-    A line has who it was, from where, what he changed, what came of it, and what there was before and after.
+    A line has who it was, from where, what was changed, what came of it, and what there was before and after.
     """
     _follow(AUDIT, (), render, **options)
 

@@ -1,9 +1,9 @@
 """The public keys of an issuer of tokens, found as OpenID Connect Discovery says.
 
 The issuer is a URL. A document below it names where its keys are, and has to name the issuer itself: so
-nobody else's keys are taken for his. What is fetched is as safe as the connection, so it is by TLS, without a
-detour by a redirect; loopback is for trying it. The broker fetches nothing: it reads a file, which is as good
-as before when this fails.
+nobody else's keys are taken for the issuer's. What is fetched is as safe as the connection, so it is by TLS,
+without a detour by a redirect; loopback is for trying it. The broker fetches nothing: it reads a file, which
+is as good as before when this fails.
 """
 
 from __future__ import annotations

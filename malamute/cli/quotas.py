@@ -30,7 +30,7 @@ def quotas(*, connection: ConnectionOptions, as_json: bool) -> None:
 @connects
 @json_option
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
-    """Show what a user, and each of the groups that he is in, has used of the quota."""
+    """Show what a user, and each of the user's groups, has used of the quota."""
     _show(connection, name, as_json=as_json)
 
 

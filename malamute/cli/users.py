@@ -70,7 +70,7 @@ class BrokerBook:
         return self._change(UserRemove(name=name))
 
     def list(self) -> Iterable[Row]:
-        """The accounts of the broker's file, and those in its store, with what each uses of his own quota."""
+        """The accounts of the broker's file, and those in its store, with what each uses of its own quota."""
         from malamute.protocol.admin import UsersQuery, encode
 
         with self.connection.open() as client:
@@ -315,7 +315,7 @@ user.add_command(quotas)
 @user.command("list")
 @_keeps
 def listing(*, book: Book, as_json: bool) -> None:
-    """List the accounts, and of a running broker what each uses of the quota that is his own.
+    """List the accounts, and of a running broker what each uses of its own quota.
 
     Passwords are not shown. What a group has used, `quotas` shows.
     """

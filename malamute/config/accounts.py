@@ -60,7 +60,7 @@ _KEY = option_types.OptionType("40 characters of Z85", read_key, option_types.qu
 
 @dataclass(frozen=True)
 class AccountTable(Section):
-    """Somebody who may log in, as the file has him."""
+    """A user who may log in, as the file has it."""
 
     table: ClassVar[str] = "account"
 

@@ -104,8 +104,8 @@ class ListenConfig(Section):
     who have a key among the accounts, and with `plain+` those with a password. `peer+ipc://PATH` takes
     programs whose user of the system (uid) is among the accounts."""
     insecure: bool = option(False, option_types.FLAG)
-    """Listen without CURVE on addresses that other machines can reach, though whoever reaches them may
-    connect, and whoever sees the network reads everything."""
+    """Listen without CURVE on addresses that other machines can reach, though every client that reaches them
+    may connect, and every observer of the network reads everything."""
     ipc_mode: str = option("0600", option_types.choice("0600", "0660", "0666"))
     """Who may connect to `ipc://PATH`: its owner, its group too, or everybody."""
     heartbeat_interval: float = option(4.0, option_types.duration(0, 20))
@@ -234,7 +234,7 @@ class GroupRules(Section):
 
 @dataclass(frozen=True)
 class UserRules(Section):
-    """What a user may do and have, his groups, and what his rules may name as `{claim.NAME}`."""
+    """What a user may do and have, the user's groups, and what rules may name as `{claim.NAME}`."""
 
     table = "user"
 
@@ -247,7 +247,7 @@ class UserRules(Section):
 
 @dataclass(frozen=True)
 class TokenIssuer(Section):
-    """Somebody who signs bearer tokens: what their claims `iss` and `aud` have to be, and his public keys."""
+    """An issuer of bearer tokens: what their claims `iss` and `aud` have to be, and the public keys."""
 
     table = "issuer"
 
@@ -450,7 +450,7 @@ class AccessConfig(Section):
     rules: tuple[AccessRule, ...] = option((), option_types.RULES)
     """What everybody may do. A rule that begins with `deny` wins over all others; the order means nothing."""
     quota: Quota = option(Quota(), option_types.QUOTA)  # noqa: RUF009  # the same
-    """How much of the broker each user may have who has no quota of his own; docs/security.md."""
+    """How much of the broker each user may have who has no other quota; docs/security.md."""
     group: tuple[GroupRules, ...] = option((), GROUPS)
     """What groups may do, and how much their users may have together."""
     user: tuple[UserRules, ...] = option((), USERS)
@@ -458,9 +458,9 @@ class AccessConfig(Section):
     `{claim.NAME}`."""
     issuer: tuple[TokenIssuer, ...] = option((), ISSUERS)
     """Whose bearer tokens (JWT) are taken, on endpoints with `curve+` or `plain+`: `name` is the claim `iss`,
-    `audience` the claim `aud`, and `keys` a file of public keys, in PEM or as a JWKS. `user_claim` says who
-    it is, and is `sub` by default. `scope_claim` has rules that narrow what he may do. `leeway` is how much
-    clocks may differ."""
+    `audience` the claim `aud`, and `keys` a file of public keys, in PEM or as a JWKS. `user_claim` names the
+    claim with the user, and is `sub` by default. `scope_claim` has rules that narrow what that user may do.
+    `leeway` is how much clocks may differ."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a name that stands twice, and for a group that is none."""

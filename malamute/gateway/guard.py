@@ -12,8 +12,8 @@ from malamute.gateway.settings import GatewaySettings
 
 SECURITY_HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
-    # Contents of messages are sent as what they are, and may be pages of whoever published them: those are
-    # nobody here, and send no forms.
+    # Contents of messages are sent as what they are, and may be pages of their publishers: those are nobody
+    # here, and send no forms.
     "content-security-policy": (
         "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; sandbox"
     ),

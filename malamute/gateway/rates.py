@@ -83,7 +83,7 @@ class RateGuard:
             try:
                 yield self._user, _identity(connection).digest, "user"
             except LoginNeeded:
-                # The endpoint refuses whoever has to log in.
+                # The endpoint refuses a client that has to log in.
                 return
 
 

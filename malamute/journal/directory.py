@@ -53,7 +53,7 @@ _OTHERS_READ_OR_WRITE = stat.S_IROTH | stat.S_IWOTH
 
 
 def check_private(path: Path) -> None:
-    """Check that nobody but the owner and his group can read or write a data directory, if it is there.
+    """Check that only the owner and the owner's group can read or write a data directory, if it is there.
 
     Raises:
         StoreError: others can, or it cannot be looked at.
@@ -155,8 +155,8 @@ def open_again(environment: lmdb.Environment) -> lmdb.Environment:
 def _open(path: Path, size: int) -> lmdb.Environment:
     environment = lmdb.open(str(path), map_size=size, max_dbs=0, max_spare_txns=2, mode=0o640)
     # A broker that was killed after it wrote its root may have left the root before in the lock file. As long
-    # as another process has that file open, readers see the store without the last commit. Whoever takes the
-    # lock of the dead writer corrects it.
+    # as another process has that file open, readers see the store without the last commit. The process that
+    # takes the lock of the dead writer corrects it.
     environment.begin(write=True).abort()
     return environment
 

@@ -17,7 +17,7 @@ oldest message beside the time: of the newest message when something is appended
 stream is at rest (`TrimByAge`), which then may lose all that it has. The budget is stricter, as it protects
 the file: it may empty a stream that has been silent for longest (the stream keeps its numbers). Only
 the chunks appended in the same transaction are spared, and the audit while it is a small part of the budget:
-whoever publishes must not drive out what is recorded of him.
+a publisher must not drive out what is recorded of it.
 
 Dropping costs by the chunk, so it is done in steps where much may have to leave at once: when a retention
 was made smaller, and when a stream was deleted. A transaction drops `STEP_CHUNKS` for these reasons and two

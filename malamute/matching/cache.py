@@ -42,7 +42,7 @@ SPARED = 0.75
 
 
 class CacheOwner(Protocol):
-    """Whoever has caches."""
+    """What has caches."""
 
     def forget(self) -> None:
         """Empty them."""

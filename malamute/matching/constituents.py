@@ -17,7 +17,7 @@ row of each position's table, and the AND of these rows is the result. Three rul
 A bit that takes any part at a position would stand in every row of its table. It is kept in `other`
 alone and joined to a literal's row when that is used, so a change costs only what the pattern says;
 `printed` shows the rows as the document prints them. From the first `#` on, a pattern takes anything:
-what follows the `#` is not in the tables, and whoever uses them checks those (`fits`).
+what follows the `#` is not in the tables, and the caller checks those (`fits`).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ the rest is added for each message. Conditions are asked only when a conditional
 batch is known by its subject's rows and the classes of its headers (`classes.py`): if one like it was matched
 before, the result is that one's.
 
-Equal results are one tuple, the same object, so that whoever sends the same messages to the same
-groups can tell by identity. Families from outside may raise: then they hit nothing for that
+Equal results are one tuple, the same object, so that a caller that sends the same messages to the same groups
+can tell by identity. Families from outside may raise: then they hit nothing for that
 message, `failures` counts it, and `on_failure` is called.
 """
 
@@ -434,7 +434,7 @@ class Index:
         self._caches.charge(self, size_bytes)
 
     def failed(self, family: str, error: Exception) -> None:
-        """A family has raised: count it, and notify whoever wants to know."""
+        """A family has raised: count it, and report it."""
         self.failures[family] += 1
         if self._on_failure is not None:
             self._on_failure(family, error)

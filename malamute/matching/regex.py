@@ -8,7 +8,7 @@ There is no term that a subject could say instead of being tried. So each expres
 each subject that is new ("new address = recompute all", RestMS notes), and the result is kept in the index's
 cache with the rest. A stream without such selectors tries nothing.
 
-Whoever uses an expression holds it compiled, so there is no cache to be too small; the same expression is one
+Each user of an expression holds it compiled, so there is no cache to be too small; the same expression is one
 object in the whole process. Its program and its automaton take REGEX_BYTES at the most: where that is not
 enough for the automaton, RE2 goes on without one, and where it is not for the program, it is refused.
 """

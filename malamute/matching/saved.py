@@ -9,7 +9,7 @@ written down (`pack`) and taken up again (`SavedIndex`), which is a tenth of the
 A selector is its place in the columns; that is its number in the rows, too. It is put together when somebody
 asks for it. A family that has no tables to save, and selectors with a condition, are filed anew.
 
-The CRC finds damage. Whoever wants to can write a body with the right one, so all that could break something
+The CRC finds damage. Anybody can write a body with the right one, so all that could break something
 is checked as well; at worst, such an index matches what its selectors do not say.
 """
 

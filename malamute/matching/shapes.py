@@ -12,9 +12,8 @@ use that its number of parts allows: six or eight for the patterns that people w
 for 10 patterns and for 100,000. (The tables of `constituents.py` AND rows in which every wildcard of
 the index has its bit, so they slow down as the index grows.)
 
-A form with literals between two `#` floats: it is filed under the literals outside of them, and
-whoever uses the rows checks it (`fits`). Shapes with the fewest literals come first, since they are
-the likeliest to match.
+A form with literals between two `#` floats: it is filed under the literals outside of them, and the caller
+checks it (`fits`). Shapes with the fewest literals come first, since they are the likeliest to match.
 """
 
 from __future__ import annotations

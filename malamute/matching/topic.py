@@ -83,7 +83,7 @@ class TopicFamily(Family):
         return self._confirmed(rows, parts) if self._unsure else rows
 
     def saved(self) -> tuple[Any, list[int]]:
-        """The shapes. Whoever must be checked, or is in the constituent tables, is filed anew."""
+        """The shapes. Those that must be checked, or are in the constituent tables, are filed anew."""
         return self._shapes.saved(self._unsure), [*self._unsure]
 
     def restore(self, tables: Any, selectors: Bitmap) -> None:

@@ -37,7 +37,7 @@ async def feeds(request: Request, arguments: Arguments) -> Response:
 
 
 async def users(request: Request, arguments: Arguments) -> Response:
-    """Who may log in, what he may, and what he has of his quota."""
+    """The users who may log in, what each may do, and what each has of its quota."""
     visit = visit_of(request)
     listed = await visit.listed("users", UsersQuery())
     quotas = await visit.listed("quotas", QuotasQuery())

@@ -84,7 +84,8 @@ class ConsolePath:
         if endpoint not in OPEN:
             visit = visit_of(request)
             if endpoint.method == "POST":
-                # Before anything is looked at: whoever cannot send a form of this session gets no further.
+                # Before anything is looked at: a page that cannot send a form of this session gets no
+                # further.
                 request.state.form = await visit.form()
         return await endpoint.handler(request, endpoint.read(request))
 

@@ -112,7 +112,7 @@ def _typed(value: Any) -> str:
 
 def parse_value(text: str) -> str | float | bool | None:
     """The value of a header as it is typed: JSON that a header can have, otherwise text."""
-    # Whoever publishes may nest lists without end: what cannot be a value is not looked into.
+    # A publisher may nest lists without end: what cannot be a value is not looked into.
     if text.lstrip()[:1] in ("[", "{"):
         return text
     try:

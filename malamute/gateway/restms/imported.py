@@ -21,7 +21,7 @@ def feed_of(name: str, kind: str) -> RestFeed:
 
 
 async def find(client: Client, name: str, timeout: float) -> RestFeed | None:
-    """The stream or the service with a name, as a feed. What a user must not view is not there for him.
+    """The stream or the service with a name, as a feed. What a user must not view is not there for that user.
 
     `timeout` is in seconds.
     """

@@ -106,7 +106,7 @@ class PipeReader:
                     self._names.popitem(last=False)
                 self._note()
         except MalamuteError:
-            # What it was allowed it is not any more, or the session has ended: whoever comes asks anew.
+            # What it was allowed it is not any more, or the session has ended: the next request asks anew.
             pass
         if source in self._works:
             self.end()

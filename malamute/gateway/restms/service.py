@@ -205,7 +205,7 @@ class RestMS:
             secrets.token_hex(16), pipe.name, BUILT_IN.name, address=pipe.name, default=True, owner=owner
         )
         try:
-            # Whether he may read it is for the broker to say.
+            # Whether the user may read it is for the broker to say.
             await self.reader(pipe, identity)
             async with self.change() as own:
                 self.registry.check_room(owner, 2)
