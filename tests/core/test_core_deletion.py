@@ -142,3 +142,51 @@ def test_a_feed_that_is_set_meanwhile_keeps_the_stream(bench: Bench) -> None:
     assert [m.value["partial"] for m in partial] == [True]
     assert [name.name for name in bench.core.feeds.by_name] == ["late"]
     assert "s" in bench.core.streams.by_name
+
+
+MADE = {
+    "published": publish(b"1"),
+    "created": Change(0, "stream.create", {"stream": "s"}),
+    "retained": Change(0, "stream.retain", {"stream": "s", "count": 5}),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_stream_that_is_deleted_with_its_readers_is_there_no_more(made: str, is_restored: bool) -> None:
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", MADE[made])
+    bench.settle()
+    if is_restored:
+        bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("bob", subscribe())
+    (told,) = answers(bench, delete(cascade=True))
+    assert told.value["readers"] == 1
+    assert not bench.core.streams.by_name
+    bench.restart()
+    assert not bench.core.streams.by_name
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_reader_that_comes_while_a_stream_is_deleted_does_not_bring_it_back(is_restored: bool) -> None:
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    if is_restored:
+        bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("alice", delete(cascade=True))
+    bench.tell("bob", subscribe())
+    bench.settle()
+    assert [*bench.core.streams.by_name] == ["s"]
+    bench.restart()
+    assert not bench.core.streams.by_name
+    bench.open("alice", "bob")
+    bench.tell("bob", subscribe())
+    bench.tell("alice", publish(b"2"))
+    bench.settle()
+    assert bench.bodies("bob") == [b"2"]
+    assert bench.core.streams.by_name["s"].last > 1

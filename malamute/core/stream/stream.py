@@ -442,6 +442,8 @@ class Stream:
             self.lost_cursors -= lost.keys()
             if self.next == first:
                 self.last = self.last_stored = self.messages = 0
+                # The store knows it no more: it is there for its readers, if it has any yet.
+                self.lasting, self._given_back = False, first
             deleted()
 
         self.effects.store(DeleteStream(self.name), ForgetStream(self.name))
