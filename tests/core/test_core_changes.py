@@ -20,6 +20,7 @@ from malamute.protocol.limits import CHANGES_MAX
 from malamute.protocol.messages import (
     VERSION,
     Bye,
+    Cancel,
     Change,
     Commit,
     Error,
@@ -255,6 +256,19 @@ def test_a_stream_that_somebody_uses_stays_though_the_disk_refuses_to_make_it(be
     bench.tell("carl", publish(b"1", stream="new"))
     bench.settle()
     assert bench.bodies("alice") == [b"1"]
+
+
+@pytest.mark.parametrize("topic", ["stream.create", "stream.retain"])
+def test_it_goes_with_its_last_reader_then(bench, topic):
+    make = Change(1, topic, {"stream": "new", "count": 5})
+    bench.tell("op", make)
+    bench.tell("op", make._replace(number=2))
+    bench.tell("alice", subscribe(stream="new"))
+    while bench.appends:
+        bench.fail(StorageFull("full"))
+    bench.settle()
+    bench.tell("alice", Cancel(1))
+    assert "new" not in bench.core.streams.by_name
 
 
 def test_a_stream_that_is_made_twice_is_there_though_the_disk_refuses_the_first(bench):

@@ -226,11 +226,10 @@ def _made(core: Engines, stream: str) -> Stream:
     """A stream, made if needed; it is there if this iteration is stored, and goes again if not."""
     made = stream not in core.streams.by_name
     found = core.streams.get(stream)
-    found.lasting = True
 
     def stored(error: MalamuteError | None) -> None:
         if error is None:
-            core.streams.by_name.setdefault(stream, found)
+            core.streams.by_name.setdefault(stream, found).lasting = True
         elif made and not core.feeds.changes(Place("stream", stream)):
             core.streams.drop_untouched(found)
 
