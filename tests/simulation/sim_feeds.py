@@ -25,7 +25,15 @@ from sim_wants import WANTS, Wants, key_of
 
 from malamute.core.feed.rule import FeedName, FeedRule
 from malamute.store.commit import Append
-from malamute.store.operations import DeleteStream, DeleteValue, Operation, PutValue, Recovered, StoredMessage
+from malamute.store.operations import (
+    DeleteStream,
+    DeleteValue,
+    ForgetStream,
+    Operation,
+    PutValue,
+    Recovered,
+    StoredMessage,
+)
 from malamute.store.tables import CURSORS, FEEDS
 
 PREFIX = "$feed/"
@@ -172,7 +180,9 @@ class FeedBook:
 
     def begin(self, append: Append) -> None:
         """The broker wants to store all of this."""
+        # A stream that is forgotten as well is deleted: nothing is stored again with it.
         self._purged = Counter(o.stream for o in append.operations if isinstance(o, DeleteStream))
+        self._purged -= Counter(o.stream for o in append.operations if isinstance(o, ForgetStream))
         self._again.clear()
         self._last = {o.key: id(o) for o in append.operations if is_put(o, CURSORS)}
         self._doubt_changed()
