@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from malamute.client.session.message import Mail, Message
     from malamute.client.sync.client import Client, connect
     from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
+    from malamute.client.sync.demand import Demand
     from malamute.client.sync.publisher import Publisher
     from malamute.client.sync.receipts import Receipt, Sent
     from malamute.protocol.names import Uri
@@ -79,6 +80,7 @@ __all__ = [
     "ConnectTimeout",
     "ConnectionLost",
     "CursorLost",
+    "Demand",
     "Disconnected",
     "Failed",
     "HttpRefused",
@@ -140,6 +142,7 @@ __all__ = [
 
 _HOMES = {
     "Client": "malamute.client.sync.client",
+    "Demand": "malamute.client.sync.demand",
     "Mail": "malamute.client.session.message",
     "Mailbox": "malamute.client.sync.consumers",
     "Message": "malamute.client.session.message",

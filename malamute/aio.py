@@ -2,12 +2,14 @@
 
 from malamute.client.aio.client import Client, connect
 from malamute.client.aio.consumers import Mailbox, Replies, Request, Subscription, Work
+from malamute.client.aio.demand import Demand
 from malamute.client.aio.publisher import Publisher
 from malamute.client.aio.receipts import Receipt, Sent
 from malamute.client.session.message import Mail, Message
 
 __all__ = [
     "Client",
+    "Demand",
     "Mail",
     "Mailbox",
     "Message",

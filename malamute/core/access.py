@@ -219,6 +219,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "cursors": (Access("view", "stream", "stream"),),
     "stream": (Access("view", "stream", "name"),),
     "explain": (Access("view", "stream", "stream"),),
+    "demand": (Access("publish", "stream", "stream"),),
     "feed": (Access("view", PLACE, "source"),),
     "service": (Access("view", "service", "name"),),
     "client": (Access("view", "client", "id"),),

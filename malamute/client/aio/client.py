@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from malamute.client.aio.consumers import Mailbox, Opening, Replies, Request, Subscription, Work
+from malamute.client.aio.demand import Demand
 from malamute.client.aio.driver import AioDriver
 from malamute.client.aio.handler_pool import serve
 from malamute.client.aio.publisher import Publisher
@@ -35,6 +36,7 @@ from malamute.client.aio.receipts import Sent
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.options import (
     DEFAULT_URL,
+    DEMAND_REFRESH_SECONDS,
     HandlerOptions,
     MailboxOptions,
     PublisherOptions,
@@ -147,6 +149,13 @@ class Client(ClientBase):
         Raises as `malamute.Client.publisher`.
         """
         return Publisher(self._driver, self._to_stream(stream, ttl), **options)
+
+    def demand(self, stream: str, *, refresh: float = DEMAND_REFRESH_SECONDS) -> Demand:
+        """Return what is wanted of a stream without a journal: the rest need not be published.
+
+        Raises as `malamute.Client.demand`.
+        """
+        return Demand(stream, self._demand_of(stream), refresh=refresh)
 
     def subscribe(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]

@@ -17,6 +17,7 @@ from malamute.client.events import Event
 from malamute.client.link.connection import Connection
 from malamute.client.link.consumers import MailboxBase, outcome_of
 from malamute.client.link.credentials import credentials, token_of
+from malamute.client.link.demand import Ask
 from malamute.client.link.driver import Driver
 from malamute.client.link.handlers import Registration, registration
 from malamute.client.link.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
@@ -24,6 +25,7 @@ from malamute.client.link.publisher import Carry
 from malamute.client.options import (
     CREDIT_BYTES,
     CREDIT_MESSAGES,
+    DEMAND_TIMEOUT_SECONDS,
     HEARTBEAT_SECONDS,
     MAIL_CREDIT_MESSAGES,
     TIMEOUT_SECONDS,
@@ -53,7 +55,7 @@ from malamute.protocol.names import Kind
 from malamute.version import __version__
 
 if TYPE_CHECKING:
-    from malamute.protocol.admin import AdminTopic
+    from malamute.protocol.admin import AdminTopic, StreamDemand
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -462,6 +464,19 @@ class ClientBase:
             return await self._query(topic, arguments, timeout, what)
         await self._driver.wait_for_broker(lambda: questions.may_change, timeout, "room for one more change")
         return await self._answered(questions.change(topic, arguments), timeout, what)
+
+    def _demand_of(self, stream: str) -> Ask:
+        """What asks the broker which messages of a stream anybody wants."""
+
+        async def ask() -> StreamDemand:
+            from malamute.protocol.admin import DemandQuery  # as in `_query`
+
+            found: StreamDemand = await self._ask(
+                DemandQuery(stream=stream), {}, DEMAND_TIMEOUT_SECONDS, change=False
+            )
+            return found
+
+        return ask
 
     async def _query(self, topic: str, arguments: dict[str, Any], timeout: float | None, what: str) -> Any:
         query = self._session.questions.query

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.options import (
     DEFAULT_URL,
+    DEMAND_REFRESH_SECONDS,
     HandlerOptions,
     MailboxOptions,
     PublisherOptions,
@@ -26,6 +27,7 @@ from malamute.client.options import (
 from malamute.client.session.message import Mail, Message
 from malamute.client.session.receipts import SentBase
 from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
+from malamute.client.sync.demand import Demand
 from malamute.client.sync.driver import BlockingDriver, run
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
 from malamute.client.sync.publisher import Publisher
@@ -149,6 +151,19 @@ class Client(ClientBase):
 
         """
         return self._driver.do(lambda: Publisher(self._driver, self._to_stream(stream, ttl), **options))
+
+    def demand(self, stream: str, *, refresh: float = DEMAND_REFRESH_SECONDS) -> Demand:
+        """Return what is wanted of a stream without a journal: the rest need not be published.
+
+        `refresh` says how old the knowledge of that may be, in seconds: a new subscription may miss so much
+        of what nobody has wanted before. Of a stream with a journal everything is wanted, since somebody may
+        read it later.
+
+        Raises:
+            InvalidValue: `refresh` is negative or no number.
+
+        """
+        return Demand(self._driver, stream, self._demand_of(stream), refresh=refresh)
 
     def subscribe(self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]) -> Subscription:
         """Subscribe to the messages of a stream whose subject matches any of the patterns.

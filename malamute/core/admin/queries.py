@@ -13,7 +13,7 @@ from malamute.core.admin.feeds import feed, feeds
 from malamute.core.admin.pages import PAGE_ROWS, first
 from malamute.core.admin.queues import mailboxes, message, message_bytes, messages, service, services
 from malamute.core.admin.quotas import quotas
-from malamute.core.admin.streams import cursors, explain, stream, streams
+from malamute.core.admin.streams import cursors, demand, explain, stream, streams
 from malamute.core.admin.totals import totals
 from malamute.core.admin.users import users
 from malamute.core.answers import ASKED_BYTES
@@ -142,6 +142,7 @@ HANDLERS: dict[str, Callable[[Engines, Any], Any]] = {
     "streams": streams,
     "stream": stream,
     "explain": explain,
+    "demand": demand,
     "cursors": cursors,
     "mailboxes": mailboxes,
     "services": services,

@@ -15,11 +15,13 @@ from malamute.matching import reason_of
 from malamute.protocol.admin import (
     CursorRow,
     CursorsQuery,
+    DemandQuery,
     ExplainedSelector,
     ExplainQuery,
     FamilyFailures,
     ReaderRow,
     StreamCursor,
+    StreamDemand,
     StreamDetails,
     StreamQuery,
     StreamRow,
@@ -30,6 +32,9 @@ from malamute.protocol.time_units import to_seconds
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.stream.stream import Stream
+
+DEMAND_SELECTORS = 1_000
+"""Selectors, and criteria of them, of which a publisher is given what they want."""
 
 EXPLAINED_MAX = 100
 """Selectors in one answer: each of them is evaluated by itself."""
@@ -96,6 +101,25 @@ def explain(core: Engines, query: ExplainQuery) -> list[ExplainedSelector]:
         for ident, group in page(core.effects, groups, itemgetter(0), query.after_name, limit)
         for reason in [reason_of(group.selector, query.subject, query.headers or {}, query.sender)]
     ]
+
+
+def demand(core: Engines, query: DemandQuery) -> StreamDemand:
+    """What a stream's subscriptions want, whatever they ask of headers: the rest nobody would get.
+
+    With a journal it is everything, since somebody may read it later. So it is where there are very many
+    selectors, which would be no compact answer.
+    """
+    found = core.streams.by_name.get(query.stream)
+    journaled = core.streams.policy(query.stream).journal if found is None else found.journaled
+    everything = StreamDemand(stream=query.stream, everything=True, criteria=[])
+    if journaled or (found is not None and len(found.audience) > DEMAND_SELECTORS):
+        return everything
+    groups = () if found is None else found.audience.groups()
+    criteria = {criterion: None for group in groups for criterion in group.selector.criteria}
+    core.effects.work -= len(criteria)
+    if len(criteria) > DEMAND_SELECTORS:
+        return everything
+    return StreamDemand(stream=query.stream, everything=False, criteria=[[*c] for c in criteria])
 
 
 def cursors(core: Engines, query: CursorsQuery) -> list[StreamCursor]:

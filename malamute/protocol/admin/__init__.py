@@ -85,6 +85,7 @@ from malamute.protocol.admin.store import StoreDamage as StoreDamage
 from malamute.protocol.admin.store import StoredQuery as StoredQuery
 from malamute.protocol.admin.store import StoredStream as StoredStream
 from malamute.protocol.admin.store import StoreUsage as StoreUsage
+from malamute.protocol.admin.streams import DemandQuery as DemandQuery
 from malamute.protocol.admin.streams import ExplainedSelector as ExplainedSelector
 from malamute.protocol.admin.streams import ExplainQuery as ExplainQuery
 from malamute.protocol.admin.streams import FamilyFailures as FamilyFailures
@@ -92,6 +93,7 @@ from malamute.protocol.admin.streams import ReaderRow as ReaderRow
 from malamute.protocol.admin.streams import StreamCreate as StreamCreate
 from malamute.protocol.admin.streams import StreamDelete as StreamDelete
 from malamute.protocol.admin.streams import StreamDeleted as StreamDeleted
+from malamute.protocol.admin.streams import StreamDemand as StreamDemand
 from malamute.protocol.admin.streams import StreamDetails as StreamDetails
 from malamute.protocol.admin.streams import StreamKept as StreamKept
 from malamute.protocol.admin.streams import StreamPurge as StreamPurge

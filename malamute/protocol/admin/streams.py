@@ -92,6 +92,22 @@ class ExplainQuery(PagedQuery[list[ExplainedSelector]]):
     sender: str = argument(ADDRESS, default="")
 
 
+class StreamDemand(Row):
+    """Which messages of a stream anybody wants: all of them, or those that any of the criteria matches."""
+
+    stream: str
+    everything: bool
+    criteria: list[list[Any]]
+
+
+class DemandQuery(AdminQuery[StreamDemand]):
+    """What a publisher of a stream need not send, as nobody wants it."""
+
+    topic = "demand"
+
+    stream: str = argument(NAME)
+
+
 class StreamKept(Row):
     """How much of a stream is kept, as it was set for it: bytes, messages and seconds; 0 is no limit."""
 

@@ -1,0 +1,23 @@
+"""What an asyncio program need not publish."""
+
+from __future__ import annotations
+
+from malamute.client.link.demand import DemandBase
+
+
+class Demand(DemandBase):
+    """What is wanted of one stream. Made by `Client.demand`."""
+
+    async def wants(self, subject: str) -> bool:
+        """Whether anybody may want a message with this subject.
+
+        Once in a while it asks the broker, and waits for its answer. If there is none, the answer is yes.
+
+        Raises:
+            AccessRefused: the user may not publish to the stream.
+            InvalidName: the stream is no valid name.
+
+        """
+        if self._is_old:
+            await self._refresh()
+        return self._is_wanted(subject)
