@@ -156,6 +156,10 @@ class AccountBook(Protocol):
     def is_disabled(self, name: str) -> bool:
         """Whether nobody may log in by this name, however it is proved."""
 
+    @property
+    def have_passwords(self) -> bool:
+        """Whether any of them has a password."""
+
 
 _Row = tuple[Any, ...]
 """The fields of an account."""
@@ -194,6 +198,8 @@ class Accounts:
         self._groups: dict[tuple[str, ...], tuple[str, ...]] = {}
         """Each list of groups once: there are far fewer of them than accounts."""
         self._with_rules: set[str] = set()
+        self._passwords = 0
+        """How many have one."""
         self._names: list[str] = []
         """All names in order: a page of them must not take a look at each."""
         self.by_name = AccountsByName(self._rows)
@@ -233,6 +239,7 @@ class Accounts:
             self._uids[account.uid] = account.name
         if account.rules:
             self._with_rules.add(account.name)
+        self._passwords += bool(account.password)
 
     def remove(self, name: str) -> None:
         """Remove an account, if there is one."""
@@ -246,6 +253,7 @@ class Accounts:
             if account.uid is not None and self._uids.get(account.uid) == name:
                 del self._uids[account.uid]
             self._with_rules.discard(name)
+            self._passwords -= bool(account.password)
 
     def clear(self) -> None:
         """Let go of all of them, one after the other: of so many at once, other threads would notice."""
@@ -254,6 +262,7 @@ class Accounts:
                 table.popitem()
         while self._names:
             self._names.pop()
+        self._passwords = 0
 
     def names_after(self, name: str) -> Iterator[str]:
         """The names that come behind this one, in order."""
@@ -263,6 +272,11 @@ class Accounts:
     def have_rules(self) -> bool:
         """Whether any of them has rules of its own."""
         return bool(self._with_rules)
+
+    @property
+    def have_passwords(self) -> bool:
+        """Whether any of them has a password."""
+        return self._passwords > 0
 
     def named(self, name: str) -> Account | None:
         """The account of a name."""

@@ -11,8 +11,8 @@ The file is `malamute/contexts.toml` below $XDG_CONFIG_HOME, which is ~/.config 
     user = "alice"
     password = "..."
 
-Instead of a user and a password it may have `curve`, the file of a key, and the `server_key` of the broker,
-or a `token` and perhaps the `server_key`.
+Instead of a user and a password it may have `curve`, the file of a key, or a `token`. The `server_key` of the
+broker is needed with `curve`; with the others it has the connection encrypted.
 It is read by every command that connects, and by the programs of Spark that name one, and written as a whole,
 beside the old one and then in its place, so that nobody ever reads half of it.
 """

@@ -101,8 +101,8 @@ class ListenConfig(Section):
     `ipc://@NAME`, a Linux abstract socket, which has no file. `ipc://PATH` is a socket in the file system,
     open to those whom `ipc_mode` lets in. `tcp://*:9999` listens on every network interface. What
     clients may do, [access] says. With `curve+` before it an endpoint takes encrypted connections of those
-    who have a key among the accounts, and with `plain+` those with a password. `peer+ipc://PATH` takes
-    programs whose user of the system (uid) is among the accounts."""
+    who have a key or a password among the accounts, and with `plain+` those with a password.
+    `peer+ipc://PATH` takes programs whose user of the system (uid) is among the accounts."""
     insecure: bool = option(False, option_types.FLAG)
     """Listen without CURVE on addresses that other machines can reach, though every client that reaches them
     may connect, and every observer of the network reads everything."""

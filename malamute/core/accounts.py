@@ -96,6 +96,11 @@ class AccountDirectory:
         """Whether any of them has rules of its own."""
         return self.stored.have_rules
 
+    @property
+    def have_passwords(self) -> bool:
+        """Whether any of them has a password."""
+        return self.configured.have_passwords or self.stored.have_passwords
+
     def names_after(self, name: str) -> Iterator[str]:
         """The names of all that come behind this one, in order."""
         unreadable = sorted(other for other in self.unreadable if other > name)

@@ -19,7 +19,7 @@ class GatewaySettings:
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Whom the gateway itself acts as: for its own look at the broker, and for anonymous requests."""
     server_key: str = ""
-    """The public key of the broker, or the file that has it, for bearer tokens on an encrypted connection."""
+    """The public key of the broker, or the file that has it: what users bring is sent to it encrypted."""
     anonymous: bool = True
     """Whether a request without credentials is served. Only for a gateway that listens on loopback."""
     hosts: Sequence[str] = LOOPBACK_NAMES

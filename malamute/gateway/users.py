@@ -267,8 +267,9 @@ class Users:
         settings = self._settings
         options: dict[str, Any] = {"user": identity.user, "password": identity.password}
         if identity.token:
-            options = {"token": identity.token, "server_key": settings.server_key}
-        elif identity == ANONYMOUS:
+            options = {"token": identity.token}
+        options["server_key"] = settings.server_key
+        if identity == ANONYMOUS:
             options = dict(settings.credentials)
         try:
             return await malamute.aio.connect(

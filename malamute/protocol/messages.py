@@ -34,7 +34,8 @@ class Hello(NamedTuple):
     `attempt` counts the HELLOs of a client; the answer repeats it, and one to an earlier HELLO is told apart.
     `heartbeat` is after how many milliseconds at the most something comes, if only a ZMTP heartbeat; 0 is no
     promise.
-    `token` proves who the client is, where the connection does not. It is a secret, and is never shown.
+    `token` proves who the client is, where the connection does not: a bearer token, or a user and a password
+    (`passwords.pack_login`). It is a secret, and is never shown.
     """
 
     versions: Sequence[int]

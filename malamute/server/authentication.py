@@ -4,22 +4,18 @@ libzmq asks here about each connection, before anything that it sends is handed 
 the answer names into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer
 may call itself anything in its own metadata, which only an answer from here outweighs.
 
-A password takes some 50 ms to try, so a thread of its own does that, for a few at a time. A client that was
-right before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests. Addresses
-from which wrong passwords come have to wait, and a handshake that has to wait is one to be tried again (300).
+A handshake whose password is being tried waits for its answer, and one that has to wait longer is to be tried
+again (300). A connection with a key that no account has may still prove its user in HELLO, by a token or a
+password, where there is an issuer or an account that has one.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from hashlib import blake2b
-from hmac import compare_digest
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -27,18 +23,16 @@ import zmq
 from zmq.utils import z85
 
 from malamute.access import Account, AccountBook
-from malamute.access.account import PasswordHash
 from malamute.access.token import Issuers
-from malamute.config.accounts import hash_password
 from malamute.core.access import ANONYMOUS, Principal
-from malamute.errors import AccessRefused
-from malamute.protocol.limits import PASSWORD_BYTES_MAX
+from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater
 from malamute.protocol.messages import Hello
+from malamute.protocol.passwords import unpack_login
 from malamute.server.addresses import NO_GATEWAYS, Gateways
-from malamute.server.bearers import METHOD, NOT_ASKED, UNPROVED, Bearers, WaitingHello
+from malamute.server.bearers import METHOD, NO_ISSUER, NOT_ASKED, UNPROVED, Bearers, WaitingHello
 from malamute.server.edge import RefusedConnection
-from malamute.server.failures import Failures
 from malamute.server.guard import descriptor_of
+from malamute.server.passwords import BUSY, Passwords, usable
 
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
@@ -59,11 +53,8 @@ OK, LATER, REFUSED, FAULTY = b"200", b"300", b"400", b"500"
 REQUESTS_MAX = 64
 """Handshakes that are answered in one iteration."""
 
-TRYING_MAX = 64
-"""Passwords that wait for the thread; with more, the client has to try again."""
-
-BUSY = "too many at a time"
-"""Why it has to then, which is no fault of its own."""
+BY_PASSWORD = "password"
+"""The method of a user that gave a password in HELLO."""
 
 REASONS_MAX = 1_000
 """Different reasons that are reported."""
@@ -95,17 +86,13 @@ class Reported:
             )
 
 
-class _Tried(NamedTuple):
-    """A password that was tried for somebody; `digest` is it, keyed. A `fault` is why it could not be."""
+class _Request(NamedTuple):
+    """What libzmq asks about a connection: where the answer goes, where the peer is, and its mechanism."""
 
     routing: bytes
-    request: bytes
+    number: bytes
     address: str
-    name: str
-    hashed: str
-    digest: bytes
-    right: bool
-    fault: str = ""
+    mechanism: str
 
 
 class Authenticator:
@@ -132,30 +119,16 @@ class Authenticator:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(ENDPOINT)
-        self._receiver, self._sender = socket.socketpair()
-        self._receiver.setblocking(False)
-        self._sender.setblocking(False)
-        self._thread = ThreadPoolExecutor(1, "malamute-passwords")
-        self._trying = 0
-        self._tried: deque[_Tried] = deque()
-        self._right: dict[str, tuple[str, bytes]] = {}
-        """The passwords that were right: by name, what was kept then and the digest."""
-        self._secret = os.urandom(32)
-        self._failures = Failures(gateways)
-        # Trying it for an unknown user takes as long as for others.
-        self._nobody = PasswordHash.parse(hash_password("nobody"))
+        self.passwords = Passwords(lambda name: self.accounts.named(name), gateways)
 
     @property
     def inputs(self) -> Sequence[Any]:
         """What to poll for input."""
-        return self._socket, self._receiver.fileno(), self.bearers.fileno()
+        return self._socket, self.passwords.fileno(), self.bearers.fileno()
 
     def update(self, now: float) -> None:
         """Answer what libzmq asks, and what was tried meanwhile."""
-        with suppress(BlockingIOError):
-            self._receiver.recv(TRYING_MAX)
-        while self._tried:
-            self._answer_tried(self._tried.popleft(), now)
+        self.passwords.update(now)
         with suppress(zmq.Again):
             for _ in range(REQUESTS_MAX):
                 self._ask(self._socket.recv_multipart(zmq.NOBLOCK), now)
@@ -166,11 +139,12 @@ class Authenticator:
         return Principal(user, method=str(part.get(_METHOD))) if user else ANONYMOUS
 
     def identify(self, peer: bytes, hello: Hello, part: Any, now: float) -> Principal | None:
-        """The principal of the HELLO in this frame; None if its token is to prove it first: `bearers.take`.
+        """The principal of the HELLO in this frame; None if its token is to prove it first: `bearers.pop`.
 
         Raises:
-            AccessRefused: there is no token where one is needed, or one where none is.
-            TryLater: its token cannot be verified now.
+            AccessRefused: there is no proof where one is needed, or one where none is.
+            TryLater: its proof cannot be verified now.
+            Busy: too many wait for that.
         """
         name = user_of(part)
         if not name.startswith(UNPROVED):
@@ -180,8 +154,30 @@ class Authenticator:
         waiting = WaitingHello(
             peer, hello._replace(token=""), name, _place(address_of(part)), descriptor_of(part)
         )
-        self.bearers.prove(waiting, hello.token, now)
+        if login := unpack_login(hello.token):
+            self._prove_login(waiting, *login, now)
+        elif hello.token and not self.bearers.issuers:
+            raise AccessRefused(NO_ISSUER)
+        else:
+            self.bearers.prove(waiting, hello.token, now)
         return None
+
+    def _prove_login(self, waiting: WaitingHello, name: str, password: str, now: float) -> None:
+        self.bearers.wait(waiting)
+        try:
+            answer = partial(self._answer_hello, waiting, name)
+            self.passwords.prove(name, password.encode(), waiting.address, now, answer)
+        except TryLater as error:
+            self.bearers.give_up(waiting)
+            self._note(waiting.address, BY_PASSWORD, error.text, name)
+            raise
+
+    def _answer_hello(self, waiting: WaitingHello, name: str, found: Account | MalamuteError) -> None:
+        if isinstance(found, MalamuteError):
+            self._note(waiting.address, BY_PASSWORD, found.text, name)
+            self.bearers.done(waiting, found)
+        else:
+            self.bearers.done(waiting, Principal(found.name, method=BY_PASSWORD))
 
     def user(self, peer: bytes, part: Any) -> str:
         """Whose a frame is that a peer has sent."""
@@ -202,127 +198,67 @@ class Authenticator:
             # Without a request there is nothing to answer.
             self._note("", "", "malformed request")
             return
-        routing, _, version, request, domain, address, _, mechanism, *credentials = frames
+        routing, _, version, number, domain, address, _, mechanism, *credentials = frames
         where, how = address.decode("utf-8", "replace"), mechanism.decode("utf-8", "replace")
+        request = _Request(routing, number, where, how)
         if version != VERSION:
-            self._refuse(routing, request, where, how, "unknown version of ZAP", FAULTY)
+            self._refuse(request, InternalError("unknown version of ZAP"))
         elif how == "NULL" and domain == OPEN:
-            self._reply(routing, request, OK, "", "", "null")
+            self._reply(request, OK, "", "", "null")
         elif how == "NULL" and domain == PEER and (peer := _PEER.fullmatch(where)):
             account = self.accounts.with_uid(int(peer[2]))
-            self._decide(routing, request, where, "PEER", account, "unknown uid")
+            self._decide(request._replace(mechanism="PEER"), account, "unknown uid")
         elif how == "CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
             account = self.accounts.with_key(z85.encode(credentials[0]).decode())
-            if account is None and self.bearers.issuers:
-                self._reply(routing, request, OK, "", self.bearers.new_name(), METHOD)
-                return
-            self._decide(routing, request, where, how, account, "unknown key")
+            if account is None and (self.bearers.issuers or self.accounts.have_passwords):
+                self._reply(request, OK, "", self.bearers.new_name(), METHOD)
+            else:
+                self._decide(request, account, "unknown key")
         elif how == "PLAIN" and len(credentials) == 2:
             if credentials[0] == BEARER and self.bearers.issuers:
-                self._reply(routing, request, OK, "", self.bearers.new_name(), METHOD)
-                return
-            self._try_password(routing, request, _place(where), credentials, now)
+                self._reply(request, OK, "", self.bearers.new_name(), METHOD)
+            else:
+                self._prove_password(request, credentials[0].decode("utf-8", "replace"), credentials[1], now)
         else:
-            self._refuse(routing, request, where, how, "malformed credentials", FAULTY)
+            self._refuse(request, InternalError("malformed credentials"))
 
-    def _decide(
-        self,
-        routing: bytes,
-        request: bytes,
-        where: str,
-        how: str,
-        account: Account | None,
-        otherwise: str,
-        claimed: str = "",
-    ) -> None:
-        if account is None:
-            self._refuse(routing, request, where, how, otherwise, claimed=claimed)
-        elif account.disabled:
-            self._refuse(routing, request, where, how, "disabled account", claimed=account.name)
-        else:
-            self._reply(routing, request, OK, "", account.name, how.lower())
-
-    def _try_password(
-        self, routing: bytes, request: bytes, where: str, credentials: Sequence[bytes], now: float
-    ) -> None:
-        name, password = credentials[0].decode("utf-8", "replace"), credentials[1]
-        account = self.accounts.named(name)
-        hashed = account.password if account else ""
-        digest = blake2b(password, key=self._secret, digest_size=32).digest()
-        known = self._right.get(name)
-        if hashed and known and known[0] == hashed and compare_digest(known[1], digest):
-            self._decide(routing, request, where, "PLAIN", account, "", name)
-        elif len(password) > PASSWORD_BYTES_MAX:
-            self._refuse(routing, request, where, "PLAIN", "wrong user or password", claimed=name)
-        elif self._failures.too_many(where, now, name):
-            self._refuse(routing, request, where, "PLAIN", "too many wrong passwords", LATER, name)
-        elif self._trying >= TRYING_MAX:
-            self._refuse(routing, request, where, "PLAIN", BUSY, LATER, name)
-        else:
-            self._trying += 1
-            tried = _Tried(routing, request, where, name, hashed, digest, right=False)
-            self._thread.submit(self._try, tried, password)
-
-    def _try(self, tried: _Tried, password: bytes) -> None:
-        """Try a password. This is the thread's."""
+    def _prove_password(self, request: _Request, name: str, password: bytes, now: float) -> None:
         try:
-            kept = PasswordHash.parse(tried.hashed) if tried.hashed else self._nobody
-            tried = tried._replace(right=kept.fits(password) and bool(tried.hashed))
-        except Exception as error:  # such as no memory for it: the handshake still needs its answer
-            tried = tried._replace(fault=f"a fault of the broker's own: {type(error).__name__}")
-        self._tried.append(tried)
-        with suppress(OSError):  # the loop has ended
-            self._sender.send(b"!")
-
-    def _answer_tried(self, tried: _Tried, now: float) -> None:
-        self._trying -= 1
-        if tried.fault:
-            self._refuse(
-                tried.routing, tried.request, tried.address, "PLAIN", tried.fault, FAULTY, tried.name
+            self.passwords.prove(
+                name, password, _place(request.address), now, partial(self._answer, request, name)
             )
-            return
-        account = self.accounts.named(tried.name)
-        # It may have another one by now.
-        right = tried.right and account is not None and account.password == tried.hashed
-        if right:
-            self._right[tried.name] = (tried.hashed, tried.digest)
-        else:
-            self._failures.add(tried.address, now, tried.name)
-        known = account if right else None
-        wrong = "wrong user or password"
-        self._decide(tried.routing, tried.request, tried.address, "PLAIN", known, wrong, tried.name)
+        except TryLater as error:
+            self._refuse(request, error, name)
 
-    def _refuse(
-        self,
-        routing: bytes,
-        request: bytes,
-        where: str,
-        how: str,
-        reason: str,
-        status: bytes = REFUSED,
-        claimed: str = "",
-    ) -> None:
-        self._note(where, how, reason, claimed)
-        self._reply(routing, request, status, reason)
+    def _decide(self, request: _Request, account: Account | None, otherwise: str) -> None:
+        self._answer(request, account.name if account else "", usable(account, otherwise))
+
+    def _answer(self, request: _Request, claimed: str, found: Account | MalamuteError) -> None:
+        """Answer with the account, or refuse the peer that has `claimed` this name."""
+        if isinstance(found, MalamuteError):
+            self._refuse(request, found, claimed)
+        else:
+            self._reply(request, OK, "", found.name, request.mechanism.lower())
+
+    def _refuse(self, request: _Request, error: MalamuteError, claimed: str = "") -> None:
+        self._note(request.address, request.mechanism, error.text, claimed)
+        status = FAULTY if isinstance(error, InternalError) else REFUSED
+        self._reply(request, LATER if isinstance(error, TryLater) else status, error.text)
 
     def _note(self, where: str, how: str, reason: str, claimed: str = "") -> None:
         self.refused[reason] += 1
         self.on_refusal(RefusedConnection(_place(where), how, reason, claimed, reason == BUSY))
 
-    def _reply(
-        self, routing: bytes, request: bytes, status: bytes, text: str, user: str = "", method: str = ""
-    ) -> None:
+    def _reply(self, request: _Request, status: bytes, text: str, user: str = "", method: str = "") -> None:
         known = metadata(_METHOD, method) if method else b""
-        reply = (routing, b"", VERSION, request, status, text.encode(), user.encode(), known)
+        reply = (request.routing, b"", VERSION, request.number, status, text.encode(), user.encode(), known)
         self._socket.send_multipart(reply)
 
     def close(self) -> None:
         """Answer no more. The sockets that ask have to be closed before."""
         self.bearers.close()
-        self._thread.shutdown(cancel_futures=True)
+        self.passwords.close()
         self._socket.close(0)
-        self._receiver.close()
-        self._sender.close()
 
 
 def _place(address: str) -> str:

@@ -1,12 +1,13 @@
-"""Bearer tokens in HELLO: each is verified beside the loop, and its HELLO waits for that.
+"""Proofs in HELLO: each is verified beside the loop, and its HELLO waits for that.
 
-A signature takes a tenth of a millisecond to check, and every client that reaches a listener may send one. So
-a thread of its own does that, for a few at a time, and addresses from which refused ones come have to wait.
-Nothing else of that connection waits: a client says nothing between HELLO and WELCOME.
+The signature of a bearer token takes a tenth of a millisecond to check, and every client that reaches a
+listener may send one. So a thread of its own does that, for a few at a time, and addresses from which
+refused ones come have to wait. `Passwords` tries passwords, and their HELLOs wait here. Nothing else of that
+connection waits: a client says nothing between HELLO and WELCOME.
 
 A connection whose user is still to be proved has a name of its own (`$token.1`), which libzmq puts into each
-of its frames. With WELCOME that name stands for the user of the token, as far as this session goes: one that
-takes the routing id over has another name, and is nobody.
+of its frames. With WELCOME that name stands for the user that was proved, as far as this session goes: one
+that takes the routing id over has another name, and is nobody.
 """
 
 from __future__ import annotations
@@ -27,23 +28,30 @@ from malamute.protocol.messages import BY_TYPE, Hello
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.server.addresses import NO_GATEWAYS, Gateways
 from malamute.server.failures import Failures
+from malamute.server.passwords import BUSY, Busy
 
 METHOD = "token"
 
 UNPROVED = f"{RESERVED_PREFIX}token."
-"""How the names of connections begin whose users are to be proved by a token."""
+"""How the names of connections begin whose users are to be proved in HELLO."""
 
 WAITING_MAX = 256
-"""Tokens that wait for the thread; with more, the client has to try again."""
+"""HELLOs that wait for their proof; with more, the client has to connect again."""
 
-NO_TOKEN = "the connection proves nobody, and HELLO has no token: expected a token"
+NO_TOKEN = (
+    "the connection proves nobody, and HELLO has no token: expected the key of an account, a token, "
+    "or a user and a password"
+)
 NOT_ASKED = "a token on a connection that needs none: expected none"
+NO_ISSUER = "a token, and this broker has no issuer of tokens: expected a user and a password"
+UNPROVED_REASON = "no token"
+"""What is reported of a connection that proves nobody."""
 
 _HELLO = BY_TYPE[Hello].opcode
 
 
 class WaitingHello(NamedTuple):
-    """A HELLO without its token, and the connection that it came on, by its name, address and descriptor."""
+    """A HELLO without its proof, and the connection that it came on, by its name, address and descriptor."""
 
     peer: bytes
     hello: Hello
@@ -60,16 +68,15 @@ class ProvedHello(NamedTuple):
 
 
 class _Verified(NamedTuple):
-    """A HELLO whose token was verified, whose it is or the error for its client, and why for the log."""
+    """What was found of a token: whose it is or the error for its client, and why for the log."""
 
-    waiting: WaitingHello
     found: Bearer | MalamuteError
     reason: str
     at: float
 
 
 class Bearers:
-    """The users of connections, by their tokens. Only the loop's thread calls it.
+    """The users of connections, by what HELLO has proved. Only the loop's thread calls it.
 
     `on_refusal` gets an address and a reason. Users who are disabled may not log in, whatever their tokens
     say. `wall` is the time by which tokens expire.
@@ -90,12 +97,12 @@ class Bearers:
         self._names = count(1)
         self._failures = Failures(gateways)
         self._claimed: dict[bytes, tuple[str, str]] = {}
-        """The connections of HELLOs that are under way, and the users that their tokens prove."""
+        """The connections of HELLOs that are under way, and the users that they prove."""
         self._users: dict[bytes, tuple[str, str]] = {}
         """The same of peers that were welcomed."""
         self._waiting: set[str] = set()
-        """The connections whose tokens are being verified: one HELLO of each."""
-        self._done: deque[_Verified] = deque()
+        """The connections whose proofs are being verified: one HELLO of each."""
+        self._done: deque[tuple[WaitingHello, _Verified | Principal | MalamuteError]] = deque()
         self._thread = ThreadPoolExecutor(1, "malamute-tokens")
         # A byte for each that is done: there is input until the last of them is taken.
         self._receiver, self._sender = socket.socketpair()
@@ -109,7 +116,7 @@ class Bearers:
         return f"{UNPROVED}{next(self._names)}"
 
     def user(self, peer: bytes, connection: str) -> str:
-        """The user of a peer on a connection: that of its token, or else the connection's own name."""
+        """The user of a peer on a connection: the one that was proved, or else its own name."""
         name, user = self._users.get(peer, ("", ""))
         return user if name == connection else connection
 
@@ -118,19 +125,41 @@ class Bearers:
 
         Raises:
             AccessRefused: there is none.
-            TryLater: too many wait, another one of this connection does, or too many from there were refused.
+            TryLater: too many from there were refused, or as `wait`.
+            Busy: as `wait`.
         """
         if not token:
+            self._on_refusal(waiting.address, UNPROVED_REASON)
             raise AccessRefused(NO_TOKEN)
         if self._failures.too_many(waiting.address, now):
             self._on_refusal(waiting.address, "too many tokens refused")
             raise TryLater("too many tokens from this address were refused")
-        if waiting.connection in self._waiting:
-            raise TryLater("another HELLO of this connection waits for its token")
-        if len(self._waiting) >= WAITING_MAX:
-            raise TryLater("too many tokens wait to be verified")
-        self._waiting.add(waiting.connection)
+        self.wait(waiting)
         self._thread.submit(self._verify, waiting, token)
+
+    def wait(self, waiting: WaitingHello) -> None:
+        """Have a HELLO wait until it is `done`.
+
+        Raises:
+            TryLater: another one of this connection does.
+            Busy: too many do.
+        """
+        if waiting.connection in self._waiting:
+            raise TryLater("another HELLO of this connection waits for its proof")
+        if len(self._waiting) >= WAITING_MAX:
+            self._on_refusal(waiting.address, BUSY)
+            raise Busy(BUSY)
+        self._waiting.add(waiting.connection)
+
+    def give_up(self, waiting: WaitingHello) -> None:
+        """A HELLO waits no more."""
+        self._waiting.discard(waiting.connection)
+
+    def done(self, waiting: WaitingHello, found: _Verified | Principal | MalamuteError) -> None:
+        """The proof of a HELLO was verified. Any thread may call this."""
+        self._done.append((waiting, found))
+        with suppress(OSError):  # the loop has ended
+            self._sender.send(b"!")
 
     def _verify(self, waiting: WaitingHello, token: str) -> None:
         """Verify a token. This is the thread's."""
@@ -144,21 +173,25 @@ class Bearers:
         except Exception as error:
             found = InternalError(f"a fault of the broker's own with a token: {type(error).__name__}")
             reason = found.text
-        self._done.append(_Verified(waiting, found, reason, at))
-        with suppress(OSError):  # the loop has ended
-            self._sender.send(b"!")
+        self.done(waiting, _Verified(found, reason, at))
 
     def pop(self, now: float) -> Iterator[ProvedHello]:
-        """The HELLOs whose tokens were verified. `now` is the loop's time."""
+        """The HELLOs whose proofs were verified. `now` is the loop's time."""
         self._claimed.clear()
         while self._done:
-            verified = self._done.popleft()
+            waiting, found = self._done.popleft()
             self._receiver.recv(1)
-            self._waiting.discard(verified.waiting.connection)
-            yield ProvedHello(verified.waiting, self._outcome(verified, now))
+            self.give_up(waiting)
+            outcome = self._outcome(waiting, *found, now) if isinstance(found, _Verified) else found
+            if isinstance(outcome, Principal):
+                self._claimed[waiting.peer] = waiting.connection, outcome.user
+            else:
+                outcome.about, outcome.ref = _HELLO, waiting.hello.attempt
+            yield ProvedHello(waiting, outcome)
 
-    def _outcome(self, verified: _Verified, now: float) -> Principal | MalamuteError:
-        waiting, found, reason, at = verified
+    def _outcome(
+        self, waiting: WaitingHello, found: Bearer | MalamuteError, reason: str, at: float, now: float
+    ) -> Principal | MalamuteError:
         if isinstance(found, Bearer) and found.key not in self.issuers.keys:
             found = AccessRefused("token refused: its key was removed meanwhile")
         if isinstance(found, Bearer) and self._is_disabled(found.user):
@@ -166,9 +199,7 @@ class Bearers:
         if not isinstance(found, Bearer):
             self._failures.add(waiting.address, now)
             self._on_refusal(waiting.address, reason or "token of nobody who may log in")
-            found.about, found.ref = _HELLO, waiting.hello.attempt
             return found
-        self._claimed[waiting.peer] = waiting.connection, found.user
         # How long it is valid is counted: no step of a clock ends a session, or keeps one.
         expires_at = now + found.expires_at - at
         return Principal(

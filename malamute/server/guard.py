@@ -249,12 +249,12 @@ class Guard:
         self._last = turns[-1]
         return turns
 
-    def end(self, descriptor: int, reason: str) -> None:
+    def end(self, descriptor: int, reason: str = "") -> None:
         """Shut a connection down; libzmq will tell of its end.
 
-        The reason is why, if it has not said HELLO yet.
+        The reason is why, if it has not said HELLO yet; none is for what was reported.
         """
-        waiting = self.waiting.pop(descriptor, None)
+        waiting = self.waiting.pop(descriptor, None) if reason else self.waiting.get(descriptor)
         try:
             os.dup2(descriptor, self._spare, inheritable=False)
         except OSError as error:
@@ -265,7 +265,7 @@ class Guard:
         inode = _inode(self._spare)
         if inode and (waiting is None or inode == waiting.inode):
             self._shut_down()
-            if waiting is not None:
+            if waiting is not None and reason:
                 self.refuse(RefusedConnection(waiting.address, "", reason))
         os.dup2(self._null, self._spare, inheritable=False)
 

@@ -37,6 +37,7 @@ from malamute.server.guard import (
     descriptor_of,
 )
 from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, size_of
+from malamute.server.passwords import Busy
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
 INTAKE_MESSAGES = 2_000
@@ -387,7 +388,7 @@ class Transport:
         return False
 
     def _proved(self, authenticator: Authenticator) -> Iterator[tuple[bytes, Message | Exception]]:
-        """The HELLOs whose tokens were verified."""
+        """The HELLOs whose proofs were verified."""
         for (peer, hello, _, address, descriptor), outcome in authenticator.bearers.pop(self._now):
             if isinstance(outcome, MalamuteError):
                 yield peer, outcome
@@ -400,7 +401,7 @@ class Transport:
     def _heard(self, peer: bytes, message: Message, part: Any) -> Message | MalamuteError | None:
         """A peer speaks of its connection. Returns the message, or what is wrong with it.
 
-        None is for a HELLO that has to wait until its token is verified.
+        None is for a HELLO that waits until its proof is verified, or whose client has to connect again.
         """
         if isinstance(message, Received) and self._authenticator is not None and self._is_foreign(peer, part):
             return self._refuse_foreign(peer, part)
@@ -413,6 +414,9 @@ class Transport:
             try:
                 self._codec_of(peer).check_hello(peer, message)
                 principal = self._identify(peer, message, part)
+            except Busy:
+                self.guard.end(descriptor_of(part))
+                return None
             except MalamuteError as error:
                 error.about, error.ref = _HELLO, message.attempt
                 return error

@@ -103,6 +103,10 @@ def test_a_key_of_a_context_is_found_from_everywhere(run: Run, tmp_path: Path, m
     keys = tmp_path.resolve() / "keys"
     found = {"curve": str(keys / "ann.key_secret"), "server_key": str(keys / "ann.key")}
     assert load(file_of(os.environ)).get("lab").credentials() == found
+    arguments = ("--user", "ann", "--server-key", "keys/ann.key", "--replace")
+    run("context", "add", "lab", "--url", "tcp://lab:1", *arguments, stdin="s3cret\n")
+    found = {"user": "ann", "password": "s3cret", "server_key": str(keys / "ann.key")}
+    assert load(file_of(os.environ)).get("lab").credentials() == found
 
 
 @pytest.mark.parametrize(

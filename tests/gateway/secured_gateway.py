@@ -26,8 +26,10 @@ def secured_gateway(
     rules: Sequence[str],
     *issuers: TokenIssuer,
     own: str = "",
+    curve: bool = False,
 ) -> Iterator[RunningGateway]:
     """Run both; users log in by password, or by a token of an issuer. The gateway is `own`, who may all."""
+    server_key = _new_key(directory / "broker.key_secret") if curve else ""
     accounts = directory / "accounts.toml"
     users = [Account(user, hash_password(password)) for user, password in passwords.items()]
     everything = [UserRules(own, rules=(AccessRule.parse("* */#"),))] if own else []
@@ -36,21 +38,30 @@ def secured_gateway(
     config = replace(
         config,
         storage=replace(config.storage, kind="memory"),
-        listen=ListenConfig(endpoints=("plain+tcp://127.0.0.1:*",)),
+        listen=ListenConfig(endpoints=(f"{'curve' if curve else 'plain'}+tcp://127.0.0.1:*",)),
         access=AccessConfig(
             accounts=str(accounts),
+            key=str(directory / "broker.key_secret") if curve else "",
             rules=tuple(map(AccessRule.parse, rules)),
             issuer=issuers,
             user=tuple(everything),
         ),
     )
     credentials = {"user": own, "password": passwords[own]} if own else {}
-    with gateway_before(config, **credentials) as gateway:
+    with gateway_before(config, server_key, **credentials) as gateway:
         yield gateway
 
 
+def _new_key(path: Path) -> str:
+    """Make a key. Returns its public half."""
+    public, secret = (half.decode() for half in zmq.curve_keypair())
+    path.touch(0o600)
+    path.write_text(f'curve\n    public-key = "{public}"\n    secret-key = "{secret}"\n')
+    return public
+
+
 @contextmanager
-def gateway_before(config: Config, **credentials: str) -> Iterator[RunningGateway]:
+def gateway_before(config: Config, server_key: str = "", **credentials: str) -> Iterator[RunningGateway]:
     """Run a broker with this configuration, and a gateway that asks for credentials and has these itself."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     loop = open_broker(config, context)
@@ -58,7 +69,11 @@ def gateway_before(config: Config, **credentials: str) -> Iterator[RunningGatewa
     thread.start()
     gateway = RunningGateway(
         GatewaySettings(
-            broker=loop.endpoints[0], credentials=credentials, anonymous=False, timeout_seconds=WAIT_SECONDS
+            broker=loop.endpoints[0],
+            credentials=credentials,
+            server_key=server_key,
+            anonymous=False,
+            timeout_seconds=WAIT_SECONDS,
         )
     )
     try:

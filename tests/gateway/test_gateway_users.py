@@ -28,6 +28,14 @@ def secured(tmp_path: Path) -> Iterator[RunningGateway]:
         yield gateway
 
 
+def test_passwords_go_to_the_broker_encrypted_where_the_gateway_has_its_key(tmp_path: Path) -> None:
+    with secured_gateway(tmp_path, dict((BOB, ANN)), [RULE], curve=True) as gateway:
+        with gateway.client(auth=BOB) as http:
+            assert http.post("/v1/streams/bob/messages", content=b"x").status_code == 201
+        with gateway.client(auth=("bob", "wrong")) as http:
+            assert http.get("/v1/streams/bob/messages").status_code == 401
+
+
 def test_a_user_may_do_what_the_broker_allows_that_user(secured: RunningGateway) -> None:
     with secured.client(auth=BOB) as http:
         assert http.post("/v1/streams/bob/messages", content=b"x").status_code == 201

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Error, Hello, Publish, Welcome
 from malamute.server.authentication import metadata
 from malamute.server.daemon import open_broker
+from malamute.server.transport import Transport
 from malamute.testing import Broker, small_config
 
 RULES = (
@@ -155,10 +158,122 @@ def test_who_cannot_prove_who_he_is_is_refused_at_once(secure: SecureBroker) -> 
         (secure.plain, {"user": "bob", "password": "wrong"}),
         (secure.plain, {"user": "nobody", "password": "secret"}),
         (secure.plain, {"user": "ann", "password": "secret"}),
-        (secure.curve, {"curve": secure.keys.path("eve"), "server_key": broker_key}),
+        (secure.plain, {"user": "bob", "password": "secret", "server_key": broker_key}),
     ]:
         with pytest.raises(AccessRefused, match=r"connection to tcp://.* is refused"):
             malamute.connect(url, timeout=20, **options)
+    with pytest.raises(
+        AccessRefused, match="expected the key of an account, a token, or a user and a password"
+    ):
+        secure.connect("eve", timeout=20)
+
+
+def test_an_unknown_key_is_refused_in_the_handshake_where_nobody_has_a_password(secure: SecureBroker) -> None:
+    secure.save(Account("ann", key=secure.keys.public["ann"]))
+    with secure.connect() as operator:
+        operator.change(BrokerReload())
+    with pytest.raises(AccessRefused, match=r"connection to tcp://.* is refused"):
+        secure.connect("eve", timeout=20)
+
+
+class Wire:
+    """Passes on what one client and a broker say to each other, and keeps what the client says."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("tcp://").rpartition(":")
+        self.broker = (host, int(port))
+        self.heard = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        client, _ = self._listener.accept()
+        with client, socket.create_connection(self.broker, 30) as broker:
+            back = threading.Thread(target=self._pass_on, args=(broker, client))
+            back.start()
+            for data in self._said(client, broker):
+                self.heard += data
+            back.join()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        for _ in self._said(source, target):
+            pass
+
+    def _said(self, source: socket.socket, target: socket.socket) -> Iterator[bytes]:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+                yield data
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """The client has ended its connection."""
+        self._thread.join()
+        self._listener.close()
+
+
+def test_a_password_over_curve_is_proved_and_nobody_on_the_way_reads_it_or_has_a_use_for_what_he_heard(
+    secure: SecureBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALAMUTE_SERVER_KEY", str(secure.keys.path("broker")))
+    with closing(Wire(secure.curve)) as wire:
+        with malamute.connect(wire.url, user="bob", password="secret", address="bob") as bob:
+            bob.publish("s", "a", b"x", assurance="stored")
+        assert b"bob" not in wire.heard
+        assert b"secret" not in wire.heard
+    # It is said once more, as it was heard.
+    with socket.create_connection(wire.broker, 30) as again:
+        again.sendall(wire.heard)
+        again.shutdown(socket.SHUT_WR)
+        while again.recv(1 << 16):
+            pass
+    with secure.connect() as operator:
+        # It is the only one that is connected, and bob's address is nobody's.
+        assert [row["address"] for row in operator.query("clients")] == [""]
+
+
+def test_a_password_over_curve_that_is_wrong_is_refused_at_once_and_so_is_a_disabled_account(
+    secure: SecureBroker,
+) -> None:
+    def connect(password: str) -> malamute.Client:
+        server = secure.keys.public["broker"]
+        return malamute.connect(secure.curve, user="bob", password=password, server_key=server, timeout=20)
+
+    with pytest.raises(AccessRefused, match="wrong user or password") as refused:
+        connect("guess")
+    assert "guess" not in str(refused.value)
+    with connect("secret") as bob:
+        secure.save(Account("bob", hash_password("secret"), disabled=True))
+        with secure.connect() as operator:
+            operator.change(BrokerReload())
+        with pytest.raises(AccessRefused, match="disabled"):
+            bob.subscribe("s").receive(timeout=30)
+    with pytest.raises(AccessRefused, match="disabled account"):
+        connect("secret")
+
+
+def test_a_broker_that_is_busy_with_passwords_has_clients_connect_again(
+    secure: SecureBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malamute.server.passwords.TRYING_MAX", 0)
+    (transport,) = secure.loop.edges
+    assert isinstance(transport, Transport)
+    assert transport._authenticator is not None
+    refused = transport._authenticator.refused
+
+    def let_them() -> None:
+        while refused["too many at a time"] < 2:
+            time.sleep(0.01)
+        monkeypatch.setattr("malamute.server.passwords.TRYING_MAX", 1)
+
+    thread = threading.Thread(target=let_them)
+    thread.start()
+    server = secure.keys.public["broker"]
+    with malamute.connect(secure.curve, user="bob", password="secret", server_key=server, timeout=30) as bob:
+        bob.publish("s", "a", b"x", assurance="stored")
+    thread.join()
 
 
 def test_behind_a_gateway_nobody_waits_for_wrong_passwords_of_another(

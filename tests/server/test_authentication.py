@@ -12,11 +12,16 @@ from zmq.utils import z85
 from malamute.access import Account, Accounts
 from malamute.access import account as module
 from malamute.config.accounts import hash_password
-from malamute.server import authentication
+from malamute.core.access import Principal
+from malamute.errors import AccessRefused, MalamuteError, TryLater
+from malamute.protocol.messages import Hello
+from malamute.protocol.passwords import pack_login
+from malamute.server import passwords
 from malamute.server.addresses import Gateways
 from malamute.server.authentication import ENDPOINT, Authenticator, Reported
 from malamute.server.edge import RefusedConnection
 from malamute.server.failures import ADDRESSES_MAX, FAILURE_SECONDS, FAILURES_MAX, Failures
+from malamute.server.passwords import Busy
 
 KEY = bytes(range(32))
 
@@ -85,7 +90,6 @@ def test_keys_and_passwords_say_who_somebody_is(asking: Asking) -> None:
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        (lambda asking: asking.curve(bytes(32)), "unknown key"),
         (lambda asking: asking.curve(KEY[::-1]), "disabled account"),
         (lambda asking: asking.plain("bob", "wrong"), "wrong user or password"),
         (lambda asking: asking.plain("bob", ""), "wrong user or password"),
@@ -100,6 +104,86 @@ def test_who_proves_nothing_is_refused(asking: Asking, ask: Callable[[Asking], A
     assert ask(asking) == ("400", "")
     assert [refusal.reason for refusal in asking.refusals] == [reason]
     assert asking.refusals[0].address == "10.0.0.1"
+
+
+def test_an_unknown_key_gets_no_further_where_nobody_has_a_password(asking: Asking) -> None:
+    asking.handler.accounts = Accounts([Account("ann", key=z85.encode(KEY).decode())])
+    assert asking.curve(bytes(32)) == ("400", "")
+    assert [refusal.reason for refusal in asking.refusals] == ["unknown key"]
+
+
+class Part:
+    """A frame as libzmq has it, of a connection with a key that no account has."""
+
+    def __init__(self, name: str, address: str = "10.0.0.1") -> None:
+        self.properties = {"User-Id": name, "Peer-Address": address}
+
+    def get(self, what: Any) -> Any:
+        if what not in self.properties:
+            raise zmq.ZMQError
+        return self.properties[what]
+
+
+def hello(asking: Asking, user: str, password: str) -> Principal | MalamuteError:
+    """What becomes of a HELLO with a password on such a connection."""
+    status, name = asking.curve(bytes(32))
+    assert status == "200"
+    said = Hello([2], "", attempt=3, token=pack_login(user, password))
+    assert asking.handler.identify(b"p", said, Part(name), asking.now) is None
+    while True:
+        asking.handler.update(asking.now)
+        for (_, taken, *_), outcome in asking.handler.bearers.pop(asking.now):
+            assert taken.token == ""
+            return outcome
+
+
+def test_a_password_in_hello_says_who_somebody_is_and_whose_the_connection_is_then(asking: Asking) -> None:
+    for _ in range(2):  # the second time it is known
+        assert hello(asking, "bob", "secret") == Principal("bob", method="password")
+    asking.handler.bearers.welcomed(b"p")
+    assert asking.handler.user(b"p", Part("$token.2")) == "bob"
+    assert asking.handler.user(b"p", Part("$token.1")) == "$token.1"
+    assert asking.refusals == []
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "words"),
+    [
+        ("bob", "wrong", "wrong user or password"),
+        ("nobody", "nobody", "wrong user or password"),
+        ("ann", "secret", "wrong user or password"),
+        ("", "", "wrong user or password"),
+        ("bob", "x" * 256, "wrong user or password"),
+        ("out", "secret", "disabled account"),
+    ],
+)
+def test_a_password_in_hello_that_is_not_right_is_refused_and_reported(
+    asking: Asking, user: str, password: str, words: str
+) -> None:
+    error = hello(asking, user, password)
+    assert isinstance(error, AccessRefused)
+    assert (error.text, error.about, error.ref) == (words, 1, 3)
+    assert asking.refusals == [RefusedConnection("10.0.0.1", "password", words, user)]
+
+
+def test_wrong_passwords_in_hello_and_in_handshakes_count_together(asking: Asking) -> None:
+    for _ in range(FAILURES_MAX):
+        assert isinstance(hello(asking, "bob", "wrong"), AccessRefused)
+    assert asking.plain("bob", "wrong") == ("300", "")
+    with pytest.raises(TryLater, match="too many wrong passwords"):
+        asking.handler.identify(
+            b"p", Hello([2], "", token=pack_login("bob", "secret")), Part("$token.9"), asking.now
+        )
+    asking.now = FAILURE_SECONDS
+    assert isinstance(hello(asking, "bob", "secret"), Principal)
+
+
+def test_a_token_for_a_broker_without_issuers_and_a_proof_that_is_none_are_refused(asking: Asking) -> None:
+    for token, words in [("e30.e30.", "no issuer"), ("", "has no token"), ("\0bob\0secret\0", "no issuer")]:
+        with pytest.raises(AccessRefused, match=words):
+            asking.handler.identify(b"p", Hello([2], "", token=token), Part("$token.1"), 0.0)
+    with pytest.raises(AccessRefused, match="needs none"):
+        asking.handler.identify(b"p", Hello([2], "", token=pack_login("bob", "secret")), Part("ann"), 0.0)
 
 
 def peer_of(address: str) -> tuple[bytes, ...]:
@@ -196,7 +280,7 @@ def test_of_those_behind_a_gateway_only_he_has_to_wait_for_whom_wrong_passwords_
 def test_a_password_that_cannot_be_tried_is_refused_and_takes_nobody_elses_place(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(authentication, "TRYING_MAX", 1)
+    monkeypatch.setattr(passwords, "TRYING_MAX", 1)
     with monkeypatch.context() as patched:
         patched.setattr(module, "scrypt", lambda *given: _raise(MemoryError()))
         for _ in range(FAILURES_MAX + 1):
@@ -212,9 +296,15 @@ def _raise(error: Exception) -> None:
 def test_more_passwords_at_a_time_than_may_wait_come_again_by_no_fault_of_their_own(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(authentication, "TRYING_MAX", 0)
+    monkeypatch.setattr(passwords, "TRYING_MAX", 0)
     assert asking.plain("bob", "secret") == ("300", "")
     assert asking.refusals == [RefusedConnection("10.0.0.1", "PLAIN", "too many at a time", "bob", busy=True)]
+    for _ in range(2):  # it waits no more when it is refused
+        with pytest.raises(Busy):
+            asking.handler.identify(
+                b"p", Hello([2], "", token=pack_login("bob", "secret")), Part("$token.1"), 0.0
+            )
+    assert [refusal.busy for refusal in asking.refusals[1:]] == [True, True]
 
 
 def test_addresses_that_are_remembered_are_bounded() -> None:

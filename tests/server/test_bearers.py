@@ -15,6 +15,7 @@ from malamute.server import bearers as module
 from malamute.server.addresses import Gateways
 from malamute.server.bearers import METHOD, Bearers, WaitingHello
 from malamute.server.failures import FAILURE_SECONDS, FAILURES_MAX
+from malamute.server.passwords import BUSY, Busy
 
 PEER, WALL = b"\x01" * 16, 1_700_000_000.0
 
@@ -122,6 +123,7 @@ def test_what_is_refused_is_noted_and_answers_its_hello(
 def test_no_token_is_refused_at_once(desk: Desk) -> None:
     with pytest.raises(AccessRefused, match="has no token"):
         desk.put("")
+    assert desk.refusals == [("10.0.0.1", "no token")]
 
 
 def test_an_address_with_too_many_refused_tokens_has_to_wait(desk: Desk) -> None:
@@ -146,8 +148,9 @@ def test_few_wait_and_one_of_each_connection(desk: Desk, monkeypatch: pytest.Mon
     with pytest.raises(TryLater, match="another HELLO of this connection"):
         desk.put("ann")
     desk.put("bob", "$token.2")
-    with pytest.raises(TryLater, match="too many tokens wait"):
+    with pytest.raises(Busy):
         desk.put("carl", "$token.3")
+    assert desk.refusals == [("10.0.0.1", BUSY)]
     desk.issuers.go.set()
     assert [desk.take(), desk.take()] == [
         Principal(user, method=METHOD, expires_at=60.0, key="k") for user in ("ann", "bob")

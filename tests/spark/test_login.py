@@ -76,7 +76,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ({"MALAMUTE_TOKEN": " t\n"}, {}, {"token": "t"}),
         ({"MALAMUTE_SERVER_KEY": KEY}, {}, {}),
         ({"MALAMUTE_SERVER_KEY": KEY}, {"curve": "k"}, {"curve": "k", "server_key": KEY}),
-        ({"MALAMUTE_CURVE": "k", "MALAMUTE_SERVER_KEY": KEY}, {"user": "a"}, {"user": "a"}),
+        (
+            {"MALAMUTE_CURVE": "k", "MALAMUTE_SERVER_KEY": KEY},
+            {"user": "a"},
+            {"user": "a", "server_key": KEY},
+        ),
     ],
 )
 def test_a_task_gets_what_the_program_would_go_by(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from malamute.client.events import Event
 from malamute.client.link.connection import Connection
 from malamute.client.link.consumers import MailboxBase, outcome_of
-from malamute.client.link.credentials import credentials, token_of
+from malamute.client.link.credentials import credentials
 from malamute.client.link.demand import Ask
 from malamute.client.link.driver import Driver
 from malamute.client.link.handlers import Registration, registration
@@ -74,13 +74,14 @@ class ConnectOptions(TypedDict, total=False):
     user: str
     """The user's name, for a broker that asks for a password. Default: MALAMUTE_USER of the environment."""
     password: str
-    """The password of the user; nothing encrypts it. Default: MALAMUTE_PASSWORD of the environment."""
+    """The password of the user; with `server_key` the connection is encrypted, and without it nothing is.
+    Default: MALAMUTE_PASSWORD of the environment."""
     curve: str | os.PathLike[str]
     """The file with the secret key of this client, as `malamute keys new` writes it, for a broker that asks
     for one; the connection is encrypted then. Default: MALAMUTE_CURVE of the environment."""
     server_key: str | os.PathLike[str]
-    """The public key of the broker, or the file that has it; with `curve`. Default: MALAMUTE_SERVER_KEY of
-    the environment."""
+    """The public key of the broker, or the file that has it: needed with `curve`, and by it the connection of
+    a user or a token is encrypted. Default: MALAMUTE_SERVER_KEY of the environment."""
     token: str
     """A bearer token (JWT) that names the user, for a broker that takes tokens; with `server_key` the
     connection is encrypted. Default: MALAMUTE_TOKEN of the environment."""
@@ -119,13 +120,12 @@ async def open_driver(
         raise InvalidValue(
             f"invalid heartbeat {heartbeat!r}: expected {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds"
         )
-    token = token_of(os.environ, token, user=user, curve=curve)
+    proof = credentials(os.environ, user, password, curve, server_key, token)
     session = ClientSession(
-        identity, address=address, software=software or _software(), heartbeat=heartbeat, token=token
+        identity, address=address, software=software or _software(), heartbeat=heartbeat, token=proof.token
     )
     route = Route(urls_of(url))
-    proof = credentials(os.environ, user, password, curve, server_key, token)
-    connection = Connection(context or shared_context(), route, identity, heartbeat, proof)
+    connection = Connection(context or shared_context(), route, identity, heartbeat, proof.options)
     driver = make(session, connection, timeout)
     try:
         await driver.wait(lambda: session.state is State.READY, timeout, "connecting")

@@ -1,8 +1,9 @@
 """How a client proves who it is: by a password, by a CURVE key, which encrypts the connection, or by a token.
 
 What `connect` is not given comes from the environment: MALAMUTE_USER, MALAMUTE_PASSWORD, MALAMUTE_CURVE,
-MALAMUTE_SERVER_KEY and MALAMUTE_TOKEN. A token goes into HELLO, so its connection proves nobody: with a
-server key it is encrypted by a CURVE key of its own, and without one it is a PLAIN one of nobody.
+MALAMUTE_SERVER_KEY and MALAMUTE_TOKEN. With a server key the connection is encrypted, by a CURVE key of its
+own if the client has none: then it proves nobody, and HELLO has the token, or the user and the password.
+Without a server key those two are in the handshake, and the connection of a token is a PLAIN one of nobody.
 """
 
 from __future__ import annotations
@@ -11,18 +12,27 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 
 from malamute.client.contexts import CREDENTIALS
 from malamute.errors import InvalidValue
 from malamute.protocol.limits import TOKEN_BYTES_MAX
-from malamute.protocol.passwords import PASSWORD_FORM, is_password
+from malamute.protocol.passwords import PASSWORD_FORM, is_password, pack_login
 
 _PROOFS = ("user", "curve", "token")
 """Those of which one is needed. In the environment the first of them counts."""
 
 SocketOptions = Mapping[int, bytes]
+
+
+class Proof(NamedTuple):
+    """What proves who a client is: options of its socket, and what HELLO has as its token; empty for none."""
+
+    options: SocketOptions
+    token: str = ""
+
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _HALF = r'^\s*{}-key\s*=\s*"([^"\n]*)"'
@@ -35,14 +45,15 @@ def credentials(
     curve: str | os.PathLike[str] = "",
     server_key: str | os.PathLike[str] = "",
     token: str = "",
-) -> SocketOptions:
-    """The options of a socket that prove who a client is, or say that it has a token; none by default.
+) -> Proof:
+    """What proves who a client is; nothing by default.
 
     Raises:
         InvalidValue: they contradict each other, or a key cannot be read.
     """
-    if token:
-        return _bearer(server_key or environ.get("MALAMUTE_SERVER_KEY", ""))
+    if token := token_of(environ, token, user=user, curve=curve):
+        server_key = server_key or environ.get("MALAMUTE_SERVER_KEY", "")
+        return Proof(_of_nobody(server_key) if server_key else _PLAIN_OF_NOBODY, token)
     if not (user or curve):
         user, password = environ.get("MALAMUTE_USER", ""), password or environ.get("MALAMUTE_PASSWORD", "")
         curve = "" if user else environ.get("MALAMUTE_CURVE", "")
@@ -52,15 +63,19 @@ def credentials(
     if user and curve:
         raise InvalidValue("both a user and a curve key are given: expected one of them")
     if curve:
-        return _curve(Path(curve), server_key)
+        return Proof(_curve(Path(curve), server_key))
     if password and not user:
         raise InvalidValue("a password without a user: expected both")
-    if not user:
-        return {}
+    return _login(user, password, server_key) if user else Proof({})
+
+
+def _login(user: str, password: str, server_key: str | os.PathLike[str]) -> Proof:
     for what, text in (("user", user), ("password", password)):
         if not is_password(text):
             raise InvalidValue(f"invalid {what}: expected {PASSWORD_FORM}")
-    return {zmq.PLAIN_USERNAME: user.encode(), zmq.PLAIN_PASSWORD: password.encode()}
+    if server_key:
+        return Proof(_of_nobody(server_key), pack_login(user, password))
+    return Proof({zmq.PLAIN_USERNAME: user.encode(), zmq.PLAIN_PASSWORD: password.encode()})
 
 
 def given_by(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -72,7 +87,7 @@ def given_by(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, 
     found = {**given}
     if not found.keys() & {*_PROOFS}:
         found.update({name: known[name] for name in [*filter(known.get, _PROOFS)][:1]})
-    for name, needed in (("password", {"user"}), ("server_key", {"curve", "token"})):
+    for name, needed in (("password", {"user"}), ("server_key", {*_PROOFS})):
         if name in known and found.keys() & needed:
             found.setdefault(name, known[name])
     if "token" in found:
@@ -104,9 +119,11 @@ def token_of(
     return token
 
 
-def _bearer(server_key: str | os.PathLike[str]) -> SocketOptions:
-    if not server_key:
-        return {zmq.PLAIN_USERNAME: b"$token", zmq.PLAIN_PASSWORD: b"-"}
+_PLAIN_OF_NOBODY: SocketOptions = {zmq.PLAIN_USERNAME: b"$token", zmq.PLAIN_PASSWORD: b"-"}
+
+
+def _of_nobody(server_key: str | os.PathLike[str]) -> SocketOptions:
+    """An encrypted connection that proves nobody."""
     server = _server_key(server_key)
     public, secret = zmq.curve_keypair()
     return {zmq.CURVE_SERVERKEY: server, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret}
