@@ -247,6 +247,16 @@ def test_a_feed_from_a_new_stream_that_the_disk_refuses_leaves_no_stream(bench, 
     assert {*bench.core.streams.by_name} == names
 
 
+def test_a_feed_whose_start_cannot_be_found_leaves_no_stream(bench):
+    names = {*bench.core.streams.by_name}
+    places = {"source": "stream/new", "feed": "w", "target": "stream/target"}
+    bench.tell("op", Change(1, "feed.set", {**places, "start": "since:1h"}))
+    bench.core.answered(bench.reads.popleft(), StorageFull("full"), bench.now)
+    bench.settle()
+    assert [m.code for m in bench.sent("op") if isinstance(m, Error)] == [507]
+    assert {*bench.core.streams.by_name} == names
+
+
 def test_a_stream_that_somebody_uses_stays_though_the_disk_refuses_to_make_it(bench):
     bench.tell("op", Change(1, "stream.create", {"stream": "new"}))
     bench.tell("alice", subscribe(stream="new"))

@@ -220,6 +220,9 @@ def cursors_bytes() -> Case:
 
     yield bench.ask("alice", Commit("s", 0, "a", 1), Commit("t", 0, "b", 1), Commit("s", 0, "a", 1))
     yield bench.ask("alice", Commit("t", 0, "a", 1))
+    # No stream is made for a subscription that is refused.
+    assert errors(bench.ask("alice", wanting(1)._replace(stream="u", cursor="c"))) == [429]
+    assert "u" not in bench.core.streams.by_name
     bench.settle()
     bench.ask("alice", Change(0, "cursor.delete", {"stream": "s", "cursor": "a"}))
     bench.settle()

@@ -82,17 +82,21 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
     def report(sequence: int | None, *, created: bool) -> None:
         answered(value(created=created, sequence=sequence), before=before)
 
+    def refused(error: MalamuteError) -> None:
+        failed(error)
+        core.feeds.drop_unused(target, source)
+
     def located(position: Position | None) -> None:
         try:
             core.feeds.check(name, rule.target)
             start = _start(core, name, source, position)
             core.feeds.set(name, rule, start, core.feeds.target(rule), report)
         except MalamuteError as error:
-            failed(error)
-            core.feeds.drop_unused(target, source)
+            refused(error)
 
     if begin and isinstance(source, StreamTarget):
-        locate(source.stream, begin, Group(0, EVERYTHING), located)
+        with core.effects.failing(refused):
+            locate(source.stream, begin, Group(0, EVERYTHING), located)
     else:
         located(None)
 

@@ -844,12 +844,12 @@ class Streams:
             InvalidSelector, InvalidValue, TooMany: it cannot be.
         """
         start = Start.parse(message.start)
-        stream = self.get(message.stream)
         if message.cursor:
-            stream.check_cursor(message.cursor)
-            stream.check_known(message.cursor)
-            if (done := stream.cursors.get(message.cursor)) is not None:
-                start = Start(SEQ, done + 1)
+            self.check_cursor(message.stream, message.cursor)
+        stream = self.get(message.stream)
+        stream.check_known(message.cursor)
+        if (done := stream.cursors.get(message.cursor)) is not None:
+            start = Start(SEQ, done + 1)
         anew = stream.idle and not (message.had or message.cursor)
         used = max(self.incarnation, self.deleted.last(stream.name))
         if anew and start.kind == SEQ and start.value > used:
