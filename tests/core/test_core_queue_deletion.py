@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from core_bench import Bench, mail_credit, offer, request, send
 
+from malamute.core.effects import WORK_MAX
 from malamute.core.queue import queue as queues
 from malamute.errors import StorageFull
 from malamute.protocol.messages import Change, Error, Ok, Recall, Reject
@@ -146,6 +147,39 @@ def test_without_cascade_who_offers_meanwhile_keeps_the_queue(bench: Bench) -> N
     bench.tell("alice", request(b"2", service="free"))
     bench.settle()
     assert bench.bodies("bob") == [b"2"]
+
+
+def deleting_in_steps(monkeypatch: pytest.MonkeyPatch, kind: str = "service", name: str = "w") -> Bench:
+    """A queue with two offers, of which the first was ended by its deletion."""
+    monkeypatch.setattr("malamute.core.admin.queue_deletion.END_WORK", WORK_MAX)
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("bob", offer(1, service=name, kind=kind), offer(2, service=name, kind=kind))
+    bench.settle()
+    bench.receive("alice", delete(kind, name, cascade=True))
+    assert len(bench.core.queues_of(kind).by_name[name].consumers) == 1
+    return bench
+
+
+def test_a_cascade_ends_offers_that_come_while_it_ends_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = deleting_in_steps(monkeypatch)
+    bench.receive("bob", offer(3))
+    bench.settle()
+    assert [m.ref for m in bench.sent("bob") if isinstance(m, Error)] == [1, 2, 3]
+    assert "w" not in bench.core.services.by_name
+    assert not bench.core.sessions.by_address["bob"].sources
+
+
+def test_the_owner_of_a_mailbox_who_comes_while_a_cascade_ends_offers_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = deleting_in_steps(monkeypatch, "mailbox", "alice")
+    bench.receive("alice", mail_credit())
+    bench.settle()
+    assert [m.value.get("partial") for m in bench.sent("alice") if isinstance(m, Ok) and m.value] == [True]
+    bench.tell("bob", send("alice", b"1"))
+    bench.settle()
+    assert bench.bodies("alice") == [b"1"]
 
 
 def test_a_deletion_that_the_disk_breaks_off_says_that_a_part_has_ended(bench: Bench) -> None:

@@ -16,7 +16,6 @@ from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.deletion import END_WORK, hanging
 from malamute.core.admin.queues import queue_of
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
-from malamute.core.queue.source import QueueSource
 from malamute.core.workflow import GO_ON, STORED, Workflow, run_workflow
 from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import QueueDelete, QueueDeleted
@@ -67,7 +66,8 @@ def _deletion(
         otherwise = some
     try:
         _check_empty(core, queue)
-        if cascade:
+        if cascade and queue.consumers:
+            otherwise = some
             yield from _end_consumers(core, queue)
             _check_empty(core, queue)
         elif queue.consumers:
@@ -92,15 +92,16 @@ def _purge(queue: Queue) -> int:
 
 
 def _end_consumers(core: Engines, queue: Queue) -> Workflow:
-    """End the offers to a queue, so many of them in each iteration."""
+    """End the offers to a queue, so many of them in each iteration, and those that come meanwhile."""
     reason = NotFound(f"{queue.kind} {queue.name!r} was deleted")
-    for session in [*core.sessions.by_peer.values()] if queue.consumers else ():
-        for number, source in [*session.sources.items()]:
-            if isinstance(source, QueueSource) and source.queue is queue:
-                core.effects.work -= END_WORK
-                core.end_source(session, number, reason)
+    while True:
         if core.effects.work <= 0:
             yield GO_ON
+        offer = next((c for c in queue.consumers.values() if c.source != MAILBOX), None)
+        if offer is None:
+            return
+        core.effects.work -= END_WORK
+        core.end_source(core.sessions.by_peer[offer.session.peer], offer.source, reason)
 
 
 def _check(core: Engines, queue: Queue) -> None:
