@@ -142,6 +142,24 @@ def test_more_is_reserved_before_it_is_used_up(monkeypatch):
         assert stored(bench) >= number + 1
 
 
+@pytest.mark.parametrize("persistence", ["durable", MEMORY])
+def test_what_comes_faster_than_the_disk_reserves_is_not_delivered_before_that(monkeypatch, persistence):
+    monkeypatch.setattr("malamute.core.queue.sequences.RESERVE", 4)
+    bench = new_bench(persistence=persistence)
+    bench.tell("alice", request(b"1"))
+    bench.tell("alice", *[request(b"%d" % number) for number in range(2, 20)])
+    while bench.appends:
+        seen = sequences(bench, "bob")
+        assert max(seen, default=0) <= stored(bench)
+        bench.commit()
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"20"))
+    bench.settle()
+    assert max(sequences(bench, "bob")) > 19
+
+
 def test_what_the_disk_refused_with_its_reservation_waits_for_another_one():
     bench = new_bench()
     bench.tell("alice", request(b"1"))

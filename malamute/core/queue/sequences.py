@@ -43,14 +43,17 @@ class QueueSequences:
             reserved = max(reserved, *nexts, 0) + 2 * RESERVE
         self.floor = max(reserved, recovered.incarnation)
         self.reserved = self.floor
-        self._asked = False
+        self._asked = 0
+        """Up to where the disk is asked to reserve them; 0 while it is not."""
         self._unstored = 0
         """The last sequence of a message that is on no disk, though somebody may have it."""
         self._is_closed = False
 
     def covers(self, last: int) -> bool:
         """Whether nobody gets a sequence again that is in use by now. More are reserved when it is time."""
-        if last + RESERVE // 2 > self.reserved and not self._asked:
+        wanted = last + RESERVE // 2
+        # However slow the disk is: what is stored with these, or before them, reserves them.
+        if wanted > self.reserved and wanted > self._asked:
             self._reserve(last + RESERVE)
         return last <= self.reserved
 
@@ -73,12 +76,13 @@ class QueueSequences:
             callback()
 
     def _reserve(self, last: int) -> None:
-        self._asked = True
+        self._asked = last
         self._effects.store(PutValue(SEQUENCES, KEY, last))
         self._effects.when_stored(lambda error: self._stored(last, error), awaited=False)
 
     def _stored(self, last: int, error: MalamuteError | None) -> None:
-        self._asked = False
+        if self._asked == last:
+            self._asked = 0
         if error is None:
             self.reserved = max(self.reserved, last)
             self._call_back()
