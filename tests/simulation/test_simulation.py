@@ -645,7 +645,7 @@ NOTICED = {
     "a stream at rest does not age": (plan_of, 41),
     "what was taken back is not told": (plan_of, 31),
     "a mailbox is deleted though its owner is there": (plan_of, 162),
-    "a queue is deleted with what has come meanwhile": (plan_of, 2217),
+    "a queue is deleted with what has come meanwhile": (plan_of, 432),
     "a queue is deleted and its consumers are not told": (plan_of, 237),
     "a queue in use is deleted without a cascade": (plan_of, 112),
     "a queue that is deleted stays": (plan_of, 62),
