@@ -288,6 +288,20 @@ def test_what_leaves_while_it_is_read_ahead_is_not_damaged(bench, is_read, is_to
     assert bench.core.queue_limits.memory.prefetched_bytes == 0
 
 
+def test_a_consumer_goes_on_when_all_that_the_store_could_not_read_has_left(bench):
+    filled(bench, 5)
+    bench.tell("bob", mail_credit())
+    while bench.reads:
+        bench.core.answered(bench.reads.popleft(), StoreError("busy"), bench.now)
+    assert change(bench, "queue.purge") == 5
+    bench.wait(RETRY_SECONDS)
+    bench.sent("bob")
+    bench.tell("alice", send("bob", body(6), delay=1_000))
+    bench.wait(1)
+    bench.settle()
+    assert bench.bodies("bob") == bodies(6)
+
+
 def test_what_is_asked_for_twice_counts_once(monkeypatch):
     """A worker leaves while its records come, and the next one asks for what follows again."""
     monkeypatch.setattr(paging, "RUN_MESSAGES", 4)

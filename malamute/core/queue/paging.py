@@ -172,6 +172,9 @@ class Prefetch:
     def _retry(self, run: Sequence[Entry]) -> None:
         if here := [e for e in run if e.record is None and e.sequence in self._entries]:
             self._ask(here)
+        else:
+            # All have left meanwhile, and what was given with them may be sent.
+            self._look_again()
 
     def _paged_in(self, run: Sequence[Entry], records: Records) -> None:
         # Some may have left meanwhile, or have come with another run.
@@ -185,6 +188,9 @@ class Prefetch:
             lost = [e.sequence for e in here if e.record is None and e.state == DELIVERED]
             if lost:
                 self._lost(sorted(lost))
+        self._look_again()
+
+    def _look_again(self) -> None:
         awaiting, self._awaiting = self._awaiting, []
         for then in awaiting:
             then()
