@@ -400,6 +400,19 @@ def test_what_its_target_could_never_have_stays_and_is_told() -> None:
     assert row(bench)["skipped"] == 1
 
 
+def test_nor_does_what_a_target_in_memory_could_never_have_hold_up_the_others() -> None:
+    bench = Bench(Limits(queues_memory_bytes=10_000), lifecycle=True)
+    bench.settings = bench.settings._replace(
+        queues=lambda kind, name: QueuePolicy(persistence=MEMORY if name == "v" else DURABLE)
+    )
+    bench.crash()
+    fed(bench)
+    bench.tell("alice", request(b"x" * 5_000, number=1), request(b"2", number=2))
+    bench.settle()
+    assert (bodies(bench, "service/v"), len(entries(bench, "service/w"))) == ([b"2"], 1)
+    assert bench.events.count("feed.gap.f") == 1
+
+
 def test_what_is_moved_needs_no_room_among_all_queues() -> None:
     bench = fed(Bench(Limits(queues_messages=3)))
     asked(bench, switch("feed.disable"))

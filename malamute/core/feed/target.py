@@ -116,7 +116,7 @@ class QueueTarget:
 
     def never_fits(self, size_bytes: int) -> bool:
         """Whether there is no room for such a message even if nothing else is there."""
-        return size_bytes > self.queue.usage.policy.bytes_max
+        return self.queue.limits.never_fits(self.queue.usage, size_bytes)
 
     def resume_at(self, size_bytes: int) -> float:
         """How many messages may be there at most before one is to be put again that has no room now."""

@@ -145,6 +145,13 @@ class QueueLimits:
                 f"{kind} {name!r} is full: what is in memory only holds {usage.bytes} bytes; retry later"
             )
 
+    def never_fits(self, usage: QueueUsage, size_bytes: int) -> bool:
+        """Whether a queue has no room for a message even if nothing is in any queue."""
+        most = usage.policy.bytes_max
+        if usage.in_memory:
+            most = min(most, self.configured.queues_memory_bytes // 2)
+        return size_bytes > most
+
     def check_all(self, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless all queues together may have so many more messages and bytes."""
         if self.messages + messages > self.configured.queues_messages:
