@@ -422,6 +422,28 @@ def test_what_is_moved_needs_no_room_among_all_queues() -> None:
     assert bodies(bench, "service/v") == [b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_feed_brings_no_more_than_a_little_while_the_disk_stands_still(
+    monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setattr("malamute.core.feed.queue_feed.RUN_BYTES", 2_000)
+    bench = Bench(Limits(queues_memory_bytes=4_000))
+    bench.open("operator", "alice")
+    sent = [b"%d" % number * 500 for number in range(10, 30)]
+    for number, body in enumerate(sent, 1):
+        bench.tell("alice", request(body, number=number))
+        bench.settle()
+    bench.tell("operator", feed(target=target))
+    bench.commit()
+    for _ in range(50):
+        bench.iterate()
+        bench.read_all()
+    assert len(entries(bench, "service/w")) == len(sent)
+    assert bench.core.effects.backlog_bytes < 8_000
+    bench.settle()
+    assert entries(bench, "service/w") == []
+
+
 def test_records_that_are_on_the_disk_are_read_for_a_move() -> None:
     bench = Bench(Limits(queues_memory_bytes=8_192))
     bench.open("operator", "alice")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap64
 
 from malamute.core.feed.feed import Feed, FeedOwner
+from malamute.core.queue.entry import size_of
 from malamute.core.queue.paging import RUN_BYTES, RUN_MESSAGES, Records, records_of
 from malamute.core.queue.state import PENDING, READY
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
@@ -107,6 +108,8 @@ class QueueFeed(Feed):
         self._ahead = BitMap64()
         """What it has not looked at yet."""
         self._at_work = False
+        self._unstored_bytes = 0
+        """What it has put, until the outcome is known: it brings no more while that is much."""
         self._compile(rule)
         self._cost(rule.selector.cost_bytes)
         target.hold()
@@ -177,7 +180,7 @@ class QueueFeed(Feed):
     def _work(self) -> Workflow:
         self._at_work = True
         try:
-            while self._ahead and self.ready:
+            while self._ahead and self.ready and self._unstored_bytes < RUN_BYTES:
                 if self.effects.work <= 0:
                     yield GO_ON
                 else:
@@ -265,18 +268,21 @@ class QueueFeed(Feed):
     def _put(self, entries: Sequence[Entry], records: Records) -> None:
         queue, sequences = self.queue, [entry.sequence for entry in entries]
         asked = queue.hand_over(sequences) if self.target.keeps_options else {}
+        size_bytes = size_of(entries)
+        self._unstored_bytes += size_bytes
         self.target.move(entries, records, self.name.source, asked)
-        self.effects.when_stored(partial(self._stored, asked))
+        self.effects.when_stored(partial(self._stored, asked, size_bytes))
         queue.settle_ready(sequences, MOVED, f"moved to {self.target.place}")
         self.moved += len(entries)
 
-    def _stored(self, asked: Mapping[int, Options], error: MalamuteError | None) -> None:
+    def _stored(self, asked: Mapping[int, Options], size_bytes: int, error: MalamuteError | None) -> None:
         """The disk has what it has put, or will never have it: then it is at its source again."""
-        if error is None:
-            return
-        self.queue.take_again(asked)
-        if self.open:
-            self._retry()
+        self._unstored_bytes -= size_bytes
+        if error is not None:
+            self.queue.take_again(asked)
+            if self.open:
+                self._retry()
+        self.unblock()
 
     # Where it stands
 
