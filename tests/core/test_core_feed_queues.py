@@ -329,6 +329,18 @@ def test_the_default_takes_of_what_waits_what_no_other_feed_takes_enabled_or_not
     assert bodies(bench, "service/w") == [b"1", b"3"]
 
 
+@pytest.mark.parametrize("change", [switch("feed.delete"), feed(criteria=[["exact", "b"]])])
+def test_the_default_takes_what_another_feed_takes_no_more(change: Change) -> None:
+    bench = fed(criteria=[["exact", "a"]])
+    asked(bench, switch("feed.disable"))
+    asked(bench, feed("rest", target="stream/t", when="default"))
+    bench.tell("alice", request(b"1"))
+    bench.settle()
+    assert bodies(bench, "service/w") == [b"1"]
+    asked(bench, change)
+    assert entries(bench, "service/w") == []
+
+
 def test_an_owner_of_a_mailbox_gets_what_no_feed_takes() -> None:
     bench = fed(source="mailbox/bob", criteria=[["prefix", "bill."]])
     bench.tell("bob", mail_credit())

@@ -292,6 +292,7 @@ class Feeds:
             self.values[name] = value
             if feed is not None:
                 start.change(feed, rule, target)
+                self._look_again(name.source)
             else:
                 feed = self._add(start.make(self, rule, target))
             if created:
@@ -434,6 +435,7 @@ class Feeds:
             feed.cancel()
             del self.by_name[name]
             self._by_source[name.source].remove(feed)
+            self._look_again(name.source)
             if not self._by_source[name.source]:
                 del self._by_source[name.source]
         self.recovery.settled("feed", str(name))
@@ -444,6 +446,12 @@ class Feeds:
             stream.lost_cursors.discard(name.cursor)
         self.report("deleted", name)
         return True
+
+    def _look_again(self, source: Place) -> None:
+        """What a feed from a queue has left to another one that has changed, or ended, may be its own now."""
+        for feed in self._by_source[source]:
+            if isinstance(feed, QueueFeed) and feed.rule.when == "default":
+                feed.begin()
 
     def _add(self, feed: AnyFeed) -> AnyFeed:
         self.by_name[feed.name] = feed
