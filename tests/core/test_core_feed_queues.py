@@ -398,6 +398,21 @@ def test_consumers_get_what_a_feed_has_no_room_for() -> None:
     assert bench.bodies("bob") == [b"2"]
 
 
+def test_what_consumers_have_had_meanwhile_is_no_lag_of_a_full_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malamute.core.feed.queue_feed.RUN_MESSAGES", 10)
+    bench = with_room(1)
+    bench.tell("bob", offer(1))
+    for _ in range(50):
+        bench.tell("alice", request(b"1"))
+        bench.settle()
+        for item in bench.got("bob"):
+            bench.tell("bob", ack(1, (item.sequence, item.sequence)))
+    bench.settle()
+    assert (row(bench)["state"], row(bench)["lag"]) == ("full", 0)
+    (feed,) = bench.core.feeds.by_name.values()
+    assert len(feed._ahead) <= 12
+
+
 def test_what_its_target_could_never_have_stays_and_is_told() -> None:
     bench = Bench(lifecycle=True)
     bench.settings = bench.settings._replace(

@@ -169,8 +169,14 @@ class QueueFeed(Feed):
         """Look at these later. While it rests that is of no use: then it will look at all."""
         if self.rule.active and not self.resting:
             self._ahead.update(sequences)
+            if len(self._ahead) > 2 * len(self.queue.entries) + RUN_MESSAGES:
+                self._ahead = self._waiting()
 
     # What waits
+
+    def _waiting(self) -> BitMap64:
+        """What it has not looked at yet of what is still there."""
+        return self._ahead & self.queue.entries.all_sequences()
 
     def unblock(self) -> None:
         """Look at what it has not looked at yet."""
@@ -288,11 +294,12 @@ class QueueFeed(Feed):
 
     def row(self) -> FeedRow:
         """What it does and where it stands, for people."""
-        working = "full" if self.full else "replay" if self._ahead else "live"
+        lag = len(self._waiting())
+        working = "full" if self.full else "replay" if lag else "live"
         return FeedRow(
             **self.rule.shown(self.name, working),
             sequence=None,
-            lag=len(self._ahead),
+            lag=lag,
             taken=self.moved,
             skipped=self.skipped,
             credit=self.target.credit,
