@@ -66,7 +66,9 @@ class SelectorBudget:
         """A selector is in use, or no longer if negative."""
         self.used_bytes += cost
         if session is not None:
+            count = (cost > 0) - (cost < 0)
+            session.selectors += count
             session.selector_bytes += cost
             if session.quotas:
-                add_all(session.quotas, "sources", (cost > 0) - (cost < 0))
+                add_all(session.quotas, "sources", count)
                 add_all(session.quotas, "selector_bytes", cost)

@@ -236,8 +236,8 @@ class Session(BacklogShare):
         self.since = now
         self.last_heard = now
         self.sources: dict[int, SessionSource] = {}
-        self.selector_bytes = 0
-        """What the selectors of its sources take of memory."""
+        self.selectors = self.selector_bytes = 0
+        """How many of its sources have a selector, and what these take of memory."""
         self.holding = 0
         """Deliveries that wait for an ack or a reply."""
         self.quotas: QuotaUsages = ()
@@ -257,12 +257,11 @@ class Session(BacklogShare):
 
     def count_for(self, quotas: QuotaUsages) -> None:
         """Count for these quotas from now on, with all that it has."""
-        costs = [source.cost_bytes for source in self.sources.values() if source.cost_bytes]
         has = {
             "sessions": 1,
             "connections": int(self.open),
-            "sources": len(costs),
-            "selector_bytes": sum(costs),
+            "sources": self.selectors,
+            "selector_bytes": self.selector_bytes,
         }
         for name, count in has.items():
             add_all(self.quotas, name, -count)

@@ -31,7 +31,7 @@ from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
 from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.matching import Criterion, Selector
 from malamute.protocol.batch import pack_record
-from malamute.protocol.messages import Answer, Bye, Cancel, Error, Hello, Query, Stored, Welcome
+from malamute.protocol.messages import Answer, Bye, Cancel, Change, Error, Hello, Query, Stored, Welcome
 
 GROUPS = {"ann": ("traders",), "bob": ()}
 ACCOUNTS = Accounts([Account("bob", groups=("traders",))])
@@ -149,6 +149,31 @@ def test_so_many_sources_and_no_more():
     assert figures(bench, ("user", "ann"))["sources"] == 0
     hello(bench, "ann")
     assert ask(bench, "ann", subscribe(1), subscribe(2), subscribe(3)) == [0, 0, 430]
+
+
+LATER = {
+    "leaves": lambda bench: bench.receive("ann", Bye()),
+    "returns": lambda bench: bench.core.receive(peer_id("ann"), Hello([2], ""), bench.now, Principal("ann")),
+    "joins a group": lambda bench: bench.core.configure(
+        bench.settings._replace(access=policy(groups={"traders": Quota(sources=3)})), bench.now
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_a_subscription_that_ends_counts_no_more_whatever_its_session_does_meanwhile(what):
+    bench = bench_with(ann=Quota(sources=3))
+    hello(bench, "ann"), hello(bench, "bob")
+    assert ask(bench, "ann", publish(b"1"), subscribe(1)) == [0, 0]
+    bench.tell("bob", Change(0, "stream.delete", {"stream": "s", "cascade": True}))
+    deletion = bench.appends.popleft()
+    bench.store.write(deletion.operations)
+    bench.core.stored(deletion.token, bench.now)
+    LATER[what](bench)
+    bench.settle()
+    assert Error in map(type, bench.sent("ann"))
+    for owner in [("user", "ann"), ("group", "traders")]:
+        assert figures(bench, owner)["sources"] == figures(bench, owner)["selector_bytes"] == 0
 
 
 @pytest.mark.parametrize(("short", "codes"), [(0, [0, 0]), (1, [0, 430])])
