@@ -588,7 +588,7 @@ class Core(Engines):
         for table in (self.mailboxes, self.services):
             for queue in [*table.by_name.values()]:
                 self.effects.work -= CONFIGURE_WORK
-                yield queue.configure
+                yield partial(table.configure, queue)
 
     def _each_stream(self) -> Iterator[Callable[[], None]]:
         for stream in [*self.streams.by_name.values()]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from core_bench import Bench, offer, publish, request, send, subscribe
+import pytest
+from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.broker import CONFIGURED
 from malamute.core.effects import LoadConfiguration
 from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Change, Error, Ok, Query
+from malamute.protocol.messages import Bye, Change, Error, Ok, Query
 from malamute.store.policies import QueuePolicy, StreamPolicy, StreamRetention
 
 
@@ -42,6 +43,26 @@ def test_queues_that_are_there_go_by_another_policy_but_for_what_they_were_made_
     assert isinstance(refused, Error)
     bench.tell("alice", request(b"1", service="new"))
     assert bench.core.services.by_name["new"].usage.policy.priority_step_messages == 7
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_there"), [(0, 60, False), (100, 60, False), (60, 0, True), (60, 1_000, True)]
+)
+def test_a_queue_goes_when_it_was_idle_for_as_long_as_is_configured_now(before, now, is_there):
+    bench = Bench(queues=QueuePolicy(idle_seconds=before))
+    bench.open("alice", "bob")
+    bench.tell("alice", send("bob", b"1", number=1))
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    bench.tell("bob", ack(0, (1, 1)), Bye())
+    bench.wait(90)
+    bench.settle()
+    configure(bench, queues=lambda kind, name: QueuePolicy(idle_seconds=now))
+    for _ in range(70):
+        bench.wait(1)
+    assert ("bob" in bench.core.mailboxes.by_name) == is_there
+    bench.wait(1_000)
+    assert ("bob" in bench.core.mailboxes.by_name) == (not now)
 
 
 def test_an_offer_that_comes_later_has_the_other_time():

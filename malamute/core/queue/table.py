@@ -72,6 +72,14 @@ class QueueTable:
         if not queue.name.startswith(RESERVED_PREFIX):
             self._collect(queue)
 
+    def configure(self, queue: Queue) -> None:
+        """Have a queue go by another policy from now on."""
+        idle_seconds = queue.usage.policy.idle_seconds
+        queue.configure()
+        if queue.usage.policy.idle_seconds != idle_seconds and self.by_name.get(queue.name) is queue:
+            self.limits.timers.cancel(queue.collector)
+            self._watch(queue)
+
     def _collect(self, queue: Queue) -> None:
         """Remove a queue when it was empty and unused for as long as is configured."""
         if queue.usage.policy.idle_seconds:
