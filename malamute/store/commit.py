@@ -100,7 +100,9 @@ def gives_room(operation: Operation) -> bool:
 
 def done_anyway(append: Append) -> list[Operation]:
     """What is to be done of an append that cannot be stored as a whole."""
-    return [o for o in append.operations if gives_room(o) and o not in append.bound]
+    # There may be thousands: `bound` has the same objects.
+    bound = {*map(id, append.bound)}
+    return [o for o in append.operations if gives_room(o) and id(o) not in bound]
 
 
 Write = Callable[[Sequence[Operation]], MalamuteError | None]

@@ -137,9 +137,10 @@ def test_what_delivery_no_longer_needs_is_forgotten_even_if_the_rest_fails(resul
 def test_what_is_bound_to_the_rest_is_not_done_without_it(results):
     store = Disk()
     store.write([put(1), put(2)])
-    write(store, results, Append(1, [delete(1), delete(2), BAD], [delete(2)]))
+    bound = delete(2)
+    write(store, results, Append(1, [delete(1), bound, BAD], [bound]))
     assert kept(store) == [2]
-    assert done_anyway(Append(1, [delete(1), delete(2)], [delete(2)])) == [delete(1)]
+    assert done_anyway(Append(1, [delete(1), bound], [bound])) == [delete(1)]
 
 
 def test_a_fault_of_the_disk_is_reported_like_a_full_one(results):

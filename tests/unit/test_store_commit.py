@@ -74,6 +74,22 @@ def test_what_gives_room_back_is_done_anyway_unless_it_is_bound():
     assert disk.stored == [[free]]
 
 
+def test_what_is_bound_is_known_without_comparing_it_with_all_else():
+    compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    bound = [DeleteMessages("service", Name("w"), [(n, n)]) for n in range(100)]
+    assert done_anyway(Append(1, bound, bound)) == []
+    assert compared == 0
+
+
 def test_later_numbers_of_a_session_are_refused_until_the_core_knows():
     disk = Disk()
     assert disk.commit(session(1, BAD), session(2), good(3)) == [
