@@ -166,6 +166,17 @@ def test_a_message_expires_while_it_is_delayed(bench):
     assert taken(bench, "bob") == []
 
 
+def test_a_message_expires_while_it_is_given_back_beside_very_many(bench, monkeypatch):
+    monkeypatch.setattr("malamute.core.queue.queue.STEP_MESSAGES", 1)
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1", b"2", ttl=60_000))
+    assert taken(bench, "bob") == [b"1", b"2"]
+    bench.receive("bob", Nak(1, [[1, 2]], 3_600_000))
+    bench.wait(60)
+    bench.settle()
+    assert not bench.core.services.by_name["w"].entries
+
+
 def test_a_message_that_expires_before_it_is_stored_is_never_delivered(bench):
     bench.tell("bob", mail_credit())
     bench.tell("alice", send("bob", b"1", number=1, ttl=1000))

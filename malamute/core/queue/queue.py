@@ -422,7 +422,7 @@ class Queue:
             wait_for = policy.delay(entry.attempts) if delay is None else delay
             if 0 < policy.attempts_max <= entry.attempts:
                 dead.append(sequence)
-            elif wait_for > 0:
+            elif wait_for > 0 and not self.schedule.is_over(sequence):
                 self._delay(sequence, now + wait_for)
                 self.watermark.store_attempts(entry, now + wait_for)
             else:

@@ -80,6 +80,11 @@ class Schedule:
                 times.ready.append(sequence)
         return times
 
+    def is_over(self, sequence: int) -> bool:
+        """Whether the time of a message is over, by the clock of now."""
+        asked = self._options.get(sequence)
+        return asked is not None and 0 < asked.expires <= self._effects.now
+
     def is_in_grace_period(self, sequence: int) -> bool:
         """Whether nobody knows if the time of a message is over."""
         return self._grace_period.holds(self._entries[sequence].time_ns)
@@ -113,11 +118,9 @@ class Schedule:
 
     def refused(self, sequences: Iterable[int]) -> Times:
         """The same of messages that could not leave: those that are over are delayed as well."""
-        now = self._effects.now
         for sequence in sequences:
-            asked = self._options.get(sequence)
-            if asked is not None and 0 < asked.expires <= now:
-                self.claimed[sequence] = now + RETRY_SECONDS
+            if self.is_over(sequence):
+                self.claimed[sequence] = self._effects.now + RETRY_SECONDS
         return self.returning(sequences)
 
     # Expiry
