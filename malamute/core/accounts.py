@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from malamute.access.account import Account, Accounts
 from malamute.core.stored_values import StoredValues
 from malamute.errors import InvalidValue, TooMany
-from malamute.store.operations import DeleteValue, Key, PutValue
+from malamute.store.operations import DeleteValue, Key, PutValue, Recovered, Stranded
 from malamute.store.tables import ACCOUNTS
 
 if TYPE_CHECKING:
     from malamute.core.effects import Effects
+    from malamute.core.recovery import Recovery
     from malamute.errors import MalamuteError
 
 DOUBTFUL = "an account is disabled: what was stored of it last may be lost; look at it, and enable it"
@@ -109,8 +110,14 @@ class AccountDirectory:
 
     # What is stored
 
-    def restore(self, key: Key, value: Any, doubtful: bool = False) -> None:
-        """Take up what the store kept of an account.
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up the accounts that the store kept."""
+        for key, value in recovered.table(ACCOUNTS).items():
+            doubtful = (ACCOUNTS, key) in recovered.doubtful
+            recovery.take_up("account", str(key[0]), self._restore, key, value, doubtful)
+
+    def _restore(self, key: Key, value: Any, doubtful: bool) -> None:
+        """Take up one of them.
 
         Raises:
             MalamuteError, TypeError, ValueError: it is none. Nobody may log in by this name.
@@ -164,12 +171,12 @@ class AccountDirectory:
         if error is not None:
             self.unreadable.add(name)
 
-    def store_again(self, name: str) -> None:
-        """The store has lost an account: it is stored once more as it is."""
-        account = self._values.get(name)
-        if account is not None:
-            self._values.rely_on_changes(lambda other: other == name)
-            self._effects.store(PutValue(ACCOUNTS, (name,), account.stored()))
+    def store_again(self, stranded: Stranded) -> None:
+        """The store has lost this: accounts that are in it are stored once more as they are."""
+        for (name,) in stranded.keys(ACCOUNTS):
+            if (account := self._values.get(name)) is not None:
+                self._values.rely_on_changes(name.__eq__)
+                self._effects.store(PutValue(ACCOUNTS, (name,), account.stored()))
 
     def _change(self, name: str, account: Account | None) -> None:
         # What was found good beside the others is so only if they become what they are to be.

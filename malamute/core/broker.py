@@ -18,6 +18,7 @@ from itertools import chain
 from math import inf
 from typing import Any
 
+from malamute.core import startup
 from malamute.core.access import ANONYMOUS, AccessControl, Permissions, Principal
 from malamute.core.accounts import AccountDirectory
 from malamute.core.admin import changes, queries
@@ -27,15 +28,13 @@ from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Questio
 from malamute.core.engines import Engines
 from malamute.core.events import Events, report_worker
 from malamute.core.feed.feed import Feed
-from malamute.core.feed.rule import FeedName
 from malamute.core.feed.table import Feeds
-from malamute.core.grace_period import ClockNote, GracePeriod, last_time
+from malamute.core.grace_period import ClockNote, GracePeriod
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.purge import withdraw
-from malamute.core.queue.queue import UNKNOWN
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.trackers import Trackers
 from malamute.core.quotas import QuotaTable, check_rates, consume_rates
@@ -43,7 +42,7 @@ from malamute.core.recovery import Recovery
 from malamute.core.refusal_log import ADDRESSES_MAX, Details, RefusalLog
 from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES, SelectorBudget
 from malamute.core.service import Services
-from malamute.core.session import Session, Sessions, SessionSource, session_name
+from malamute.core.session import Session, Sessions, SessionSource
 from malamute.core.settings import ConfigurationLoaded, Settings
 from malamute.core.stream.ageing import Ageing
 from malamute.core.stream.chunk import MESSAGE_BYTES, large_bytes
@@ -68,7 +67,6 @@ from malamute.errors import (
 )
 from malamute.matching import CacheBudget, Selector
 from malamute.protocol.admin import FeedSet
-from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import (
@@ -104,22 +102,8 @@ from malamute.protocol.messages import (
     error_message,
 )
 from malamute.protocol.names import Place
-from malamute.protocol.time_units import to_seconds
-from malamute.store.operations import EMPTY, Defect, DeleteValue, Recovered, Stranded
-from malamute.store.policies import BaseKind, StreamRetention
-from malamute.store.tables import (
-    ACCOUNTS,
-    CURSORS,
-    FEEDS,
-    MEMORY_QUEUES,
-    NUMBERS,
-    OUTCOMES,
-    QUEUE_FEEDS,
-    REFUSALS,
-    RETENTIONS,
-    SEQUENCES,
-    SESSIONS,
-)
+from malamute.store.operations import EMPTY, Defect, Recovered, Stranded
+from malamute.store.policies import BaseKind
 
 CLOCK_WORDS = {
     "stepped": "the wall clock was set; the times of messages follow when it has stood for a while",
@@ -138,13 +122,6 @@ CONFIGURE_WORK = 10
 
 SHOWN_MAX = 64
 """Characters that are shown of a name that nobody has proved."""
-
-RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
-
-LOST_WORDS = "messages that were in memory only are gone with the broker that had them"
-
-CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
-"""Seconds that the clock may be behind or ahead of what was stored last at the start without a report."""
 
 
 class Core(Engines):
@@ -172,11 +149,12 @@ class Core(Engines):
             unjournaled=settings.unjournaled,
         )
         self.health = Health(self.effects, self.timers)
-        self.queue_limits = QueueLimits(self.effects, limits, self.timers, settings.queues, caches, recovered)
-        last = last_time(recovered)
-        grace_period = GracePeriod(self.effects, self.timers, last, self._give_time_back)
+        self.queue_limits = QueueLimits(
+            self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
+        )
+        grace_period = GracePeriod(self.effects, self.timers, self._give_time_back)
         self.queue_limits.grace_period = grace_period
-        self._clock_note = ClockNote(self.effects, grace_period, recovered)
+        self.clock_note = ClockNote(self.effects, grace_period)
         self.mailboxes = Mailboxes(self.queue_limits)
         self.queue_limits.trackers = Trackers(self.mailboxes)
         self.services = Services(self.queue_limits, self.mailboxes)
@@ -205,13 +183,7 @@ class Core(Engines):
             self.recovery,
             self._feed_refusal,
         )
-        self._restore_accounts(recovered)
-        self._restore(recovered)
-        if self.mailboxes.strays(self.sessions.by_peer.values()):
-            # A client may still return within the time of a session, and finds its mail.
-            self.timers.at(self.effects.now + settings.session_expiry, self._remove_strays)
-        for session in self.sessions.by_peer.values():
-            self._count_for_quotas(session)
+        startup.restore(self, recovered)
         if settings.unjournaled:
             self.streams.begin_epoch()
         self.events = Events(
@@ -236,90 +208,7 @@ class Core(Engines):
         """The principal of the last HELLO, and what it may do."""
         self._origin = ""
         """From where that came."""
-        self.health.damaged(recovered.defects)
-        self.effects.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
-        self._report_lost(recovered)
-        if recovered.restored:
-            self.effects.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
-            self.effects.event("broker.restored", incarnation=recovered.incarnation)
-        self._check_clock(last)
-
-    def _check_clock(self, last: int) -> None:
-        """Report if the clock is not where it was when something was last stored: it is or was wrong."""
-        seconds = self.effects.now - to_seconds(last)
-        if last and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
-            what = "behind" if seconds < 0 else "ahead"
-            self.effects.notice(f"the clock is {what} since something was stored last", seconds=abs(seconds))
-            self.effects.event(f"clock.{what}", seconds=abs(seconds))
-
-    def _restore_accounts(self, recovered: Recovered) -> None:
-        for key, value in recovered.table(ACCOUNTS).items():
-            doubtful = (ACCOUNTS, key) in recovered.doubtful
-            self.recovery.take_up("account", str(key[0]), self.accounts.restore, key, value, doubtful)
-
-    def _restore(self, recovered: Recovered) -> None:
-        take_up = self.recovery.take_up
-        for name, stream in recovered.streams.items():
-            take_up("stream", name, self.streams.restore, name, stream, recovered.refused.get(name, ()))
-        for (name, cursor), sequence in recovered.table(CURSORS).items():
-            self.streams.keep(name).cursors[cursor] = sequence
-        for name, cursor in recovered.lost_keys(CURSORS):
-            self.streams.keep(name).lost_cursors.add(cursor)
-        for (name,), retention in recovered.table(RETENTIONS).items():
-            self.streams.keep(name)
-            self.streams.retentions[name] = StreamRetention.of(retention)
-        self.streams.begin_ageing()
-        for (kind, name), queue in recovered.queues.items():
-            table = self.mailboxes if kind.startswith("mailbox") else self.services
-            take_up(kind, name, table.restore, name, queue, kind.endswith("-dead"))
-        sessions = recovered.table(SESSIONS)
-        for peer in [peer for peer, part in sessions if part == NUMBERS]:
-            parts = [sessions.get((peer, part), b"") for part in (NUMBERS, REFUSALS, OUTCOMES)]
-            doubtful = (SESSIONS, (peer, NUMBERS)) in recovered.doubtful
-            take_up("session", session_name(peer), self.sessions.restore, peer, *parts, doubtful)
-        # Which of them are anonymous is not known; the others have no request under this name.
-        self.services.await_replies({session.mailbox for session in self.sessions.by_peer.values()})
-        self.mailboxes.resume(self.recovery)
-        self.services.resume(self.recovery)
-        feeds = {
-            FeedName.of(of, key): value
-            for of in (FEEDS, QUEUE_FEEDS)
-            for key, value in recovered.table(of).items()
-        }
-        for feed, value in feeds.items():
-            doubtful = (CURSORS, (feed.source.name, feed.cursor)) in recovered.doubtful
-            take_up("feed", str(feed), partial(self.feeds.restore, doubtful=doubtful), feed, value)
-        for table in (self.mailboxes, self.services):
-            for name, here in table.by_name.items():
-                self.recovery.look_at_dead(table.kind, name, here.dead_letters)
-        limits = self.settings.limits
-        cursors = max((len(stream.cursors) for stream in self.streams.by_name.values()), default=0)
-        self.recovery.report(
-            {
-                "streams": (len(self.streams.by_name), limits.streams),
-                "cursors of a stream": (cursors, limits.cursors),
-                "sessions": (len(self.sessions.by_peer), limits.sessions),
-                "mailboxes and services": (self.queue_limits.queues, limits.queues),
-                "queued messages": (self.queue_limits.messages, limits.queues_messages),
-                "bytes of queued messages": (self.queue_limits.bytes, limits.queues_bytes),
-                "feeds": (len(self.feeds.by_name), limits.feeds),
-                "stored accounts": (len(self.accounts.stored.by_name), limits.accounts),
-            }
-        )
-
-    def _report_lost(self, recovered: Recovered) -> None:
-        """Report which queues were in memory only: what they had is gone."""
-        for (kind, name), count in recovered.table(MEMORY_QUEUES).items():
-            self.effects.store(DeleteValue(MEMORY_QUEUES, (kind, name)))
-            if count:
-                known = None if count == UNKNOWN else count
-                self.effects.notice(LOST_WORDS, kind=kind, name=name, count=known)
-                self.effects.event(f"{kind}.lost.{name}", count=known)
-
-    def _remove_strays(self) -> None:
-        """Remove the private mailboxes of sessions that the store has lost."""
-        for mailbox in self.mailboxes.strays(self.sessions.by_peer.values()):
-            self.mailboxes.remove(mailbox)
+        startup.report(self, recovered)
 
     # Events in
 
@@ -622,13 +511,8 @@ class Core(Engines):
         account = self.accounts.named(user)
         return () if account is None else account.groups
 
-    def _count_for_quotas(self, session: Session) -> None:
-        """Have a session count for the quotas that its user is under now."""
-        groups = session.may.principal.groups if session.open else ()
-        session.count_for(self.quotas.of(session.numbers.user, groups, self.effects.now))
-
     def _review_session(self, session: Session) -> None:
-        self._count_for_quotas(session)
+        self.sessions.count_for_quotas(session)
         if not session.open:
             return
         session.may.renew()
@@ -664,30 +548,14 @@ class Core(Engines):
                 self._store_again(defect.stranded)
 
     def _store_again(self, stranded: Stranded) -> None:
-        for (kind, name), sequences in stranded.messages.items():
-            queue = self.queues_of(kind).by_name.get(name)
-            if queue is not None and not kind.endswith("-dead"):
-                queue.store_again(sequences)
-        for (kind, name), identities in stranded.identities.items():
-            if (queue := self.queues_of(kind).by_name.get(name)) is not None:
-                queue.store_identities_again(identities)
-        self._store_values_again(stranded.values)
-
-    def _store_values_again(self, values: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        for peer in {key[0] for table, key in values if table == SESSIONS}:
-            self.sessions.store_again(peer)
-        if any(table == SEQUENCES for table, _ in values):
-            self.queue_limits.sequences.store_again()
-        for (name,) in [key for table, key in values if table == ACCOUNTS]:
-            self.accounts.store_again(name)
-        for key in [key for table, key in values if table == QUEUE_FEEDS]:
-            self.feeds.store_again(FeedName.of(QUEUE_FEEDS, key))
-        for name, cursor in [key for table, key in values if table == CURSORS]:
-            stream = self.streams.by_name.get(name)
-            if cursor.startswith(FEED_PREFIX):
-                self.feeds.store_again(FeedName(Place("stream", name), cursor.removeprefix(FEED_PREFIX)))
-            elif stream is not None and cursor in stream.cursors:
-                stream.commit(cursor, stream.cursors[cursor])
+        """Have each engine store once more what it knows of this."""
+        self.accounts.store_again(stranded)
+        self.streams.store_again(stranded)
+        self.queue_limits.store_again(stranded)
+        self.mailboxes.store_again(stranded)
+        self.services.store_again(stranded)
+        self.sessions.store_again(stranded)
+        self.feeds.store_again(stranded)
 
     def lost(self, peer: bytes, now: float) -> None:
         """The peer cannot be reached."""
@@ -725,7 +593,7 @@ class Core(Engines):
         self.effects.now = now
         self.effects.ahead = step.ahead
         self.queue_limits.grace_period.note(step)
-        self._clock_note.due = 0.0
+        self.clock_note.due = 0.0
         self.streams.begin_ageing()
         self._tell_clock(step.what, step.seconds)
 
@@ -778,8 +646,8 @@ class Core(Engines):
             self._refused_peers.clear()
         if self.answers.given:
             self.answers.flush()
-        if effects.operations and effects.now >= self._clock_note.due:
-            self._clock_note.store()
+        if effects.operations and effects.now >= self.clock_note.due:
+            self.clock_note.store()
         return effects.finish()
 
     def _deliver(self) -> None:

@@ -8,6 +8,7 @@ from malamute.core.answers import Answers
 from malamute.core.audit import Audit
 from malamute.core.effects import Effects
 from malamute.core.feed.table import Feeds
+from malamute.core.grace_period import ClockNote
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.limits import QueueLimits
@@ -19,6 +20,7 @@ from malamute.core.service import Services
 from malamute.core.session import Session, Sessions
 from malamute.core.settings import Settings
 from malamute.core.stream.stream import Streams
+from malamute.core.timers import Timers
 from malamute.errors import MalamuteError
 
 
@@ -31,6 +33,8 @@ class Engines:
     quotas: QuotaTable
     audit: Audit
     effects: Effects
+    timers: Timers
+    clock_note: ClockNote
     answers: Answers
     selectors: SelectorBudget
     streams: Streams

@@ -14,6 +14,7 @@ a time that is still to come. So the clock is noted with what is stored, and the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from malamute.core.effects import ClockStep, Effects
 from malamute.core.timers import Timers
@@ -21,6 +22,9 @@ from malamute.errors import MalamuteError
 from malamute.protocol.time_units import to_ns, to_seconds
 from malamute.store.operations import PutValue, Recovered
 from malamute.store.tables import CLOCK
+
+if TYPE_CHECKING:
+    from malamute.core.recovery import Recovery
 
 GRACE_SECONDS = 600.0
 """How long a grace period lasts, and how far the clock may be ahead of what was stored last without any."""
@@ -59,17 +63,21 @@ def last_time(recovered: Recovered) -> int:
 class GracePeriod:
     """The grace period of one start. It is over at `until`, in seconds; 0 if there was none."""
 
-    def __init__(self, effects: Effects, timers: Timers, last: int, over: Callable[[float], None]) -> None:
-        """`last` is when something was stored last; `over` gets the seconds by which `now` was wrong."""
+    def __init__(self, effects: Effects, timers: Timers, over: Callable[[float], None]) -> None:
+        """`over` gets the seconds by which `now` was wrong."""
         self.until = 0.0
         self._effects = effects
+        self._timers = timers
         self.began = effects.time_ns
         self._over = over
         self._stepped = 0.0
         """The step of the clock that is not believed yet."""
-        if last and effects.now - to_seconds(last) > GRACE_SECONDS:
-            self.until = effects.now + GRACE_SECONDS
-            timers.at(self.until, self._end)
+
+    def begin(self, last: int) -> None:
+        """Begin it if there is to be one: something was stored last at `last`, or never if that is 0."""
+        if last and self._effects.now - to_seconds(last) > GRACE_SECONDS:
+            self.until = self._effects.now + GRACE_SECONDS
+            self._timers.at(self.until, self._end)
 
     def holds(self, time_ns: int) -> bool:
         """Whether nothing ends yet that was stored at a time in ns."""
@@ -98,15 +106,24 @@ class ClockNote:
     doubtful the note stays, but is no later than the start: the next start is to doubt it, too.
     """
 
-    def __init__(self, effects: Effects, grace_period: GracePeriod, recovered: Recovered) -> None:
+    def __init__(self, effects: Effects, grace_period: GracePeriod) -> None:
         self._effects = effects
         self._grace_period = grace_period
-        start = effects.time_ns
-        # What has a later time was stored while the clock was ahead, or it is behind now.
-        self._believed = min(last_time(recovered) or start, start)
-        noted = to_seconds(noted_time(recovered))
-        self.due = noted + note_seconds() if noted <= effects.now else 0.0
+        self._believed = effects.time_ns
+        self.due = 0.0
         """In seconds since the epoch."""
+        self.last = 0
+        """When something was stored last before the start, as `last_time` has it."""
+
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """See what the clock was, and begin a grace period if it may be wrong now."""
+        self.last = last_time(recovered)
+        self._grace_period.begin(self.last)
+        start = self._effects.time_ns
+        # What has a later time was stored while the clock was ahead, or it is behind now.
+        self._believed = min(self.last or start, start)
+        noted = to_seconds(noted_time(recovered))
+        self.due = noted + note_seconds() if noted <= self._effects.now else 0.0
 
     def store(self) -> None:
         """Store the note with this iteration."""

@@ -64,11 +64,12 @@ from malamute.protocol.messages import (
     error_message,
 )
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.store.operations import DeleteValue, PutValue
+from malamute.store.operations import DeleteValue, PutValue, Recovered, Stranded
 from malamute.store.tables import NUMBERS, OUTCOMES, REFUSALS, SESSIONS
 
 if TYPE_CHECKING:
     from malamute.core.effects import WhenStored
+    from malamute.core.recovery import Recovery
 
 Numbered = Publish | Send | Request | Reply | Commit
 """The commands that a session numbers and that STORED confirms. OK answers a CHANGE, which has one, too."""
@@ -313,23 +314,27 @@ class Sessions:
         self.confirmations: dict[Session, list[Run]] = {}
         self._probes = (Probes(probe), Probes(probe * IDLE_PROBES))
 
-    def restore(
-        self,
-        peer: bytes,
-        value: bytes,
-        refused: bytes = b"",
-        outcomes: bytes = b"",
-        doubtful: bool = False,
-    ) -> None:
-        """Take up a session that the store remembers, until it is resumed or expires.
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up the sessions that the store remembers, until they are resumed or expire."""
+        values = recovered.table(SESSIONS)
+        for peer in [peer for peer, part in values if part == NUMBERS]:
+            parts = [values.get((peer, part), b"") for part in (NUMBERS, REFUSALS, OUTCOMES)]
+            doubtful = (SESSIONS, (peer, NUMBERS)) in recovered.doubtful
+            recovery.take_up("session", session_name(peer), self._restore, peer, *parts, doubtful)
 
-        If it is doubtful what it had stored last, WELCOME says that the session is another one.
-        """
+    def _restore(self, peer: bytes, value: bytes, refused: bytes, outcomes: bytes, doubtful: bool) -> None:
+        """Take up one of them. If it is doubtful what it had stored last, WELCOME says that it is another."""
         session = Session(peer, Numbers.unpack(value, refused, outcomes), self.effects.now)
         session.durable = True
         session.doubtful = doubtful
         self._add(session)
         self._away[peer] = self.effects.now + self._expiry
+        self.count_for_quotas(session)
+
+    def count_for_quotas(self, session: Session) -> None:
+        """Have a session count for the quotas that its user is under now."""
+        groups = session.may.principal.groups if session.open else ()
+        session.count_for(self.quotas.of(session.numbers.user, groups, self.effects.now))
 
     def of_user(self, user: str) -> list[Session]:
         """The sessions of a user who has a name."""
@@ -636,16 +641,17 @@ class Sessions:
                 self.effects.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
                 self.effects.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
 
-    def store_again(self, peer: bytes) -> None:
-        """The store has lost what it knew of a session.
+    def store_again(self, stranded: Stranded) -> None:
+        """The store has lost this: sessions that are in it are stored once more.
 
-        One in doubt is not stored again: as new as the damage, it would be in doubt no more after a restart,
-        and its client would never be notified.
+        One in doubt is not: as new as the damage, it would be in doubt no more after a restart, and its
+        client would never be notified.
         """
-        session = self.by_peer.get(peer)
-        if session is not None and not session.doubtful:
-            session.numbers.refused_changed = session.numbers.outcomes.changed = True
-            self._store(session)
+        for peer in {peer for peer, *_ in stranded.keys(SESSIONS)}:
+            session = self.by_peer.get(peer)
+            if session is not None and not session.doubtful:
+                session.numbers.refused_changed = session.numbers.outcomes.changed = True
+                self._store(session)
 
     def _refusals_stored(self, numbers: Numbers, error: MalamuteError | None) -> None:
         numbers.refused_changed |= error is not None

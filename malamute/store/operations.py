@@ -388,6 +388,10 @@ class Stranded(NamedTuple):
     values: Sequence[tuple[str, tuple[Any, ...]]] = ()
     identities: Mapping[tuple[QueueKind, str], Sequence[str]] = {}
 
+    def keys(self, table: str) -> list[Any]:
+        """The keys of a table whose values it has."""
+        return [key for name, key in self.values if name == table]
+
 
 OPENED_AGAIN = "store"
 """The kind of a defect that is repaired: a write has broken the store, which was opened anew."""

@@ -13,6 +13,7 @@ from malamute.core.feed.feed import RETRY_SECONDS
 from malamute.protocol.batch import pack_record, unpack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Cancel, Change, Error, Message, Nak, Ok, Query, Request, Send, Stored
+from malamute.store.operations import Stranded
 from malamute.store.policies import DURABLE, MEMORY, QueuePolicy
 from malamute.store.tables import QUEUE_FEEDS
 
@@ -544,7 +545,7 @@ def test_a_rule_that_a_damaged_block_has_lost_is_stored_again() -> None:
     bench = fed()
     key = ("service", "w", "f")
     value = bench.store.recover().table(QUEUE_FEEDS)[key]
-    bench.core._store_values_again([(QUEUE_FEEDS, key)])
+    bench.core.feeds.store_again(Stranded({}, [(QUEUE_FEEDS, key)]))
     bench.iterate()
     assert [op.value for append in bench.appends for op in append.operations] == [value]
 

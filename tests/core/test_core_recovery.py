@@ -12,9 +12,9 @@ from malamute.core.recovery import REPORTED_MAX
 from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Change, Commit, Error, Ok, Query, Reject, Stored
-from malamute.store.operations import PutIdentity, PutMessages, PutValue
+from malamute.store.operations import PutIdentity, PutMessages, PutValue, Recovered
 from malamute.store.policies import QueuePolicy
-from malamute.store.tables import CURSORS, FEEDS, NUMBERS, RETENTIONS, SESSIONS
+from malamute.store.tables import CURSORS, FEEDS, NUMBERS, RETENTIONS, SESSIONS, TABLES
 
 KEPT = "not recovered, left in the store"
 
@@ -297,6 +297,13 @@ def test_what_nothing_is_known_of_is_no_trouble():
     crashed(bench)
     assert notices(bench) == []
     assert set(bench.core.streams.by_name) == {"new", "kept"}
+
+
+def test_each_table_is_taken_up_by_some_engine(monkeypatch):
+    asked, table = set(), Recovered.table
+    monkeypatch.setattr(Recovered, "table", lambda found, name: asked.add(name) or table(found, name))
+    Bench()
+    assert asked == TABLES.keys()
 
 
 def test_only_so_many_are_reported_one_by_one():

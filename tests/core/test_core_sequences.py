@@ -7,7 +7,7 @@ from core_bench import Bench, ack, mail_credit, offer, reply, request, send
 
 from malamute.core.queue.sequences import KEY, RESERVE, RETRY_SECONDS
 from malamute.protocol.messages import Error
-from malamute.store.operations import DeleteValue, PutValue
+from malamute.store.operations import DeleteValue, PutValue, Stranded
 from malamute.store.policies import MEMORY, QueuePolicy
 from malamute.store.tables import SEQUENCES
 
@@ -211,6 +211,6 @@ def test_what_the_store_has_lost_of_it_is_stored_again():
     bench.tell("alice", request(b"1"))
     bench.settle()
     bench.store.write([DeleteValue(SEQUENCES, KEY)])
-    bench.core._store_values_again([(SEQUENCES, KEY)])
+    bench.core.queue_limits.store_again(Stranded({}, [(SEQUENCES, KEY)]))
     bench.iterate()
     assert PutValue(SEQUENCES, KEY, 1 + RESERVE) in bench.appends[0].operations

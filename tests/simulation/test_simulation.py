@@ -217,16 +217,16 @@ def _is_there(entry, records):
     return entry.sequence in records
 
 
-def _trust_any_position(feeds, name, value, *, doubtful):
-    _RESTORE_FEED(feeds, name, value)
+def _trust_any_position(feeds, name, value, doubtful):
+    _RESTORE_FEED(feeds, name, value, False)
 
 
 def _begin_restored_at(position):
-    def restore(feeds, name, value, *, doubtful):
+    def restore(feeds, name, value, doubtful):
         if feeds.streams.incarnation:
             found = feeds.streams.keep(name.source.name)
             found.commit(name.cursor, position(found))
-        _RESTORE_FEED(feeds, name, value)
+        _RESTORE_FEED(feeds, name, value, False)
 
     return restore
 
@@ -291,7 +291,7 @@ _PUT_BACK = redrive._put_back
 _RECALL = Queue._recall
 _COLLECT = QueueTable._collect_unless_used
 _SET_FEED = Feeds.set
-_RESTORE_FEED = Feeds.restore
+_RESTORE_FEED = Feeds._restore
 _TAKE = StreamFeed._put
 _CONFIRM = Sessions._confirm
 _SEND = Subscription._send
@@ -560,15 +560,15 @@ BROKEN = {
         lambda now, used, newest: 0,
     ),
     "a feed that was set back goes on where it was before": (
-        "malamute.core.feed.table.Feeds.restore",
+        "malamute.core.feed.table.Feeds._restore",
         _trust_any_position,
     ),
     "a restored feed goes on at the head": (
-        "malamute.core.feed.table.Feeds.restore",
+        "malamute.core.feed.table.Feeds._restore",
         _begin_restored_at(lambda stream: stream.next - 1),
     ),
     "a restored feed begins again": (
-        "malamute.core.feed.table.Feeds.restore",
+        "malamute.core.feed.table.Feeds._restore",
         _begin_restored_at(lambda stream: 0),
     ),
     "a restore is reported as a restart": (

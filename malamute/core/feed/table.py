@@ -23,8 +23,11 @@ from malamute.core.stream.stream import Streams
 from malamute.core.stream.subscription import Position
 from malamute.core.workflow import STORED, Workflow, run_workflow
 from malamute.errors import InvalidValue, MalamuteError, TooMany, TryLater
+from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import Place
+from malamute.store.operations import Recovered, Stranded
+from malamute.store.tables import CURSORS, FEEDS, QUEUE_FEEDS
 
 if TYPE_CHECKING:
     from malamute.core.timers import Timer
@@ -81,8 +84,16 @@ class Feeds:
         """From where to where those go that are being set."""
         self._keeper: Timer | None = None
 
-    def restore(self, name: FeedName, value: bytes, *, doubtful: bool = False) -> None:
-        """Take up a feed that the store kept, where it was.
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up the feeds that the store kept, each where it was."""
+        for table in (FEEDS, QUEUE_FEEDS):
+            for key, value in recovered.table(table).items():
+                name = FeedName.of(table, key)
+                doubtful = (CURSORS, (name.source.name, name.cursor)) in recovered.doubtful
+                recovery.take_up("feed", str(name), self._restore, name, value, doubtful)
+
+    def _restore(self, name: FeedName, value: bytes, doubtful: bool) -> None:
+        """Take up one of them.
 
         If its position is `doubtful`, a later one may have been in a part of the store that is damaged.
 
@@ -386,14 +397,20 @@ class Feeds:
         self._being_stored.discard(name)
         self.changing -= Counter((name,))
 
-    def store_again(self, name: FeedName) -> None:
-        """The store has lost the position of a feed, or the rule of one that has none.
+    def store_again(self, stranded: Stranded) -> None:
+        """The store has lost this: positions of feeds that are in it are stored once more.
 
-        It is stored once more, behind changes under way.
+        Of those that have none it is the rules.
         """
-        run_workflow(self.effects, self._store_again(name))
+        names = [FeedName.of(QUEUE_FEEDS, key) for key in stranded.keys(QUEUE_FEEDS)]
+        for stream, cursor in stranded.keys(CURSORS):
+            if cursor.startswith(FEED_PREFIX):
+                names.append(FeedName(Place("stream", stream), cursor.removeprefix(FEED_PREFIX)))
+        for name in names:
+            run_workflow(self.effects, self._store_again(name))
 
     def _store_again(self, name: FeedName) -> Workflow:
+        """Store what the store has lost of a feed, behind changes under way."""
         feed = yield from self._begin_change(name)
         stream = self.streams.by_name.get(name.source.name)
         if name.source.kind != "stream":

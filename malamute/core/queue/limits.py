@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from malamute.core.effects import Effects
     from malamute.core.grace_period import GracePeriod
     from malamute.core.queue.usage import QueueUsage, RecordOwner
+    from malamute.core.recovery import Recovery
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
-    from malamute.store.operations import Frame, Recovered
+    from malamute.store.operations import Frame, Recovered, Stranded
     from malamute.store.policies import BaseKind, Persistence, PolicyOf, QueuePolicy
 
 TEXTS_MAX = 1_000
@@ -87,11 +88,11 @@ class QueueLimits:
         timers: Timers,
         policy: PolicyOf,
         caches: CacheBudget,
-        recovered: Recovered,
+        incarnation: int,
     ) -> None:
-        self.incarnation = recovered.incarnation
+        self.incarnation = incarnation
         """The sequence up to which no dead letter has one: before a restore it may have been another's."""
-        self.sequences = QueueSequences(effects, timers, recovered)
+        self.sequences = QueueSequences(effects, timers, incarnation)
         self.effects = effects
         self.configured = limits
         self.timers = timers
@@ -107,6 +108,14 @@ class QueueLimits:
         self.settlements: Counter[str] = Counter()
         """How many messages of all queues were settled, by outcome."""
         self.flush = QueueFlush(effects)
+
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up what all queues share."""
+        self.sequences.restore(recovered)
+
+    def store_again(self, stranded: Stranded) -> None:
+        """The store has lost this: what all queues share of it is stored once more."""
+        self.sequences.store_again(stranded)
 
     def configure(self, policy: PolicyOf, limits: Limits) -> None:
         """Go by other policies and limits; `Queue.configure` does so for each queue."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from malamute.core.effects import Effects
     from malamute.core.timers import Timers
     from malamute.errors import MalamuteError
-    from malamute.store.operations import Recovered
+    from malamute.store.operations import Recovered, Stranded
 
 RESERVE = 1 << 18
 """Sequences that are reserved at once, ahead of the last one."""
@@ -31,23 +31,26 @@ KEY = ("",)
 class QueueSequences:
     """What is reserved of the sequences of all queues. None of this life is up to `floor`."""
 
-    def __init__(self, effects: Effects, timers: Timers, recovered: Recovered) -> None:
+    def __init__(self, effects: Effects, timers: Timers, incarnation: int) -> None:
         self._effects = effects
         self._timers = timers
         self._waiting: list[Callable[[], None]] = []
+        self.floor = self.reserved = incarnation
+        self._asked = 0
+        """Up to where the disk is asked to reserve them; 0 while it is not."""
+        self._unstored = 0
+        """The last sequence of a message that is on no disk, though somebody may have it."""
+        self._is_closed = False
+
+    def restore(self, recovered: Recovered) -> None:
+        """Go on behind all that may be in use, before any queue is restored."""
         reserved: int = recovered.table(SEQUENCES).get(KEY, 0)
         entry = SEQUENCES, KEY
         if entry in recovered.lost or entry in recovered.doubtful:
             # It was more than any that is there; how much more is lost.
             nexts = (queue.next for queue in recovered.queues.values())
             reserved = max(reserved, *nexts, 0) + 2 * RESERVE
-        self.floor = max(reserved, recovered.incarnation)
-        self.reserved = self.floor
-        self._asked = 0
-        """Up to where the disk is asked to reserve them; 0 while it is not."""
-        self._unstored = 0
-        """The last sequence of a message that is on no disk, though somebody may have it."""
-        self._is_closed = False
+        self.floor = self.reserved = max(reserved, self.floor)
 
     def covers(self, last: int) -> bool:
         """Whether nobody gets a sequence again that is in use by now. More are reserved when it is time."""
@@ -87,9 +90,10 @@ class QueueSequences:
             self.reserved = max(self.reserved, last)
             self._call_back()
 
-    def store_again(self) -> None:
-        """The store has lost what was reserved."""
-        self._effects.store(PutValue(SEQUENCES, KEY, self.reserved))
+    def store_again(self, stranded: Stranded) -> None:
+        """The store has lost this: if what is reserved is in it, it is stored once more."""
+        if stranded.keys(SEQUENCES):
+            self._effects.store(PutValue(SEQUENCES, KEY, self.reserved))
 
     def close(self) -> None:
         """The broker ends: give back what was reserved and not used, until the last word of the disk."""

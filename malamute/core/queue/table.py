@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from malamute.core.named_table import NamedTable
 from malamute.core.queue.limits import QueueLimits
-from malamute.core.queue.queue import Queue
+from malamute.core.queue.queue import UNKNOWN, Queue
 from malamute.core.quotas import QuotaUsages, add_all, check_all
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.store.operations import QueueState
+from malamute.store.operations import DeleteValue, QueueState, Recovered, Stranded
 from malamute.store.policies import DURABLE, BaseKind, Persistence
+from malamute.store.tables import MEMORY_QUEUES
 
 if TYPE_CHECKING:
     from malamute.core.recovery import Recovery
+
+LOST_WORDS = "messages that were in memory only are gone with the broker that had them"
 
 
 class QueueTable:
@@ -101,8 +104,16 @@ class QueueTable:
         self.limits.timers.cancel(queue.collector)
         queue.clear()
 
-    def restore(self, name: str, state: QueueState, dead: bool) -> None:
-        """Restore a queue, or its dead letters, that the store kept."""
+    # Starts and damages
+
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up the queues that the store kept, until `resume`."""
+        for (kind, name), state in recovered.queues.items():
+            if kind.removesuffix("-dead") == self.kind:
+                recovery.take_up(kind, name, self._restore, name, state, kind.endswith("-dead"))
+
+    def _restore(self, name: str, state: QueueState, dead: bool) -> None:
+        """Take up one of them, or its dead letters."""
         # What the store has stays there, whatever the rules say now.
         queue = self.by_name.get(name) or self._add(name, DURABLE)
         (queue.dead_letters if dead else queue).restore(state)
@@ -113,3 +124,25 @@ class QueueTable:
             if queue.collector is None:
                 self._watch(queue)
             recovery.take_up(self.kind, queue.name, queue.resume, recovery)
+            recovery.look_at_dead(self.kind, queue.name, queue.dead_letters)
+
+    def report_lost(self, recovered: Recovered) -> None:
+        """Report which queues were in memory only: what they had is gone."""
+        effects = self.limits.effects
+        for (kind, name), count in recovered.table(MEMORY_QUEUES).items():
+            if kind != self.kind:
+                continue
+            effects.store(DeleteValue(MEMORY_QUEUES, (kind, name)))
+            if count:
+                known = None if count == UNKNOWN else count
+                effects.notice(LOST_WORDS, kind=kind, name=name, count=known)
+                effects.event(f"{kind}.lost.{name}", count=known)
+
+    def store_again(self, stranded: Stranded) -> None:
+        """The store has lost this: what is known of it here is stored once more."""
+        for (kind, name), sequences in stranded.messages.items():
+            if kind == self.kind and (queue := self.by_name.get(name)) is not None:
+                queue.store_again(sequences)
+        for (kind, name), identities in stranded.identities.items():
+            if kind == self.kind and (queue := self.by_name.get(name)) is not None:
+                queue.store_identities_again(identities)

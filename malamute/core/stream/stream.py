@@ -33,7 +33,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import repeat
 from sys import maxsize
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from malamute.core.effects import Effects
 from malamute.core.metrics import Rate
@@ -52,6 +52,7 @@ from malamute.core.stream.start import locate
 from malamute.core.stream.subscription import Position, Reader, Subscription
 from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
+from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Commit, Subscribe
@@ -66,12 +67,17 @@ from malamute.store.operations import (
     ForgetStream,
     NoteRefused,
     PutValue,
+    Recovered,
     Reserve,
     Retain,
+    Stranded,
     StreamState,
 )
 from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, StreamRetention
 from malamute.store.tables import CURSORS, RETENTIONS
+
+if TYPE_CHECKING:
+    from malamute.core.recovery import Recovery
 
 RESERVE = 1 << 18
 """Sequences reserved ahead of the last one with each commit."""
@@ -738,8 +744,22 @@ class Streams:
         """Go by other policies and limits from now on; `Stream.configure` does so for each stream."""
         self._policy_of, self.limits = policy_of, limits
 
-    def restore(self, name: str, state: StreamState, refused: Sequence[NoteRefused] = ()) -> None:
-        """Take up a stream that the store kept, and what the disk had `refused` of it."""
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up the streams that the store kept, with their cursors and what was set for them."""
+        for name, state in recovered.streams.items():
+            refused = recovered.refused.get(name, ())
+            recovery.take_up("stream", name, self._restore, name, state, refused)
+        for (name, cursor), sequence in recovered.table(CURSORS).items():
+            self.keep(name).cursors[cursor] = sequence
+        for name, cursor in recovered.lost_keys(CURSORS):
+            self.keep(name).lost_cursors.add(cursor)
+        for (name,), retention in recovered.table(RETENTIONS).items():
+            self.keep(name)
+            self.retentions[name] = StreamRetention.of(retention)
+        self.begin_ageing()
+
+    def _restore(self, name: str, state: StreamState, refused: Sequence[NoteRefused]) -> None:
+        """Take up one of them, and what the disk had `refused` of it."""
         if name == FLOOR:
             self.floor = self.deleted.others = state.reserved
         else:
@@ -747,6 +767,14 @@ class Streams:
             stream.gaps.restore(refused)
             if stream.policy.retention != KEEP_ALL:
                 self.effects.store(Retain(name, stream.policy.retention))
+
+    def store_again(self, stranded: Stranded) -> None:
+        """The store has lost this: cursors of readers that are in it are stored once more."""
+        for name, cursor in stranded.keys(CURSORS):
+            stream = self.by_name.get(name)
+            # A feed sees to its own, as changes of it may be under way.
+            if stream is not None and cursor in stream.cursors and not cursor.startswith(FEED_PREFIX):
+                stream.commit(cursor, stream.cursors[cursor])
 
     def delete(self, stream: Stream, deleted: Callable[[], None]) -> None:
         """Remove a stream that nobody reads. Its name is free then; its sequences are never used again."""

@@ -1,0 +1,89 @@
+"""The start: who takes up what the store kept, in which order, and what of it is reported.
+
+Each engine takes what is its own out of `Recovered`, by its `restore(recovered, recovery)`. So it alone knows
+which tables it has in the store, and what is in them; here is only who comes behind whom.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from malamute.protocol.time_units import to_seconds
+
+if TYPE_CHECKING:
+    from malamute.core.engines import Engines
+    from malamute.store.operations import Recovered
+
+RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
+
+CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
+"""Seconds that the clock may be behind or ahead of what was stored last at the start without a report."""
+
+
+def restore(core: Engines, recovered: Recovered) -> None:
+    """Have each engine take up what the store kept of it. Who needs others for that comes behind them."""
+    recovery = core.recovery
+    # It looks at the newest messages of all queues, which these take out of `recovered`.
+    core.clock_note.restore(recovered, recovery)
+    core.accounts.restore(recovered, recovery)
+    core.streams.restore(recovered, recovery)
+    core.queue_limits.restore(recovered, recovery)
+    core.mailboxes.restore(recovered, recovery)
+    core.services.restore(recovered, recovery)
+    core.sessions.restore(recovered, recovery)
+    # Which of them are anonymous is not known; the others have no request under this name.
+    core.services.await_replies({session.mailbox for session in core.sessions.by_peer.values()})
+    core.mailboxes.resume(recovery)
+    core.services.resume(recovery)
+    core.feeds.restore(recovered, recovery)
+    _report_excess(core)
+    if core.mailboxes.strays(core.sessions.by_peer.values()):
+        # A client may still return within the time of a session, and finds its mail.
+        core.timers.at(core.effects.now + core.settings.session_expiry, lambda: _remove_strays(core))
+
+
+def _report_excess(core: Engines) -> None:
+    """Report what was not recovered, and what is more than its limit."""
+    limits, streams = core.settings.limits, core.streams.by_name
+    cursors = max((len(stream.cursors) for stream in streams.values()), default=0)
+    core.recovery.report(
+        {
+            "streams": (len(streams), limits.streams),
+            "cursors of a stream": (cursors, limits.cursors),
+            "sessions": (len(core.sessions.by_peer), limits.sessions),
+            "mailboxes and services": (core.queue_limits.queues, limits.queues),
+            "queued messages": (core.queue_limits.messages, limits.queues_messages),
+            "bytes of queued messages": (core.queue_limits.bytes, limits.queues_bytes),
+            "feeds": (len(core.feeds.by_name), limits.feeds),
+            "stored accounts": (len(core.accounts.stored.by_name), limits.accounts),
+        }
+    )
+
+
+def _remove_strays(core: Engines) -> None:
+    """Remove the private mailboxes of sessions that the store has lost."""
+    for mailbox in core.mailboxes.strays(core.sessions.by_peer.values()):
+        core.mailboxes.remove(mailbox)
+
+
+def report(core: Engines, recovered: Recovered) -> None:
+    """Report the start, and what was found, once events can be published."""
+    core.health.damaged(recovered.defects)
+    settings, effects = core.settings, core.effects
+    effects.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
+    core.mailboxes.report_lost(recovered)
+    core.services.report_lost(recovered)
+    if recovered.restored:
+        effects.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
+        effects.event("broker.restored", incarnation=recovered.incarnation)
+    _report_clock(core)
+
+
+def _report_clock(core: Engines) -> None:
+    """Report if the clock is not where it was when something was last stored: it is or was wrong."""
+    last, effects = core.clock_note.last, core.effects
+    seconds = effects.now - to_seconds(last)
+    if last and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
+        what = "behind" if seconds < 0 else "ahead"
+        effects.notice(f"the clock is {what} since something was stored last", seconds=abs(seconds))
+        effects.event(f"clock.{what}", seconds=abs(seconds))
