@@ -401,6 +401,8 @@ class AccessControl:
         self.accounts = accounts or Accounts()
         self.generation = 0
         """How often all decisions were outdated."""
+        self.was_in_force = self.in_force
+        """Whether there was any rule when that was done last."""
         self._published = published
         self._decisions = 0
         # They go with the last session of their principal.
@@ -484,6 +486,7 @@ class AccessControl:
         Nothing here takes longer the more of them there are.
         """
         self.generation += 1
+        self.was_in_force = self.in_force
         self._decisions = 0
 
     def forget_user(self, user: str) -> None:

@@ -102,6 +102,11 @@ class AccountDirectory:
         """Whether any of them has a password."""
         return self.configured.have_passwords or self.stored.have_passwords
 
+    def groups_of(self, name: str) -> tuple[str, ...]:
+        """The groups of the account of a name; none if there is no such account."""
+        account = self.named(name)
+        return () if account is None else account.groups
+
     def names_after(self, name: str) -> Iterator[str]:
         """The names of all that come behind this one, in order."""
         unreadable = sorted(other for other in self.unreadable if other > name)

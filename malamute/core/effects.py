@@ -3,7 +3,7 @@
 The engines never act. They note in the `Effects` what is to be sent, stored and read, and what is to happen
 once it is stored. At the end of the iteration the edge takes it all as one `Ready`. It hands `appends` to the
 writer, which commits them as one transaction and answers by `Core.stored(token)`. It runs `reads` and answers
-by `Core.replayed`, and sends `sends` in their order. Since every confirmation is made by a
+by `Core.answered`, and sends `sends` in their order. Since every confirmation is made by a
 callback of `when_stored`, "no confirmation before it is durable" lives in this file alone.
 """
 
@@ -35,7 +35,7 @@ Failed = Callable[[MalamuteError], None]
 
 
 class LoadConfiguration(NamedTuple):
-    """Read the configuration and check it: a `broker.ConfigurationLoaded`, or why it is refused.
+    """Read the configuration and check it: a `settings.ConfigurationLoaded`, or why it is refused.
 
     With `dry_run` nobody is to go by it.
     """

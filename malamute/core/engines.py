@@ -15,13 +15,13 @@ from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.table import QueueTable
 from malamute.core.quotas import QuotaTable
 from malamute.core.recovery import Recovery
+from malamute.core.refusal_reports import RefusalReports
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
-from malamute.core.session import Session, Sessions
+from malamute.core.session import Sessions
 from malamute.core.settings import Settings
 from malamute.core.stream.stream import Streams
 from malamute.core.timers import Timers
-from malamute.errors import MalamuteError
 
 
 class Engines:
@@ -45,6 +45,7 @@ class Engines:
     sessions: Sessions
     recovery: Recovery
     feeds: Feeds
+    refusals: RefusalReports
 
     started: float
     configured_at: float
@@ -52,10 +53,6 @@ class Engines:
     """Options of the configuration that was loaded last, which wait for the next start."""
     config_error = ""
     """Why the configuration that was to be loaded last was refused."""
-
-    def end_source(self, session: Session, source: int, error: MalamuteError) -> None:
-        """End a subscription or an offer of a session, and send it the reason."""
-        raise NotImplementedError
 
     def queues_of(self, kind: str) -> QueueTable:
         """The mailboxes or the services."""

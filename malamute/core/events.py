@@ -71,7 +71,9 @@ class Events:
         self._backlog_bytes_max = limits.backlog_bytes
         self._stream: Stream | None = streams.keep(EVENTS) if lifecycle or settled else None
         self._failures = 0
-        self._failed_at = self._tell_at = 0.0
+        self.failed_at = 0.0
+        """When the store has failed last; 0 if that trouble is over."""
+        self._tell_at = 0.0
         settlement_log.on = settled
         effects.events_max = EVENTS_MAX if lifecycle else 0
 
@@ -82,18 +84,11 @@ class Events:
         self.effects.events_max = 0
         self.settlement_log.on = False
 
-    @property
-    def waiting(self) -> bool:
-        """Whether there is anything to publish."""
-        effects = self.effects
-        return self._stream is not None and bool(
-            effects.events or effects.events_dropped or self.settlement_log.pending
-        )
-
     def flush(self) -> bool:
         """Publish the events of the iteration. Returns whether there were any."""
         effects = self.effects
-        if self._stream is None or not self.waiting:
+        waiting = effects.events or effects.events_dropped or self.settlement_log.pending
+        if self._stream is None or not waiting:
             return False
         free_bytes = self._backlog_bytes_max - effects.backlog_bytes
         if free_bytes < 0:
@@ -124,9 +119,9 @@ class Events:
     # The store
 
     def stored(self) -> None:
-        """Something was stored: if nothing has failed for a while, the trouble is over."""
-        if self._failed_at and self.effects.now >= self._failed_at + TROUBLE_SECONDS:
-            self._failed_at = 0.0
+        """Something was stored after a failure: if the last one was a while ago, the trouble is over."""
+        if self.effects.now >= self.failed_at + TROUBLE_SECONDS:
+            self.failed_at = 0.0
             self.effects.event("store.recovered", failures=self._failures)
             self._failures = 0
 
@@ -134,10 +129,10 @@ class Events:
         """Something could not be stored: report it, though not every time."""
         now = self.effects.now
         self._failures += 1
-        if not self._failed_at or now >= self._tell_at:
+        if not self.failed_at or now >= self._tell_at:
             self._tell_at = now + TROUBLE_SECONDS
             self.effects.event("store.failed", error=str(error), code=error.code, failures=self._failures)
-        self._failed_at = now
+        self.failed_at = now
 
 
 def report_worker(what: str, offer: QueueSource) -> None:

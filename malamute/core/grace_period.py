@@ -35,6 +35,19 @@ NOTE_AGAIN_SECONDS = 10.0
 KEY = ("",)
 """The only key of the table."""
 
+CLOCK_WORDS = {
+    "stepped": "the wall clock was set; the times of messages follow when it has stood for a while",
+    "returned": "the wall clock was set back to where it was",
+    "corrected": "the wall clock was wrong at the start: what had ended by it goes on",
+    "followed": "the times of messages follow the wall clock from now on",
+}
+
+
+def report_step(effects: Effects, what: str, seconds: float) -> None:
+    """Report what became of the wall clock, which was set by so much."""
+    effects.notice(CLOCK_WORDS[what], seconds=seconds)
+    effects.event(f"clock.{what}", seconds=seconds)
+
 
 def newest_time(recovered: Recovered) -> int:
     """The newest time that was stored, in nanoseconds UTC; 0 if there is none."""

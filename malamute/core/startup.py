@@ -1,7 +1,7 @@
-"""The start: who takes up what the store kept, in which order, and what of it is reported.
+"""The start: in which order the engines take up what the store kept, and what of it is reported.
 
-Each engine takes what is its own out of `Recovered`, by its `restore(recovered, recovery)`. So it alone knows
-which tables it has in the store, and what is in them; here is only who comes behind whom.
+Each engine takes what is its own out of `Recovered`, by its `restore(recovered, recovery)`. It alone knows
+which tables it has in the store, and what is in them; here is nothing but the order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
 
 
 def restore(core: Engines, recovered: Recovered) -> None:
-    """Have each engine take up what the store kept of it. Who needs others for that comes behind them."""
+    """Have each engine take up what the store kept of it. One that needs others for that comes after them."""
     recovery = core.recovery
     # It looks at the newest messages of all queues, which these take out of `recovered`.
     core.clock_note.restore(recovered, recovery)

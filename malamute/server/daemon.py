@@ -29,7 +29,8 @@ from malamute.config.issuers import read_issuers
 from malamute.config.options import options_in_force
 from malamute.config.reload import reloaded
 from malamute.core.accounts import AccountDirectory
-from malamute.core.broker import CONFIGURED, Core
+from malamute.core.broker import Core
+from malamute.core.configuration import CONFIGURED
 from malamute.core.effects import Notice
 from malamute.core.events import EVENTS
 from malamute.core.faults import FAULT

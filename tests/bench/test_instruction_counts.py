@@ -13,7 +13,7 @@ import pytest
 from core_bench import Bench
 
 from malamute.access import AccessRule, Policy
-from malamute.core.broker import Core
+from malamute.core.commands import ClientCommands
 from malamute.core.effects import Effects
 
 
@@ -49,9 +49,9 @@ def test_a_loop_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     name, workload = "publish one, confirmed", guard.publish_confirmed
     counted = {name: guard.count(workload)}
     assert guard.compare(counted, {name: guard.count(workload)}) == []
-    names = {"before": Core.receive}
-    exec(compile(LOOP, Core.receive.__code__.co_filename, "exec"), names)
-    monkeypatch.setattr(Core, "receive", names["receive"])
+    names = {"before": ClientCommands.receive}
+    exec(compile(LOOP, ClientCommands.receive.__code__.co_filename, "exec"), names)
+    monkeypatch.setattr(ClientCommands, "receive", names["receive"])
     (line,) = guard.compare(counted, {name: guard.count(workload)})
     assert line.startswith(f"{name}: ")
 

@@ -10,7 +10,7 @@ from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, request
 
 from malamute.core import access
 from malamute.core.access import ACCESS, ANONYMOUS, CHANGES, AccessControl, Principal
-from malamute.core.broker import STATES
+from malamute.core.commands import STATES
 from malamute.errors import AccessRefused
 from malamute.protocol import admin
 from malamute.protocol.messages import Change, Commit, Error, Hello, Ok, Query, Stored, Subscribe, Welcome

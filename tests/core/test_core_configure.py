@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.core.broker import CONFIGURED
+from malamute.core.configuration import CONFIGURED
 from malamute.core.effects import LoadConfiguration
 from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import ConfigError

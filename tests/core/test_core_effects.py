@@ -9,7 +9,7 @@ from pathlib import Path
 
 from core_bench import Bench, publish, send
 
-from malamute.core.broker import STATES
+from malamute.core.commands import STATES
 from malamute.core.effects import Effects
 from malamute.errors import StorageFull
 from malamute.protocol.messages import SPECS, Pong

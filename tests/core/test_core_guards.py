@@ -9,8 +9,9 @@ import wire_strategies as wire
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, request, send, subscribe
 from hypothesis import Phase, given, settings
 
+from malamute.core import sources
 from malamute.core.admin import changes, queries
-from malamute.core.broker import STATES, UNATTACHED, Core
+from malamute.core.commands import STATES, UNATTACHED
 from malamute.core.faults import PLACES_MAX, TELL_SECONDS, Faults
 from malamute.core.queue.delivery import Deliveries
 from malamute.core.queue.paging import RETRY_SECONDS
@@ -246,7 +247,7 @@ def test_a_connection_whose_source_cannot_be_ended_is_lost_nevertheless(bench, m
     bench.tell("bob", subscribe(1), offer(2, 1), mail_credit())
     bench.tell("alice", request(b"1"))
     bench.settle()
-    once(monkeypatch, Core, "_end_source")
+    once(monkeypatch, sources, "end_source")
     bench.lost("bob")
     assert bench.core.sessions.by_peer[peer_id("bob")].sources == {}
     bench.tell("carl", offer(1, 1))

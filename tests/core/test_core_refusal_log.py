@@ -10,10 +10,10 @@ from test_core_events import read
 
 from malamute.access import AccessRule, Policy
 from malamute.core.access import Principal
-from malamute.core.broker import SHOWN_MAX
 from malamute.core.effects import Effects
 from malamute.core.events import EVENTS, EVENTS_MAX
 from malamute.core.refusal_log import ADDRESSES_MAX, PERIOD_SECONDS, REFUSALS_MAX, RefusalLog
+from malamute.core.refusal_reports import SHOWN_MAX
 from malamute.core.timers import Timers
 from malamute.protocol.messages import Change, Hello
 

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.access import AccessRule, Account, Accounts, Policy, User
-from malamute.core import access
+from malamute.core import access, review
 from malamute.core.access import QUERIES, Principal
-from malamute.core.broker import CONFIGURE_WORK, REVIEW_WORK
+from malamute.core.configuration import CONFIGURE_WORK
 from malamute.core.effects import WORK_MAX
 from malamute.core.queue.queue import Queue
+from malamute.core.review import REVIEW_WORK
 from malamute.core.stream.stream import STREAMS_WORK, Stream
 from malamute.protocol import admin
 from malamute.protocol.batch import pack_record
@@ -308,11 +309,11 @@ def many(count, *rules, each=()):
 def reviewing(bench, monkeypatch, *rules, **users):
     """Change the rules. Returns the users who were reviewed, as they are."""
     seen = []
-    review = type(bench.core)._review_session
+    confirm = review._confirm_session
     monkeypatch.setattr(
-        type(bench.core),
-        "_review_session",
-        lambda core, session: (seen.append(session.may.principal.user), review(core, session)),
+        review,
+        "_confirm_session",
+        lambda core, session: (seen.append(session.may.principal.user), confirm(core, session)),
     )
     bench.core.configure(bench.settings._replace(access=policy(*rules, **users)), bench.now)
     return seen
@@ -454,7 +455,7 @@ def test_streams_and_queues_go_by_other_policies_in_steps(monkeypatch):
 def test_the_same_rules_again_are_no_change(monkeypatch):
     bench = bench_with(*OPEN)
     hello(bench, "ann", "ann")
-    monkeypatch.setattr(type(bench.core), "_review_session", lambda *given: pytest.fail("looked at"))
+    monkeypatch.setattr(review, "_confirm_session", lambda *given: pytest.fail("looked at"))
     configure(bench, bench.settings.access)
 
 

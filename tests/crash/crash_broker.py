@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 from malamute.config import Config
-from malamute.core.broker import Core
+from malamute.core.commands import ClientCommands
 from malamute.journal.disk import DiskStore
 from malamute.protocol.codec import PROTOCOL_2
 from malamute.protocol.messages import Message
@@ -38,18 +38,18 @@ def mark(way: int, peer: bytes, frames: Sequence[Any]) -> None:
 
 def record() -> None:
     """Have this process mark what its broker takes in and sends."""
-    receive, transmit = Core.receive, Transport._transmit
+    receive, transmit = ClientCommands.receive, Transport._transmit
 
-    def received(core: Core, peer: bytes, message: Message, *about: Any) -> None:
+    def received(commands: ClientCommands, peer: bytes, message: Message, *about: Any) -> None:
         if isinstance(message, tuple):
             mark(TAKEN, peer, PROTOCOL_2.encode(message))
-        receive(core, peer, message, *about)
+        receive(commands, peer, message, *about)
 
     def transmitted(transport: Transport, peer: bytes, frames: Sequence[Any]) -> bool:
         mark(LEAVES, peer, frames)
         return transmit(transport, peer, frames)
 
-    Core.receive, Transport._transmit = received, transmitted  # type: ignore[method-assign]
+    ClientCommands.receive, Transport._transmit = received, transmitted  # type: ignore[method-assign]
 
 
 def confirm_early() -> None:

@@ -26,7 +26,7 @@ from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
 from malamute.core.audit import Audit
-from malamute.core.broker import Core
+from malamute.core.commands import ClientCommands
 from malamute.core.feed.stream_feed import StreamFeed
 from malamute.core.feed.table import Feeds
 from malamute.core.queue import purge, redrive
@@ -262,16 +262,16 @@ def _dispatch_by_subject(dispatcher, sequences):
     _DISPATCH(dispatcher, sequences)
 
 
-def _make_what_was_to_be_there(core, peer, message, now):
+def _make_what_was_to_be_there(commands, peer, message, now):
     if isinstance(message, Subscribe):
         message = message._replace(existing=False)
-    _RECEIVE(core, peer, message, now)
+    _RECEIVE(commands, peer, message, now)
 
 
-def _find_no_stream(core, peer, message, now):
+def _find_no_stream(commands, peer, message, now):
     hidden = isinstance(message, Subscribe) and message.existing
-    with patch.object(core.streams, "by_name", {}) if hidden else nullcontext():
-        _RECEIVE(core, peer, message, now)
+    with patch.object(commands.streams, "by_name", {}) if hidden else nullcontext():
+        _RECEIVE(commands, peer, message, now)
 
 
 def _let_retentions_stand(values, name, value, pending, error):
@@ -282,7 +282,7 @@ def _let_retentions_stand(values, name, value, pending, error):
 
 _WRITE_RECORD = Audit._write
 _VALUE_SETTLED = StoredValues._settled
-_RECEIVE = Core.receive
+_RECEIVE = ClientCommands.receive
 _DISPATCH = Dispatcher.dispatch
 _RESTORE_QUEUE = Queue.restore
 _DEAD_LETTER = Settlement._dead_letter
@@ -406,7 +406,7 @@ BROKEN = {
         "malamute.core.stream.subscription.Subscription._send",
         _send_behind_another,
     ),
-    "a withdrawal is reported of too much": ("malamute.core.broker.withdraw", _report_one_more),
+    "a withdrawal is reported of too much": ("malamute.core.commands.withdraw", _report_one_more),
     "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
         "malamute.client.session.inbox.Inbox.acknowledge",
@@ -480,11 +480,11 @@ BROKEN = {
         _dispatch_by_subject,
     ),
     "a subscription makes the stream that was to be there": (
-        "malamute.core.broker.Core.receive",
+        "malamute.core.commands.ClientCommands.receive",
         _make_what_was_to_be_there,
     ),
     "a subscription is refused that finds its stream": (
-        "malamute.core.broker.Core.receive",
+        "malamute.core.commands.ClientCommands.receive",
         _find_no_stream,
     ),
     "a stream is deleted and its readers are not told": (

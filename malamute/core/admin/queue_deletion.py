@@ -16,6 +16,7 @@ from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.deletion import END_WORK, hanging
 from malamute.core.admin.queues import queue_of
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
+from malamute.core.sources import dismiss_source
 from malamute.core.workflow import GO_ON, STORED, Workflow, run_workflow
 from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import QueueDelete, QueueDeleted
@@ -101,7 +102,7 @@ def _end_consumers(core: Engines, queue: Queue) -> Workflow:
         if offer is None:
             return
         core.effects.work -= END_WORK
-        core.end_source(core.sessions.by_peer[offer.session.peer], offer.source, reason)
+        dismiss_source(core, core.sessions.by_peer[offer.session.peer], offer.source, reason)
 
 
 def _check(core: Engines, queue: Queue) -> None:

@@ -1,0 +1,524 @@
+"""What clients may do: each command that comes, whether it is allowed, and what handles it.
+
+`STATES` is the protocol: which commands a session may send in which state, and what handles them.
+An absent key is an error of the protocol. `access.ACCESS` beside it says what each of them needs.
+
+What a command asks for is done by the engine that has it. What all commands have in common is here: numbers,
+sizes and rates, the share of the backlog, and what becomes of an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+from malamute.core.access import ANONYMOUS, Permissions, Principal
+from malamute.core.admin import changes, queries
+from malamute.core.engines import Engines
+from malamute.core.events import report_worker
+from malamute.core.queue.entry import ENTRY_BYTES
+from malamute.core.queue.purge import withdraw
+from malamute.core.queue.source import QueueSource
+from malamute.core.quotas import check_rates, consume_rates
+from malamute.core.review import check_offer
+from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES
+from malamute.core.session import Session
+from malamute.core.sources import end_source
+from malamute.core.stream.chunk import MESSAGE_BYTES, large_bytes
+from malamute.errors import (
+    AccessRefused,
+    InvalidSelector,
+    InvalidValue,
+    MalamuteError,
+    NotFound,
+    NumberTooOld,
+    TooLarge,
+    TooMany,
+    TryLater,
+    UnexpectedCommand,
+)
+from malamute.matching import Selector
+from malamute.protocol.batch import Frame
+from malamute.protocol.limits import RECORD_LARGE_BYTES
+from malamute.protocol.messages import (
+    BY_TYPE,
+    MAILBOX,
+    Ack,
+    Bye,
+    Cancel,
+    Change,
+    Commit,
+    Credit,
+    Drain,
+    Error,
+    Hello,
+    Message,
+    Nak,
+    Offer,
+    Ok,
+    Ping,
+    Pong,
+    Progress,
+    Publish,
+    Query,
+    Received,
+    Reject,
+    Release,
+    Reply,
+    Request,
+    Send,
+    Subscribe,
+    Withdraw,
+    error_message,
+)
+
+
+class ClientCommands:
+    """Takes the commands of all clients, and answers those that are refused."""
+
+    def __init__(self, core: Engines) -> None:
+        self._core = core
+        self.effects = core.effects
+        self.access = core.access
+        self.sessions = core.sessions
+        self.streams = core.streams
+        self.mailboxes = core.mailboxes
+        self.services = core.services
+        self.selectors = core.selectors
+        self.timers = core.timers
+        self.refusals = core.refusals
+        self.refused_peers: set[bytes] = set()
+        """Those that have had an answer in this iteration to what they want none of."""
+        self._message_bytes_max = core.settings.limits.message_bytes
+        self._backlog_bytes_max = core.settings.limits.backlog_bytes
+        self._sender = core.access.of(ANONYMOUS)
+        """The principal of the last HELLO, and what it may do."""
+        self._origin = ""
+        """From where that came."""
+
+    def receive(
+        self,
+        peer: bytes,
+        message: Message,
+        now: float,
+        principal: Principal = ANONYMOUS,
+        origin: str = "",
+    ) -> None:
+        """Take a message from a peer. `principal` is who it is; HELLO gives the session to it.
+
+        What comes later on this connection is of the same principal, and need not say so. `origin` is the
+        network address that it comes from, where that is known.
+        """
+        self.effects.now = now
+        command = type(message)
+        session = self.sessions.by_peer.get(peer)
+        if session is not None and session.review is not None and command is not Hello:
+            session.review(session)
+            session = self.sessions.by_peer.get(peer)
+        state = "absent" if session is None else "open" if session.open else "away"
+        handler = STATES[state].get(command)
+        try:
+            if handler is None:
+                raise _unexpected(state, message)
+            if session is not None:
+                session.last_heard = now
+                if session.doubtful:
+                    # Only a client that has had WELCOME goes on: it knows that this is another session.
+                    session.doubtful = command is Hello or not session.open
+            if session is None or command is Hello:
+                may = self._sender = self.access.of(principal)
+                self._origin = origin
+            else:
+                may = session.may
+            needed = may.fast.get(command)
+            if needed is None or message[needed[0]] in needed[1] or self._may(may, session, message):
+                handler(self, peer, session, message)
+        except MalamuteError as error:
+            sender, report = self._sender.principal, self.refusals.command
+            self.effects.guard("a report of a refusal", report, session, message, error, sender, self._origin)
+            self.refuse(peer, _about(error, message), now)
+        except Exception as error:
+            fault = self.effects.fault(command.__name__.upper(), error)
+            self.refuse(peer, _about(fault, message), now)
+            if command not in UNATTACHED:
+                self.begin_anew(peer)
+
+    def _may(self, may: Permissions, session: Session | None, message: Message) -> bool:
+        """Check what is not known to be allowed. False if the number of the command has been answered before.
+
+        Raises:
+            AccessRefused: it is not allowed.
+            NumberTooOld: nor is it time for its number.
+        """
+        try:
+            may.check(message)
+        except AccessRefused:
+            if session is not None and type(message) is Request and message.acks:
+                self._acknowledge_piggybacked(session, message)
+            number = getattr(message, "number", 0)
+            if session is not None and number:
+                admit = self.sessions.admit_change if type(message) is Change else self.sessions.admit
+                if not admit(session, number):
+                    return False
+            raise
+        return True
+
+    def refuse(self, peer: bytes, error: MalamuteError, now: float) -> None:
+        """Send a peer the reason why what it sent was refused. Nothing else happens."""
+        self.effects.now = now
+        answer = error_message(error)
+        if answer.about in NUMBERED and not self._note_refusal(peer, answer):
+            return
+        self.effects.refuse(peer, answer)
+
+    def _note_refusal(self, peer: bytes, answer: Error) -> bool:
+        """Remember how a number was refused. Returns whether the peer gets an answer."""
+        if not answer.ref:
+            # A peer that floods the broker without asking for answers gets one for all of an iteration.
+            answered = peer in self.refused_peers
+            self.refused_peers.add(peer)
+            return not answered
+        session = self.sessions.by_peer.get(peer)
+        # A number that came too early, or before HELLO, has no outcome yet: it will be sent again.
+        if session is not None and session.open and answer.code != NumberTooOld.code:
+            self.sessions.refuse(session, answer.ref, answer)
+        return True
+
+    def begin_anew(self, peer: bytes) -> None:
+        """A fault has left a connection half done: take back all that belongs to it, as if it was lost.
+
+        What belongs to the session stays. The client is there: it says HELLO again, and goes on.
+        """
+        session = self.sessions.by_peer.get(peer)
+        if session is not None and session.open:
+            self.effects.guard("the end of a connection", self.sessions.lost, peer)
+            self.effects.send(peer, _BEGIN_ANEW)
+
+    # Handlers: the session
+
+    def _hello(self, peer: bytes, session: Session | None, message: Hello) -> None:
+        session = self.sessions.hello(peer, message, self._sender)
+        session.origin = self._origin
+        expires_at = session.may.principal.expires_at
+        if expires_at < inf:
+            session.expiry = self.timers.at(expires_at, partial(self._expire, session))
+
+    def _expire(self, session: Session) -> None:
+        """The token of a session's user has expired."""
+        error = AccessRefused(
+            f"the token of {session.may.principal.user!r} has expired: connect with a new one"
+        )
+        self.sessions.dismiss(session, error, "token expired")
+
+    # Handlers: messages
+
+    def _publish(self, peer: bytes, session: Session, message: Publish) -> None:
+        if message.number and not self.sessions.admit(session, message.number):
+            return
+        records = message.records
+        size_bytes = self._check_size(records)
+        if session.quotas:
+            amounts = len(records), size_bytes
+            check_rates(session.quotas, amounts, self.effects.now)
+        stream = self.streams.by_name.get(message.stream)
+        if stream is None or stream.journaled or stream.next > stream.reserved:
+            if stream is None:
+                session.may.require("create", "stream", message.stream)
+            taken = 2 * size_bytes + MESSAGE_BYTES * len(records)
+            self._hold(session, taken - large_bytes(records) if size_bytes >= RECORD_LARGE_BYTES else taken)
+            stream = stream or self.streams.get(message.stream)
+        first = stream.publish(session.address, message.subjects, records, message.ttl)
+        if session.quotas:
+            consume_rates(session.quotas, amounts, self.effects.now)
+        if message.number:
+            self.sessions.accept(session, message, len(records), first)
+
+    def _send(self, peer: bytes, session: Session, message: Send) -> None:
+        self._numbered(session, message, self.mailboxes.send)
+
+    def _request(self, peer: bytes, session: Session, message: Request) -> None:
+        if message.acks:
+            self._acknowledge_piggybacked(session, message)
+        self._numbered(session, message, self.services.request)
+
+    def _acknowledge_piggybacked(self, session: Session, message: Request) -> None:
+        """Acknowledge what is piggybacked on a request, as if an ACK had come before it."""
+        if _was_answered(session, message):
+            return
+        acks = Ack(MAILBOX, message.acks)
+        try:
+            self._ack(session.peer, session, acks)
+        except MalamuteError as error:
+            self.refuse(session.peer, _about(error, acks), self.effects.now)
+
+    def _reply(self, peer: bytes, session: Session, message: Reply) -> None:
+        grants = (message.credit or message.credit_bytes) and not _was_answered(session, message)
+        try:
+            self._numbered(session, message, self.services.reply)
+        finally:
+            # The worker is done with the request, whatever becomes of the reply.
+            if grants and isinstance(offer := session.sources.get(message.source), QueueSource):
+                offer.grant(message.credit, message.credit_bytes)
+
+    def _numbered(self, session: Session, message: Any, execute: Callable[[Session, Any], None]) -> None:
+        if message.number and not self.sessions.admit(session, message.number):
+            return
+        records = message.records
+        size_bytes = self._check_size(records)
+        # A worker can always end what it has begun.
+        quotas = session.quotas if type(message) is not Reply else ()
+        if quotas:
+            amounts = len(records), size_bytes
+            check_rates(quotas, amounts, self.effects.now)
+        self._hold(session, size_bytes + ENTRY_BYTES * len(records))
+        execute(session, message)
+        if quotas:
+            consume_rates(quotas, amounts, self.effects.now)
+        if message.number:
+            self.sessions.accept(session, message, 0, 0)
+
+    def _check_size(self, records: Sequence[Frame]) -> int:
+        size_bytes = sum(map(len, records))
+        if size_bytes > self._message_bytes_max:
+            raise TooLarge(
+                f"command of {size_bytes} bytes is too large: expected at most {self._message_bytes_max}"
+            )
+        return size_bytes
+
+    def _hold(self, session: Session, size_bytes: int) -> None:
+        """Take in what waits for the disk, unless too much does: of all, or of this session.
+
+        What a session has there may be as much as what it leaves to others, so the one that has least gets
+        through whatever another one sends. A session that has nothing there may send one command.
+        """
+        effects = self.effects
+        held = session.backlog_bytes + size_bytes
+        if effects.backlog_bytes + held + size_bytes > self._backlog_bytes_max:
+            self._check_backlog(session.backlog_bytes)
+        session.backlog_bytes = held
+        if not session.new_bytes:
+            effects.backlog_shares.append(session)
+        session.new_bytes += size_bytes
+
+    def _check_backlog(self, held: int) -> None:
+        if self.effects.backlog_bytes > self._backlog_bytes_max:
+            raise TryLater("write backlog is full: the disk is slower than the publishers; retry later")
+        if held:
+            raise TryLater(
+                f"write backlog is full: the disk is slower than the publishers, "
+                f"and {held} bytes of this session wait; retry later"
+            )
+
+    # Handlers: what a session has under a number, and its deliveries
+
+    def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
+        self._check_source(session, message.source)
+        asked = Selector.parse(message.criteria, message.where)
+        selector = session.may.narrow("subscribe", "stream", message.stream, asked)
+        if message.existing and message.stream not in self.streams.by_name:
+            raise NotFound(f"there is no stream {message.stream!r}: publish to it, or create it, first")
+        session.may.require_there("stream", message.stream, self.streams.by_name)
+        cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
+        self.streams.subscribe(session, message, selector, asked)
+        self._acquire_selector(session, message.source, cost)
+
+    def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
+        self._check_source(session, message.source)
+        selector, table = Selector.parse(message.criteria), self._core.queues_of(message.kind)
+        check_offer(session.may, table.kind, message.service, selector)
+        session.may.require_there(table.kind, message.service, table.by_name)
+        cost = self.selectors.check(selector, session, OFFER_BYTES)
+        if selector.needs_headers:
+            raise InvalidSelector(
+                "invalid criteria of an offer: expected families of subjects, not of headers"
+            )
+        queue = table.get(message.service, quotas=session.quotas)
+        offer = QueueSource(session, message.source, queue, selector, message.ack_timeout / 1000)
+        session.sources[message.source] = offer
+        self._acquire_selector(session, message.source, cost)
+        ack_timeout_ms = round(offer.consumer.ack_timeout * 1000)
+        self.effects.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
+        report_worker("joined", offer)
+        offer.grant(message.credit, message.credit_bytes)
+
+    def _acquire_selector(self, session: Session, source: int, cost: int) -> None:
+        session.sources[source].cost_bytes = cost
+        self.selectors.acquire(cost, session)
+
+    def _check_source(self, session: Session, source: int) -> None:
+        if source in session.sources:
+            raise InvalidValue(f"source {source} is in use: expected a new id")
+        if len(session.sources) - (MAILBOX in session.sources) >= self.sessions.limits.sources:
+            raise TooMany(
+                f"too many sources: expected at most {self.sessions.limits.sources} for each session"
+            )
+
+    def _cancel(self, peer: bytes, session: Session, message: Cancel) -> None:
+        source = session.source(message.source)
+        del session.sources[message.source]
+        end_source(self._core, session, source)
+        self.effects.send(peer, Ok(BY_TYPE[Cancel].opcode, message.source))
+
+    def _credit(self, peer: bytes, session: Session, message: Credit) -> None:
+        mailbox = message.source == MAILBOX
+        source = self.mailboxes.source(session) if mailbox else session.source(message.source)
+        source.grant(message.messages, message.bytes)
+
+    def _ack(self, peer: bytes, session: Session, message: Ack) -> None:
+        source = _queue_source(session, message.source)
+        try:
+            source.acknowledge(message.ranges)
+        finally:
+            if message.credit or message.credit_bytes:
+                source.grant(message.credit, message.credit_bytes)
+
+    def _nak(self, peer: bytes, session: Session, message: Nak) -> None:
+        delay = None if message.delay < 0 else message.delay / 1000
+        _queue_source(session, message.source).give_back(message.ranges, delay)
+
+    def _reject(self, peer: bytes, session: Session, message: Reject) -> None:
+        source = _queue_source(session, message.source)
+        (source.bounce if message.bounce else source.reject)(message.ranges, message.reason)
+
+    def _progress(self, peer: bytes, session: Session, message: Progress) -> None:
+        _queue_source(session, message.source).report(message.ranges)
+
+    def _release(self, peer: bytes, session: Session, message: Release) -> None:
+        _queue_source(session, message.source).release(message.ranges)
+
+    def _drain(self, peer: bytes, session: Session, message: Drain) -> None:
+        answer = Ok(BY_TYPE[Drain].opcode, message.source)
+
+        def drained(error: MalamuteError | None) -> None:
+            # What was taken back counts no attempt over a crash either.
+            if error is None:
+                self.effects.send(peer, answer)
+            else:
+                self.effects.refuse(peer, error_message(error, answer.about, answer.ref))
+
+        if message.source == MAILBOX and MAILBOX not in session.sources:
+            drained(None)
+        else:
+            session.source(message.source).drain(message.held, drained)
+
+    # Handlers: all else
+
+    def _withdraw(self, peer: bytes, session: Session, message: Withdraw) -> None:
+        table = self._core.queues_of(message.kind)
+        sender = session.address if message.kind == "mailbox" else session.mailbox
+        queue = table.by_name.get(message.name)
+        opcode = BY_TYPE[Withdraw].opcode
+        nothing = NotFound(f"no message of this sender has the correlation {message.correlation!r}")
+
+        def refused(error: MalamuteError) -> None:
+            self.effects.refuse(peer, error_message(error, opcode, message.ref))
+
+        def report(count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
+            if partial:
+                self.effects.send(peer, Ok(opcode, message.ref, count))
+            elif final and not count:
+                refused(nothing)
+            elif final:
+                self.effects.when_stored(lambda error: withdrawn(count if error is None else before, error))
+
+        def withdrawn(count: int, error: MalamuteError | None) -> None:
+            if error is not None and not count:
+                refused(error)
+            else:
+                self.effects.send(peer, Ok(opcode, message.ref, count))
+
+        if queue is not None and sender:
+            withdraw(queue, sender, message.correlation, report, refused)
+        else:
+            report(0, 0)
+
+    def _query(self, peer: bytes, session: Session, message: Query) -> None:
+        queries.answer(self._core, session, message)
+
+    def _change(self, peer: bytes, session: Session, message: Change) -> None:
+        changes.change(self._core, session, message)
+
+    def _commit(self, peer: bytes, session: Session, message: Commit) -> None:
+        if message.number and not self.sessions.admit(session, message.number):
+            return
+        self.streams.commit(session, message)
+        if message.number:
+            self.sessions.accept(session, message, 0, 0)
+
+    def _ping(self, peer: bytes, session: Session, message: Ping) -> None:
+        self.effects.send(peer, Pong())
+
+    def _received(self, peer: bytes, session: Session, message: Received) -> None:
+        """Nothing to do: that it was heard is noted, and its window is the transport's."""
+
+    def _bye(self, peer: bytes, session: Session, message: Bye) -> None:
+        self.effects.send(peer, Ok(BY_TYPE[Bye].opcode, 0))
+        self.sessions.end(session, "bye")
+
+
+Handler = Callable[[ClientCommands, bytes, Any, Any], None]
+
+STATES: dict[str, dict[type[Any], Handler]] = {
+    "absent": {Hello: ClientCommands._hello},
+    "away": {Hello: ClientCommands._hello},
+    "open": {
+        Hello: ClientCommands._hello,
+        Publish: ClientCommands._publish,
+        Send: ClientCommands._send,
+        Request: ClientCommands._request,
+        Reply: ClientCommands._reply,
+        Subscribe: ClientCommands._subscribe,
+        Offer: ClientCommands._offer,
+        Cancel: ClientCommands._cancel,
+        Credit: ClientCommands._credit,
+        Ack: ClientCommands._ack,
+        Nak: ClientCommands._nak,
+        Reject: ClientCommands._reject,
+        Progress: ClientCommands._progress,
+        Release: ClientCommands._release,
+        Drain: ClientCommands._drain,
+        Withdraw: ClientCommands._withdraw,
+        Query: ClientCommands._query,
+        Ping: ClientCommands._ping,
+        Received: ClientCommands._received,
+        Bye: ClientCommands._bye,
+        Commit: ClientCommands._commit,
+        Change: ClientCommands._change,
+    },
+}
+
+UNATTACHED = frozenset((Query, Change, Ping, Withdraw, Commit))
+"""Commands that touch nothing of their connection, so that a fault in one leaves it as it was."""
+
+_BEGIN_ANEW = Error(UnexpectedCommand.code, "a fault of the broker's own has ended this: say HELLO again")
+
+NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit, Change))
+"""Opcodes of the commands whose `ref` is a number of the session."""
+
+
+def _was_answered(session: Session, message: Request | Reply) -> bool:
+    """Whether it is sent again: what is piggybacked on it was taken, or is of an older connection."""
+    return 0 < message.number < session.numbers.next
+
+
+def _queue_source(session: Session, source_id: int) -> QueueSource:
+    source = session.source(source_id)
+    if not isinstance(source, QueueSource):
+        raise NotFound(f"source {source_id} is a subscription: expected the mailbox or an offer")
+    return source
+
+
+def _unexpected(state: str, message: Message) -> MalamuteError:
+    name = type(message).__name__.upper()
+    if state == "open":
+        return UnexpectedCommand(f"{name} from a client: only the broker sends it")
+    return UnexpectedCommand(f"{name} before HELLO: expected HELLO first")
+
+
+def _about(error: MalamuteError, message: Message) -> MalamuteError:
+    spec = BY_TYPE[type(message)]
+    error.about = spec.opcode
+    error.ref = message[spec.ref] if spec.ref >= 0 else 0  # type: ignore[assignment]  # a ref is a number
+    return error

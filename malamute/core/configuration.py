@@ -1,0 +1,96 @@
+"""Another configuration: it is read and checked by the edge, and the core goes by it from then on.
+
+What new settings say of single queues and streams holds for those that there are as well. There may be very
+many, so some of them are seen to in each iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from malamute.core.admin.changes import reloaded
+from malamute.core.audit import BY_SIGNAL, DONE, REFUSED
+from malamute.core.effects import LoadConfiguration
+from malamute.core.review import each_look, review_all
+from malamute.core.workflow import GO_ON, Workflow, run_workflow
+from malamute.errors import MalamuteError
+
+if TYPE_CHECKING:
+    from malamute.core.engines import Engines
+    from malamute.core.settings import ConfigurationLoaded, Settings
+
+CONFIGURED = "the configuration was loaded"
+
+CONFIGURE_WORK = 10
+"""What it takes to have a stream or a queue go by another policy."""
+
+
+def reload(core: Engines) -> None:
+    """Have the configuration read again, and go by it if it is good."""
+    record = partial(core.audit.record, BY_SIGNAL, "broker.reload", {})
+    core.effects.ask(
+        LoadConfiguration(),
+        lambda loaded: record(DONE, after=reloaded(loaded)),
+        lambda error: record(REFUSED, error=error),
+    )
+
+
+def loaded(core: Engines, result: ConfigurationLoaded | MalamuteError) -> None:
+    """The configuration was read: go by it, or report why it is refused."""
+    effects = core.effects
+    if isinstance(result, MalamuteError):
+        core.config_error = str(result)
+        effects.notice("the configuration is refused", error=str(result), code=result.code)
+        return
+    configure(core, result.settings)
+    core.config_error = ""
+    core.configured_at, core.waiting_options = effects.now, result.waiting
+    changed, waiting = list(result.changed), list(result.waiting)
+    effects.notice(CONFIGURED, changed=changed, waiting_for_restart=waiting)
+    effects.event("broker.configured", changed=" ".join(changed), waiting=" ".join(waiting))
+
+
+def configure(core: Engines, settings: Settings) -> None:
+    """Go by other settings from now on."""
+    core.settings, limits = settings, settings.limits
+    core.streams.configure(settings.streams, limits)
+    core.queue_limits.configure(settings.queues, limits)
+    core.sessions.limits = core.feeds.limits = core.selectors.limits = limits
+    accounts, rules = core.accounts.configure(settings.accounts), core.access.configure(settings.access)
+    if accounts or rules:
+        core.quotas.configure(settings.access)
+        review_all(core)
+    run_workflow(core.effects, _configure_all(core, settings))
+
+
+def _configure_all(core: Engines, settings: Settings) -> Workflow:
+    """Have all that there is go by the settings, some of it in each iteration.
+
+    What something is done for goes by the rules of now before its turn comes (`Session.review`). Other
+    settings that come meanwhile are for all that there is again, so this ends there.
+    """
+    looks = each_look(core) if core.effects.reviewing else ()
+    for configure_one in chain(looks, _each_queue(core), _each_stream(core)):
+        configure_one()
+        if core.effects.work <= 0:
+            yield GO_ON
+            if core.settings is not settings:
+                return
+
+
+def _each_queue(core: Engines) -> Iterator[Callable[[], None]]:
+    for table in (core.mailboxes, core.services):
+        for queue in [*table.by_name.values()]:
+            core.effects.work -= CONFIGURE_WORK
+            yield partial(table.configure, queue)
+
+
+def _each_stream(core: Engines) -> Iterator[Callable[[], None]]:
+    for stream in [*core.streams.by_name.values()]:
+        # One that was deleted meanwhile is not to be stored again.
+        if core.streams.by_name.get(stream.name) is stream:
+            core.effects.work -= CONFIGURE_WORK
+            yield partial(stream.configure, core.streams.policy(stream.name))

@@ -1,0 +1,88 @@
+"""What is reported of refusals: those by rules and quotas in `$sys`, those of changes in the audit."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from malamute.core.audit import REFUSED, Audit, who
+from malamute.core.effects import Effects
+from malamute.core.refusal_log import ADDRESSES_MAX, Details, RefusalLog
+from malamute.core.timers import Timers
+from malamute.errors import AccessRefused, MalamuteError, NumberTooOld, QuotaExceeded
+from malamute.protocol.messages import Change, Hello, Message
+
+if TYPE_CHECKING:
+    from malamute.core.access import Principal
+    from malamute.core.quotas import QuotaTable
+    from malamute.core.session import Session
+
+SHOWN_MAX = 64
+"""Characters that are shown of a name that nobody has proved."""
+
+
+class RefusalReports:
+    """Reports commands and connections that were refused, of many alike only some."""
+
+    def __init__(self, effects: Effects, timers: Timers, quotas: QuotaTable, audit: Audit) -> None:
+        self._effects = effects
+        self._quotas = quotas
+        self._audit = audit
+        report_refused = partial(self._report, "access.refused")
+        self._refused = RefusalLog(effects, timers, report_refused)
+        self._strangers = RefusalLog(effects, timers, report_refused, ADDRESSES_MAX)
+        """What peers were refused that did not come as far as a command, by their addresses."""
+        self._exceeded = RefusalLog(effects, timers, partial(self._report, "quota.exceeded"))
+
+    def command(
+        self, session: Session | None, message: Message, error: MalamuteError, sender: Principal, origin: str
+    ) -> None:
+        """A command was refused. `sender` is the principal of the last HELLO, `origin` its address."""
+        wanted = type(message).__name__.lower()
+        if isinstance(error, AccessRefused):
+            by = _who(session, message, sender, origin)
+            action, rule = error.action or wanted, error.rule or error.text
+            self._refused.note(by["user"], {**by, "action": action, "target": error.target, "rule": rule})
+        elif isinstance(error, QuotaExceeded):
+            self._quotas.refused += 1
+            by, owner = _who(session, message, sender, origin), " ".join(error.owner)
+            self._exceeded.note(by["user"], {**by, "action": wanted, "quota": error.limit, "owner": owner})
+        # What comes too early, or before HELLO, has no outcome yet: it will be sent again.
+        known = session is not None and session.open and not isinstance(error, NumberTooOld)
+        if session is not None and known and type(message) is Change:
+            self._audit.record(who(session), message.topic, message.arguments, REFUSED, error=error)
+
+    def connection(self, origin: str, method: str, claimed: str, reason: str) -> None:
+        """A connection was refused before a command came on it.
+
+        `claimed` is who it said to be. That may be any text, so what could harm a reader of it is escaped.
+        """
+        target = f"user/{shown_name(claimed)}" if claimed else ""
+        nobody = dict(user="", client="", address="")
+        details = {**nobody, "method": method, "origin": origin, "action": "connect"}
+        details.update(target=target, rule=reason)
+        self._strangers.note(origin, details)
+
+    def close(self) -> None:
+        """The broker ends: report what was left out so far."""
+        for log in (self._refused, self._strangers, self._exceeded):
+            self._effects.guard("the end of a log of refusals", log.close)
+
+    def _report(self, what: str, details: Details, count: int) -> None:
+        user = details["user"]
+        self._effects.event(f"{what}.{user}" if user else what, **details, count=count)
+
+
+def _who(session: Session | None, message: Message, sender: Principal, origin: str) -> dict[str, str]:
+    """The user, the client and the network address that a message comes from, as headers."""
+    if session is not None and type(message) is not Hello:
+        return who(session)
+    # The user of a session of this name, if there is one, says nothing of the peer that asks for it.
+    address = getattr(message, "address", "")
+    return dict(user=sender.user, method=sender.method, origin=origin, client="", address=address)
+
+
+def shown_name(text: str) -> str:
+    """A name that anybody may have chosen, for others to see: short, and without what is not printable."""
+    short = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+    return "".join(c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode() for c in short)
