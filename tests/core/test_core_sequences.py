@@ -214,3 +214,13 @@ def test_what_the_store_has_lost_of_it_is_stored_again():
     bench.core.queue_limits.store_again(Stranded({}, [(SEQUENCES, KEY)]))
     bench.iterate()
     assert PutValue(SEQUENCES, KEY, 1 + RESERVE) in bench.appends[0].operations
+
+
+def test_what_is_being_reserved_is_not_taken_back_by_what_is_stored_again():
+    bench = new_bench()
+    bench.tell("alice", request(b"1"))
+    bench.core.queue_limits.store_again(Stranded({}, [(SEQUENCES, KEY)]))
+    bench.iterate()
+    bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+    assert stored(bench) == 1 + RESERVE

@@ -93,7 +93,8 @@ class QueueSequences:
     def store_again(self, stranded: Stranded) -> None:
         """The store has lost this: if what is reserved is in it, it is stored once more."""
         if stranded.keys(SEQUENCES):
-            self._effects.store(PutValue(SEQUENCES, KEY, self.reserved))
+            # It must not take back what the disk is asked for already.
+            self._effects.store(PutValue(SEQUENCES, KEY, max(self.reserved, self._asked)))
 
     def close(self) -> None:
         """The broker ends: give back what was reserved and not used, until the last word of the disk."""
