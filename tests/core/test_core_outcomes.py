@@ -227,6 +227,23 @@ def test_what_ends_with_a_private_mailbox_is_reported():
     assert bench.core.queue_limits.bytes == 0
 
 
+def test_so_is_what_was_acknowledged_there_if_the_disk_refuses_that():
+    bench = Bench()
+    bench.open("alice")
+    bench.tell("anon", Hello([2], ""), mail_credit())
+    private = next(name for name in bench.core.mailboxes.by_name if name.startswith("$"))
+    bench.tell("alice", send(private, b"1", number=1, tracker="t"))
+    bench.settle()
+    bench.tell("anon", ack(0, (1, 1)))
+    bench.tell("anon", Bye())
+    bench.fail()
+    assert [p["outcome"] for p in outcomes(bench)] == ["purged"]
+    assert bench.core.queue_limits.bytes == 0
+    bench.tell("alice", send("alice", b"2", number=2, tracker="t"))
+    bench.settle()
+    assert [m.code for m in bench.sent("alice") if isinstance(m, Error)] == []
+
+
 # Room
 
 

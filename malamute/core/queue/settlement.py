@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 CORRUPT = "corrupt"
 """Why a message is dead that cannot be read. A client that rejects one may give the same reason."""
 
+GONE = "purged", "the mailbox is gone"
+"""The outcome of a message whose queue is removed with it, and the reason."""
+
 UNREADABLE_WORDS = "corrupt: the request cannot be read, the disk has lost it"
 
 
@@ -93,7 +96,7 @@ class Settlement:
         entries = self._entries
         # Others have their outcome.
         if tracked := [s for s in self.tracked(entries) if entries[s].state != SETTLING]:
-            self._post_outcomes(tracked, "purged", "the mailbox is gone", bound=False)
+            self._post_outcomes(tracked, *GONE, bound=False)
 
     def _post_outcomes(
         self, tracked: Iterable[int], outcome: str, reason: str, *, bound: bool = True

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.queue.entry import ASKED, Entry, size_of
+from malamute.core.queue.settlement import GONE
 from malamute.errors import InvalidValue, MalamuteError, TrackerInUse, TryLater
 from malamute.protocol.batch import pack_record
 from malamute.protocol.bounce import BOUNCED
@@ -95,7 +96,7 @@ class Trackers:
             mailbox.put([message], confirmed=bound, reserved=True)
             self._use(entry, 1, message.size_bytes)
             if bound:
-                effects.when_stored(partial(self._stored, entry, message.size_bytes))
+                effects.when_stored(partial(self._stored, usage, entry, message.size_bytes))
 
     def bounce(
         self,
@@ -140,9 +141,18 @@ class Trackers:
             reply = Entry((mailbox.next_sequence, time_ns, "", request.subject, record, about))
             mailbox.put([reply], confirmed=True, reserved=True)
 
-    def _stored(self, message: Entry, size_bytes: int, error: MalamuteError | None) -> None:
-        if error is not None:
+    def _stored(
+        self, usage: QueueUsage, message: Entry, size_bytes: int, error: MalamuteError | None
+    ) -> None:
+        if error is None:
+            return
+        if (message.sender, _tracker(message)) in self._open:
             self._use(message, -1, -size_bytes)
+            return
+        # It is nowhere any more: its queue has gone meanwhile.
+        self.open(usage, message)
+        self.post(usage, [message], *GONE, bound=False)
+        self.close(message)
 
     def _use(self, message: Entry, messages: int, size_bytes: int) -> None:
         """An outcome takes up the room that was kept for it, or gives it back if it was not stored."""
