@@ -137,6 +137,20 @@ def test_what_comes_meanwhile_keeps_the_queue_and_that_is_told(bench: Bench) -> 
     assert hanging(bench)[1:3] == (1, 0)
 
 
+def test_what_comes_all_the_time_is_not_purged_and_does_not_keep_a_deletion_going(bench: Bench) -> None:
+    bench.tell("alice", delete(cascade=True))
+    while len(bench.core.feeds.by_name):
+        bench.commit()
+    late = 0
+    while not (told := [m for m in bench.sent("alice") if isinstance(m, Ok)]):
+        bench.tell("alice", request(b"late"))
+        bench.commit()
+        late += 1
+        assert late < 10
+    assert told[0].value["partial"] is True
+    assert hanging(bench)[1:3] == (late, 1)
+
+
 def test_without_cascade_who_offers_meanwhile_keeps_the_queue(bench: Bench) -> None:
     bench.tell("alice", request(b"1", service="free"))
     bench.settle()

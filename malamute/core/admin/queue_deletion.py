@@ -57,7 +57,8 @@ def _deletion(
     for name in core.feeds.of(place):
         yield from core.feeds.deletion(name, feed_deleted)
         otherwise = some
-    while _purge(queue):
+    end = queue.next_sequence, queue.dead_letters.next_sequence
+    while _purge(queue, *end):
         answer(some, final=False, otherwise=otherwise)
         error = yield STORED
         if error is not None and otherwise is None:
@@ -85,11 +86,16 @@ def _deletion(
     answer(gone, otherwise=gone)
 
 
-def _purge(queue: Queue) -> int:
-    """Drop the first of the messages, and when there are none the dead letters. Returns how many."""
+def _purge(queue: Queue, end: int, dead_end: int) -> int:
+    """Drop the first of the messages, and when there are none the dead letters. Returns how many.
+
+    What has these sequences, or higher ones, has come since, and is left.
+    """
     if queue.entries:
-        return queue.settle_early([*islice(queue.entries, STEP_MESSAGES)], "purged")
-    return queue.dead_letters.purge([entry.sequence for entry in queue.dead_letters.here()])
+        first = islice(queue.entries, STEP_MESSAGES)
+        return queue.settle_early([sequence for sequence in first if sequence < end], "purged")
+    here = [entry.sequence for entry in queue.dead_letters.here()]
+    return queue.dead_letters.purge([sequence for sequence in here if sequence < dead_end])
 
 
 def _end_consumers(core: Engines, queue: Queue) -> Workflow:
