@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
@@ -115,11 +117,27 @@ def _single(request: Request, body: bytes, subject: str | None) -> list[Content]
         elif name.startswith(CLOUD_PREFIX):
             headers[name] = value
     if "ce-specversion" in headers:
+        headers |= {name: _unescaped(headers[name]) for name in headers if name.startswith(CLOUD_PREFIX)}
         _check_event({name.removeprefix(CLOUD_PREFIX): value for name, value in headers.items()})
         subject = headers["ce-type"] if subject is None else subject
     if content_type := request.headers.get("content-type"):
         headers["content-type"] = content_type
     return [Content(subject or "", body, headers)]
+
+
+def _unescaped(text: str) -> str:
+    """An attribute of a CloudEvent out of its header, where it may be quoted, and is percent-encoded."""
+    plain = _QUOTED.sub(lambda quoted: _ESCAPED.sub(r"\1", quoted[1]), text)
+    try:
+        return unquote(plain, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidValue(
+            f"invalid CloudEvent: expected UTF-8, percent-encoded, in {text[:100]!r}"
+        ) from None
+
+
+_ESCAPED = re.compile(r"\\(.)")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def _lines(request: Request, body: bytes, subject: str | None) -> list[Content]:
@@ -156,7 +174,9 @@ def _of_event(event: dict[str, msgspec.Raw], subject: str | None) -> Content:
     data, coded = event.pop("data", None), event.pop("data_base64", None)
     if data is not None and coded is not None:
         raise InvalidValue("a CloudEvent with data and data_base64: expected one of them")
-    attributes = {name: decoded(_decode_attribute, bytes(raw)) for name, raw in event.items()}
+    given = {name: decoded(_decode_attribute, bytes(raw)) for name, raw in event.items()}
+    # One that is null is as one that is not there.
+    attributes = {name: value for name, value in given.items() if value is not None}
     _check_event(attributes)
     kind = attributes.pop("datacontenttype", None) or JSON
     headers: dict[str, Any] = {f"{CLOUD_PREFIX}{name}": value for name, value in attributes.items()}

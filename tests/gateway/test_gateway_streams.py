@@ -122,6 +122,38 @@ def test_a_binary_cloud_event_keeps_its_attributes_as_headers(
 
 
 @pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("Euro%20%E2%82%AC%20%F0%9F%98%80", "Euro € 😀"),
+        # As senders of earlier drafts write it.
+        (r'"Euro \"%E2%82%AC\" \\"', 'Euro "€" \\'),
+        ("%2520", "%20"),
+        ("100%", "100%"),
+    ],
+)
+def test_an_attribute_is_the_same_in_a_header_and_in_json(
+    http: httpx.Client, client: malamute.Client, written: str, value: str
+) -> None:
+    http.post(WEATHER, content=b"", headers={**EVENT_HEADERS, "ce-subject": written}).raise_for_status()
+    structured = {"content-type": "application/cloudevents+json"}
+    http.post(WEATHER, json={**EVENT, "subject": value}, headers=structured).raise_for_status()
+    found = [headers for _, _, _, headers in _held(client, "weather", 2)]
+    assert [headers["ce-subject"] for headers in found] == [value, value]
+
+
+def test_an_attribute_that_is_null_is_not_there(http: httpx.Client, client: malamute.Client) -> None:
+    headers = {"content-type": "application/cloudevents+json"}
+    http.post(WEATHER, json={**EVENT, "subject": None}, headers=headers).raise_for_status()
+    assert _held(client, "weather", 1)[0][3] == {**EVENT_HEADERS, "content-type": "application/json"}
+    _refused(http.post(WEATHER, json={**EVENT, "id": None}, headers=headers), 400, 416)
+
+
+@pytest.mark.parametrize("name", ["id", "subject"])
+def test_an_attribute_that_is_no_utf_8_is_refused(http: httpx.Client, name: str) -> None:
+    _refused(http.post(WEATHER, content=b"", headers={**EVENT_HEADERS, f"ce-{name}": "%ff"}), 400, 416)
+
+
+@pytest.mark.parametrize(
     "event",
     [
         {**EVENT, "specversion": "0.3"},
