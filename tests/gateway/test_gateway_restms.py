@@ -146,6 +146,31 @@ def test_zn3_each_type_of_feed_and_join_routes_as_it_says(
     rest.send("DELETE", feed)
 
 
+def test_zn17_headers_regular_expressions_and_places_select_from_one_feed(
+    rest: RestClient, restms_broker: Broker
+) -> None:
+    feed = rest.feed("traffic", "headers")
+    wanted: list[tuple[str, str, dict[str, str], list[str]]] = [
+        ("geo", '{"circle": [59.91, 10.75, 50]}', {}, ["ship.a", "ship.n"]),
+        ("geo", '{"box": [57, 4, 72, 32]}', {}, ["ship.a", "ship.b", "ship.n"]),
+        ("regexp", "^ship[.][ab]", {}, ["ship.a", "ship.b"]),
+        ("", "", {"lat": "59.9", "flag": "NO"}, ["ship.a"]),
+    ]
+    pipes = [rest.pipe() for _ in wanted]
+    for pipe, (kind, address, headers, _) in zip(pipes, wanted, strict=True):
+        rest.join(pipe, feed, address, kind, **headers)
+        rest.join(pipe, feed, "end", "prefix")
+    for name, lat, lon in (("a", "59.9", "10.740"), ("b", "60", "5"), ("c", "-18", "-174"), ("d", "x", "")):
+        rest.post(feed, message(f"ship.{name}", headers={"lat": lat, "lon": lon, "flag": "NO"}))
+    with malamute.connect(restms_broker.url, timeout=WAIT_SECONDS) as native:
+        native.publish("traffic", "ship.n", b"", {"lat": 59.9, "lon": 10.7}, assurance="stored")
+    rest.post(feed, message("end"))
+    first = {header.get("name"): header.get("value") for header in rest.next(pipes[0]).each("header")}
+    assert first == {"lat": "59.9", "lon": "10.74", "flag": "NO"}
+    for pipe, (_, _, _, expected) in zip(pipes, wanted, strict=True):
+        assert rest.addresses(pipe, len(expected) + 1) == [*expected, "end"]
+
+
 def test_a_rotator_gives_each_message_to_one_pipe_and_ondemand_has_one_at_a_time(rest: RestClient) -> None:
     feed = rest.feed("jobs", "rotator")
     rest.post(feed, message("before"))

@@ -21,6 +21,9 @@ USER_HEADER = "restms.user_id"
 
 MATCH_MODE = "x-match"
 
+PLACE_HEADERS = ("lat", "lon")
+"""Where a message is: headers that are numbers, as a join of the type `geo` compares numbers."""
+
 
 class Wanted(NamedTuple):
     """What a join asks for, and who has made it."""
@@ -82,7 +85,7 @@ def _everything(wanted: Wanted) -> Criterion:
 
 
 def _headers(wanted: Wanted) -> Criterion:
-    fields = [[name, value] if value else [name] for name, value in _fields(wanted).items()]
+    fields = [[name, value] if value else [name] for name, value in with_place(_fields(wanted)).items()]
     if not fields:
         raise InvalidSelector("a join to a headers feed without a header: expected at least one")
     return "fields", {wanted.headers.get(MATCH_MODE, "all"): fields}
@@ -90,6 +93,19 @@ def _headers(wanted: Wanted) -> Criterion:
 
 def _fields(wanted: Wanted) -> Mapping[str, str]:
     return {name: value for name, value in wanted.headers.items() if name != MATCH_MODE}
+
+
+def with_place(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Headers in which the place is two numbers. All others are text, as RestMS has it."""
+    return {name: _number(value) if name in PLACE_HEADERS else value for name, value in headers.items()}
+
+
+def _number(text: str) -> int | float | str:
+    try:
+        number: int | float = msgspec.json.decode(text, type=int | float)
+    except ValueError:
+        return text
+    return number
 
 
 def _own(wanted: Wanted) -> Criterion:

@@ -17,7 +17,7 @@ import msgspec
 from malamute.client.session.message import Mail
 from malamute.errors import InvalidValue
 from malamute.gateway.restms.documents import Element, can_be_xml
-from malamute.gateway.restms.feed_types import USER_HEADER
+from malamute.gateway.restms.feed_types import USER_HEADER, with_place
 
 PREFIX = "restms."
 CONTENT_TYPE = "content-type"
@@ -53,13 +53,13 @@ class PostedMessage(NamedTuple):
     """A message that is posted."""
 
     address: str
-    headers: dict[str, str]
+    headers: dict[str, Any]
     content: PostedContent
 
 
 def posted(element: Element, user: str) -> PostedMessage:
     """A message out of its document. Raises `InvalidValue`."""
-    headers = headers_of(element)
+    headers = with_place(headers_of(element))
     headers |= {f"{PREFIX}{name}": element.get(name) for name in PROPERTIES if element.get(name)}
     headers[USER_HEADER] = user
     contents = [*element.each("content")]

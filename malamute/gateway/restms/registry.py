@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from time import time_ns
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from malamute.aio import Client, Subscription
 from malamute.client.events import Connected, Event, Lost, Restored
@@ -129,7 +129,7 @@ class Registry:
     def count(
         self,
         feed: RestFeed,
-        messages: Sequence[tuple[str, dict[str, str]]],
+        messages: Sequence[tuple[str, dict[str, Any]]],
         selector: Callable[[Join], Selector],
     ) -> list[int]:
         """How many joins match each message, by its address and headers."""

@@ -314,7 +314,7 @@ class RestMS:
     def _criterion(self, feed: RestFeed, join: Join) -> tuple[str, Any]:
         return self.profiles.criterion(feed.type, join.type, Wanted(join.address, join.headers, join.user))
 
-    def counts(self, feed: RestFeed, messages: list[tuple[str, dict[str, str]]]) -> list[int]:
+    def counts(self, feed: RestFeed, messages: list[tuple[str, dict[str, Any]]]) -> list[int]:
         """How many joins match each message."""
 
         def selector(join: Join) -> Selector:
