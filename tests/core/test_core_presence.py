@@ -57,6 +57,7 @@ def test_wp12_a_client_is_shown_with_since_and_last_seen_and_what_it_has(bench):
     assert row == {
         "id": ident("dora"),
         "address": "dora",
+        "user": "",
         "software": "dora/1.0",
         "connected": True,
         "since": START + 5,

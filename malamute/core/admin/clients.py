@@ -72,6 +72,7 @@ def _session(session: Session) -> dict[str, Any]:
     return {
         "id": session.ident,
         "address": session.address,
+        "user": session.numbers.user,
         "software": session.software,
         "connected": session.open,
         "since": session.since,

@@ -62,7 +62,9 @@ async def clients(request: Request, arguments: Arguments) -> Response:
     listed = await visit.listed("clients", ClientsQuery())
     find = arguments["find"]
     found = sorted(listed.rows, key=lambda row: (row.address or "~", row.id))
-    found = [row for row in found if find in row.address or find in row.id or find in row.software]
+    found = [
+        row for row in found if any(find in text for text in (row.address, row.id, row.user, row.software))
+    ]
     return visit.page(
         "clients.html", listed=listed, sheet=sheet(found, arguments["page"]), **arguments_of(arguments)
     )

@@ -12,6 +12,7 @@ from malamute.protocol.messages import BOOLEAN, NAME
 class _ClientSession(Row):
     id: str
     address: str
+    user: str
     software: str
     connected: bool
     since: float
