@@ -191,7 +191,7 @@ class Authenticator:
         """Note that somebody has spoken in the session of another one."""
         user = user_of(part)
         who = "nobody" if user.startswith(UNPROVED) else f"the user {user!r}"
-        self._note("", "", f"{who} in a session of another")
+        self._note(address_of(part), "", f"{who} in a session of another")
 
     def _ask(self, frames: list[bytes], now: float) -> None:
         if len(frames) < 8:

@@ -22,7 +22,7 @@ from forked_broker import FORKS, play_on
 import malamute
 from malamute.cli.escaping import printable, to_json, visible
 from malamute.cli.root import cli
-from malamute.errors import Disconnected, MalamuteError
+from malamute.errors import AccessRefused, Disconnected, MalamuteError
 from malamute.testing import Broker
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\x08\rfake\x00"
@@ -82,7 +82,10 @@ def others(broker: Broker, client: malamute.Client) -> Iterator[malamute.Client]
             target=f"service/{TURNED}",
             criteria=[["exact", HOSTILE]],
         )
+        other.change("user.add", name=TURNED, uid=7, groups=[TURNED])
         other.flush()
+        with suppress(AccessRefused):
+            other.publish(f"${TURNED}", HOSTILE, b"", assurance="stored")
         with malamute.connect(broker.url, address="dead") as reader, reader.work("dead") as work:
             reader.receive(40).reject(TURNED)
             work.receive(40).reject(TURNED)
@@ -157,6 +160,20 @@ COMMANDS = [
     ("broker", "status"),
     ("pub", TURNED, "a", "b"),
     ("send", TURNED, "a", "b"),
+    ("auth", "check", TURNED, "publish", f"stream/{TURNED}"),
+    ("auth", "explain", TURNED, "publish", f"stream/{TURNED}"),
+    ("auth", "log", "-n", "1"),
+    ("auth", "log", "-n", "1", "--json"),
+    ("auth", "changes", "-n", "3"),
+    ("user", "list"),
+    ("user", "list", "--json"),
+    ("user", "show", TURNED),
+    ("user", "quotas"),
+    ("user", "add", "new", "--uid", "8", "--group", TURNED),
+    ("user", "set", TURNED, "--uid", "9"),
+    ("user", "disable", TURNED),
+    ("user", "enable", TURNED),
+    ("user", "remove", TURNED),
 ]
 
 OFFLINE = [
@@ -178,11 +195,12 @@ ELSEWHERE = {
     ("broker", "reload"): "the names of options, and what is wrong with the operator's own file",
     ("broker", "run"): "what the operator has configured; its log is JSON",
     ("gateway", "run"): "its log is JSON, and what it prints is its own",
+    ("user", "passwd"): "it prints what `user set` does, and asks for the password on a terminal",
     ("spark", "analyze"): "tests/spark",
     ("spark", "match"): "tests/spark",
     ("spark", "replay"): "tests/spark",
 }
-OWN = {"auth", "context", "config", "bench", "cheat", "completion", "errors", "demo", "keys", "user"}
+OWN = {"context", "config", "bench", "cheat", "completion", "errors", "demo", "keys"}
 """Groups and commands that print what their user, or Malamute itself, has written."""
 
 

@@ -545,7 +545,8 @@ def heard(socket: zmq.Socket[bytes]) -> Any:
     return decode(socket.recv_multipart())
 
 
-def test_a_routing_id_that_another_user_takes_opens_nothing(secure: SecureBroker) -> None:
+def test_a_routing_id_that_another_user_takes_opens_nothing_and_is_reported(secure: SecureBroker) -> None:
+    secure.config_rules = (*RULES, "subscribe stream/$sys")
     secure.save(
         Account("ann", key=secure.keys.public["ann"]),
         Account("eve", key=secure.keys.public["eve"]),
@@ -562,6 +563,11 @@ def test_a_routing_id_that_another_user_takes_opens_nothing(secure: SecureBroker
         assert refused.code in (401, 405)
         refused = say(other, Hello([2], ""))
         assert (refused.code, refused.about) == (401, 1)
+        with bob.subscribe("$sys", "access.refused.#", start="first") as events:
+            reported = events.receive(timeout=30).headers
+        assert reported["rule"] == "the user 'eve' in a session of another"
+        assert (reported["action"], reported["origin"]) == ("connect", "127.0.0.1")
+        assert identity.hex() not in str(reported)
         other.close()
         # It is there for whom it belongs to.
         again = dealer(secure, identity, "ann")
