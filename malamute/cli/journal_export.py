@@ -185,8 +185,10 @@ def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
         return
     show_rows([{**row, "gaps": len(row["gaps"])} for row in rows], as_json=False)
     for row in rows:
+        stream = printable(row["stream"])
+        if row["limited"]:
+            click.echo(f"limited: stream {stream}", err=True)
         for gap in row["gaps"]:
-            stream = printable(row["stream"])
             click.echo(f"{stream}: no {gap['first']} to {gap['last']}, {gap['reason']}", err=True)
 
 

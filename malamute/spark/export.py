@@ -48,7 +48,10 @@ Progress = Callable[[int, int], None]
 
 
 class Exported(NamedTuple):
-    """What one export of a stream has done: the messages and files added, and what was unavailable."""
+    """What one export of a stream has done: the messages and files added, and what was unavailable.
+
+    If it is `limited`, rules keep more back from the user that exports.
+    """
 
     stream: str
     first: int
@@ -58,6 +61,7 @@ class Exported(NamedTuple):
     bytes: int
     malformed: int
     gaps: Sequence[ExportGap]
+    limited: bool = False
 
 
 def export(
@@ -90,6 +94,7 @@ def export(
         with writer, ThreadPoolExecutor(1, "malamute-export") as thread:
             writing: Future[None] | None = None
             for item in _batches(history, stream, first, last, writer.gatherer):
+                writer.limited = stream in history.limited
                 # One batch is written, which is mostly compressing, while the next is gathered.
                 if writing is not None:
                     writing.result()
@@ -112,6 +117,7 @@ def export(
         sum(file.size for file in added),
         sum(file.part.malformed for file in added),
         gaps,
+        stream in history.limited,
     )
 
 
@@ -138,6 +144,7 @@ class _Writer:
         self.manifest = manifest
         self.gatherer = Gatherer(manifest.promoted)
         self.gaps: list[ExportGap] = []
+        self.limited = False
         self._file: _File | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -155,7 +162,7 @@ class _Writer:
     def _finish(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            entry = file.finish(self.gaps)
+            entry = file.finish(self.gaps, limited=self.limited)
             self.gaps = [gap for gap in self.gaps if gap.first > entry.part.last]
             self.manifest = self.manifest._replace(files=(*self.manifest.files, entry))
             save(self._place, self.manifest)
@@ -207,12 +214,12 @@ class _File:
         self._count += batch.num_rows
         self._malformed += batch.column("headers").null_count
 
-    def finish(self, gaps: Sequence[ExportGap]) -> File:
+    def finish(self, gaps: Sequence[ExportGap], *, limited: bool) -> File:
         """Make it visible. The gaps are those that were met since the file before."""
         stream, promoted, _ = self._manifest
         within = tuple(gap for gap in gaps if gap.first <= self._last)
         times = self._first_time, self._last_time
-        part = FileContents(self._first, self._last, self._count, *times, within, self._malformed)
+        part = FileContents(self._first, self._last, self._count, *times, within, self._malformed, limited)
         self._sink.path = file_path(stream, self.date, self._first, self._last)
         with self._stack:
             self._parquet.add_key_value_metadata(encode_footer(stream, promoted, part))

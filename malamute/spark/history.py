@@ -61,7 +61,9 @@ ALL = ReadFilter()
 
 
 class HistorySource(Protocol):
-    """What has been published."""
+    """What has been published. `limited` are the streams that were read of which rules keep a part back."""
+
+    limited: set[str]
 
     def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it."""
@@ -119,6 +121,7 @@ class StoreHistory:
         from malamute.journal.reader import StoreReader
 
         self._reader = StoreReader.open(directory)
+        self.limited: set[str] = set()
 
     def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it."""
@@ -179,6 +182,7 @@ class BrokerHistory:
         self._client: Client = login.connect(url, timeout=TIMEOUT_SECONDS, software="malamute-history")
         self._events: list[events.Event] = []
         self._client.on_event = self._events.append
+        self.limited: set[str] = set()
 
     def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it on the disk."""
@@ -206,6 +210,8 @@ class BrokerHistory:
             credit=CREDIT,
             credit_bytes=READ_BYTES,
         ) as subscription:
+            if subscription.limited:
+                self.limited.add(stream)
             while not reading.is_done:
                 yield from reading.take(self._next(subscription, reading))
 

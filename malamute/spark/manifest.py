@@ -26,7 +26,10 @@ FOOTER = b"malamute"
 
 
 class FileContents(NamedTuple):
-    """What is in a file. `gaps` are before its messages or between them; times are in nanoseconds."""
+    """What is in a file. `gaps` are before its messages or between them; times are in nanoseconds.
+
+    If it is `limited`, rules kept more back from the user that exported it.
+    """
 
     first: int
     last: int
@@ -35,6 +38,7 @@ class FileContents(NamedTuple):
     last_time: int
     gaps: tuple[ExportGap, ...] = ()
     malformed: int = 0
+    limited: bool = False
 
 
 class File(NamedTuple):
@@ -80,7 +84,11 @@ def _part_map(part: FileContents) -> dict[str, Any]:
 
 
 def _part_of(value: dict[str, Any]) -> FileContents:
-    fields = {name: value[name] for name in FileContents._fields}
+    # What an earlier version wrote has fewer.
+    names = FileContents._fields
+    fields = {
+        name: value[name] for name in names if name in value or name not in FileContents._field_defaults
+    }
     return FileContents(**{**fields, "gaps": tuple(ExportGap(*gap) for gap in value["gaps"])})
 
 

@@ -22,35 +22,45 @@ from malamute.access import AccessRule, Account, Accounts
 from malamute.cli.root import cli
 from malamute.client.contexts import Context, Contexts, file_of, save
 from malamute.client.link.credentials import given_by
-from malamute.config import AccessConfig, ListenConfig
+from malamute.config import AccessConfig, ListenConfig, UserRules
 from malamute.config.accounts import hash_password, save_accounts
 from malamute.errors import AccessRefused, InvalidValue
 from malamute.server.daemon import open_broker
+from malamute.spark.export import export
+from malamute.spark.export_location import ExportLocation
 from malamute.spark.history import open_history
+from malamute.spark.layout import manifest_path
 from malamute.spark.login import Login
 from malamute.spark.options import SourceOptions
 from malamute.spark.replay import ReplaySettings, ReplayWriter
 from malamute.spark.source import MalamuteSource
+from malamute.spark.verify import verify
 from malamute.spark.writing import Target
 from malamute.testing import small_config
 
 SECRET = "open-sesame"
-ANN = {"user": "ann", "password": SECRET}
+ANN, EVE = ({"user": user, "password": SECRET} for user in ("ann", "eve"))
 KEY = zmq.curve_keypair()[0].decode()
 RULES = ("create,publish,subscribe stream/#", "receive mailbox/#", "view */#", "view broker/#")
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a broker that ann may use, and nobody else."""
+    """The URL of a broker that ann and eve may use; eve does not see all rows of one stream."""
     accounts = tmp_path_factory.mktemp("login") / "accounts.toml"
-    save_accounts(Accounts([Account("ann", hash_password(SECRET))]), accounts)
+    save_accounts(Accounts([Account(user, hash_password(SECRET)) for user in ("ann", "eve")]), accounts)
     config = small_config()
     config = replace(
         config,
         storage=replace(config.storage, directory=accounts.parent / "data"),
         listen=ListenConfig(endpoints=("plain+tcp://127.0.0.1:*",)),
-        access=AccessConfig(accounts=str(accounts), rules=tuple(map(AccessRule.parse, RULES))),
+        access=AccessConfig(
+            accounts=str(accounts),
+            rules=tuple(map(AccessRule.parse, RULES)),
+            user=(
+                UserRules("eve", rules=(AccessRule.parse("deny subscribe stream/wards where ward = '3'"),)),
+            ),
+        ),
     )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     loop = open_broker(config, context)
@@ -59,6 +69,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (found,) = loop.endpoints
     with malamute.connect(found, user="ann", password=SECRET) as client:
         client.publish("s", "a", b"x", assurance="stored")
+        for ward in ("3", "7", "3", "7", "3"):
+            client.publish("wards", ward, b"x", {"ward": ward}, assurance="stored")
     yield found
     loop.stop()
     thread.join()
@@ -142,6 +154,34 @@ def test_history_is_read_from_a_broker_by_who_may(url: str) -> None:
         assert [*history.streams()] == ["s"] or "s" in history.streams()
     with pytest.raises(AccessRefused), open_history(url=url, login=Login.of({**ANN, "password": "guess"})):
         pass
+
+
+def test_history_from_a_broker_has_the_rows_that_its_user_may_see_and_says_so(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    place = ExportLocation(str(tmp_path))
+    with open_history(url=url, login=Login.of(EVE)) as history:
+        done = export(history, "wards", place)
+        assert (done.messages, done.first, done.last, done.limited) == (2, 2, 4, True)
+        assert [(row.compared, row.fault) for row in verify(place, "wards", history)] == [(2, "")]
+    with open_history(url=url, login=Login.of(ANN)) as history:
+        assert [row.fault for row in verify(place, "wards", history)] == [""]
+        assert not export(history, "wards", ExportLocation(str(tmp_path / "all"))).limited
+    spark.dataSource.register(MalamuteSource)
+    frame = spark.read.format("malamute").options(url=url, stream="wards", **EVE).load()
+    assert [row.subject for row in frame.select("subject").collect()] == ["7", "7"]
+    # What says nothing of rules is to be whole.
+    manifest = tmp_path / manifest_path("wards")
+    manifest.write_text(manifest.read_text().replace('"limited": true', '"malformed": 0'))
+    assert [row.fault for row in verify(place, "wards")] == ["2 messages where 3 belong, from 2 to 4"]
+
+
+def test_journal_export_says_that_it_is_limited(url: str, tmp_path: Path) -> None:
+    for user, words in (("eve", "limited: stream wards\n"), ("ann", "")):
+        arguments = ["journal", "export", "--stream", "wards", "--url", url, "--to", str(tmp_path / user)]
+        environ = {"MALAMUTE_USER": user, "MALAMUTE_PASSWORD": SECRET}
+        done = CliRunner().invoke(cli, arguments, env=environ)
+        assert (done.exit_code, done.stderr) == (0, words)
 
 
 def test_a_frame_is_published_by_who_may(url: str) -> None:
