@@ -83,6 +83,7 @@ class _Followed:
         self.credit = 0
         self.granted = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self.is_ending = False
         self.grant(credit)
 
     def grant(self, messages: int) -> None:
@@ -149,13 +150,16 @@ class PageSocket:
     async def _carry_out(self, command: _Command) -> None:
         if isinstance(command, _Subscribe):
             self._subscribe(command)
+            # It has begun when the next command comes: a task that is cancelled before that reports nothing.
+            await asyncio.sleep(0)
             return
         followed = self._followed.get(command.id)
-        if followed is None or followed.task is None:
+        if followed is None or followed.task is None or followed.is_ending:
             raise NotFound(f"there is no subscription {command.id}")
         if isinstance(command, _Credit):
             followed.grant(command.messages)
         else:
+            followed.is_ending = True
             followed.task.cancel()
 
     def _subscribe(self, command: _Subscribe) -> None:
@@ -175,9 +179,13 @@ class PageSocket:
         except asyncio.CancelledError:
             # The page has unsubscribed, or is gone; then nobody reads this.
             pass
-        self._followed.pop(command.id, None)
-        with suppress(WebSocketDisconnect, RuntimeError):
-            await self._send("ended", {"id": command.id, **problem})
+        followed.is_ending = True
+        # Until the page has read it, it counts: a page that reads nothing has no more tasks than others.
+        try:
+            with suppress(WebSocketDisconnect, RuntimeError):
+                await self._send("ended", {"id": command.id, **problem})
+        finally:
+            del self._followed[command.id]
 
     async def _follow(self, command: _Subscribe, followed: _Followed) -> None:
         subscribing = self._client.subscribe(

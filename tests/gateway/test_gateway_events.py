@@ -17,7 +17,7 @@ from server_events import EVENTS, following, make_stream, messages_of, publish_n
 
 import malamute
 from malamute.client.events import Gap
-from malamute.gateway.events import EventWriter
+from malamute.gateway.events import PART_BYTES, EventWriter
 from malamute.gateway.settings import GatewaySettings
 from malamute.protocol.batch import Columns, pack_record
 from malamute.testing import Broker, small_config
@@ -100,6 +100,13 @@ def test_a_page_that_does_not_read_goes_into_replay_and_loses_nothing(tmp_path: 
                     client.publish_batch("weather", ["s"] * 10, bodies)
                 details = malamute.protocol.admin.StreamQuery(name="weather")
                 assert client.query(details).switches_to_replay > 0
+                # Of what the system has not taken one part is written, and one window is here.
+                buffered = [
+                    one.transport.get_write_buffer_size() for one in gateway.server.server_state.connections
+                ]
+                assert 0 < sum(buffered) < 4 * PART_BYTES
+                here = [one._source.waiting for one in gateway.state._followed]
+                assert sum(here) * 60_000 <= 2 * gateway.state.settings.event_bytes
                 found = messages_of(blocks, 300)
             assert [sequence for sequence, _ in found] == [*range(1, 301)]
             assert [int(body.split()[0]) for _, body in found] == [*range(1, 301)]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, cast
 
 import msgpack
 import pytest
 from damaged_messages import publish_damaged
 from running_gateway import WAIT_SECONDS, RunningGateway
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 import malamute
-from malamute.gateway.ws import CREDIT_MAX, SUBSCRIPTIONS_MAX
+from malamute.errors import NotFound
+from malamute.gateway.ws import CREDIT_MAX, JSON, SUBSCRIPTIONS_MAX, WINDOW_BYTES, PageSocket
 from malamute.protocol.admin import StreamPurge, StreamQuery
 from malamute.testing import Broker
 
@@ -96,6 +99,92 @@ def test_nothing_comes_without_credit_and_all_of_it_with_more(
     assert page.receive()["op"] == "problem"
     page.send("credit", id=1, messages=CREDIT_MAX)
     assert [int(body.split()[0]) for _, body in page.bodies(1997)] == [*range(4, 2001)]
+
+
+def test_a_page_that_does_not_read_goes_into_replay_whatever_credit_it_has_given(
+    gateway: RunningGateway, client: malamute.Client
+) -> None:
+    with _page(gateway, "malamute.msgpack") as page:
+        page.send("subscribe", id=1, stream="a", start="first", credit=CREDIT_MAX)
+        assert page.receive()["op"] == "subscribed"
+        for first in range(1, 301, 10):
+            _publish(client, "a", first, first + 9, b"%d " + b"x" * 60_000)
+        assert client.query(StreamQuery(name="a")).switches_to_replay > 0
+        # Of what the system has not taken one message is written, and one window has come from the broker.
+        [connection] = [
+            one
+            for one in gateway.server.server_state.connections
+            if isinstance(one, WebSocketsSansIOProtocol)
+        ]
+        assert connection.transport.get_write_buffer_size() < 200_000
+        [subscription] = gateway.state._followed
+        assert subscription._source.waiting * 60_000 <= WINDOW_BYTES
+        assert [int(body.split()[0]) for _, body in page.bodies(300)] == [*range(1, 301)]
+
+
+class _FakeSocket:
+    """A page that sends these commands with a pause between, and reads when it may."""
+
+    def __init__(self, commands: Iterable[dict[str, Any]], pause: int) -> None:
+        self.reads = asyncio.Event()
+        self.read: list[str] = []
+        self._commands = iter(commands)
+        self._pause = pause
+
+    async def receive(self) -> dict[str, Any]:
+        for command in self._commands:
+            for _ in range(self._pause):
+                await asyncio.sleep(0)
+            return {"type": "websocket.receive", "text": json.dumps(command)}
+        await self.reads.wait()
+        return {"type": "websocket.disconnect"}
+
+    async def send_text(self, text: str) -> None:
+        await self.reads.wait()
+        self.read.append(json.loads(text)["op"])
+
+
+class _FakeClient:
+    """A client whose subscriptions are refused, or never answered."""
+
+    def __init__(self, *, refuses: bool) -> None:
+        self._refuses = refuses
+
+    @asynccontextmanager
+    async def subscribe(self, *arguments: object, **options: object) -> AsyncIterator[None]:
+        if self._refuses:
+            raise NotFound("there is no stream")
+        await asyncio.Event().wait()
+        yield
+
+
+def test_a_page_that_sends_and_does_not_read_has_no_more_tasks_than_subscriptions() -> None:
+    async def play() -> None:
+        commands = ({"op": "subscribe", "id": number % 2, "stream": "a"} for number in range(500))
+        socket: Any = _FakeSocket(commands, pause=3)
+        page = PageSocket(socket, cast("Any", None), cast("Any", _FakeClient(refuses=True)), JSON)
+        serving = asyncio.create_task(page.serve())
+        for _ in range(2_000):
+            await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) <= SUBSCRIPTIONS_MAX + 2
+        socket.reads.set()
+        await serving
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("pause", [0, 3])
+def test_the_end_of_a_subscription_is_reported_once_however_fast_and_often_it_is_ended(pause: int) -> None:
+    async def play() -> None:
+        end = {"op": "unsubscribe", "id": 1}
+        socket: Any = _FakeSocket([{"op": "subscribe", "id": 1, "stream": "a"}, end, end], pause)
+        socket.reads.set()
+        page = PageSocket(socket, cast("Any", None), cast("Any", _FakeClient(refuses=False)), JSON)
+        await page.serve()
+        assert sorted(socket.read) == ["ended", "problem"]
+
+    asyncio.run(play())
 
 
 def test_a_subscription_ends_when_the_page_says_so_and_its_id_is_free(page: Page) -> None:
