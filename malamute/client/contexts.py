@@ -129,7 +129,8 @@ def _context(path: Path, name: str, given: Any) -> Context:
             known = ", ".join(FIELDS)
             raise InvalidContext(f"{path}: unknown option contexts.{name}.{option}: expected {known}")
         if not isinstance(value, FIELDS[option]) or isinstance(value, bool):
-            raise InvalidContext(f"{path}: invalid value {value!r} of contexts.{name}.{option}")
+            shown = "…" if option in SECRETS else repr(value)
+            raise InvalidContext(f"{path}: invalid value {shown} of contexts.{name}.{option}")
     return Context(**given)
 
 

@@ -53,9 +53,11 @@ def read_key(value: object) -> str:
     return value
 
 
-_HASH = option_types.OptionType("what `malamute user passwd` writes", _read_hash, option_types.quoted)
+_HASH = option_types.OptionType(
+    "what `malamute user passwd` writes", _read_hash, option_types.quoted, secret=True
+)
 _UID = option_types.count(0, UID_MAX)
-_KEY = option_types.OptionType("40 characters of Z85", read_key, option_types.quoted)
+_KEY = option_types.OptionType("40 characters of Z85", read_key, option_types.quoted, secret=True)
 
 
 @dataclass(frozen=True)

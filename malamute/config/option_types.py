@@ -64,13 +64,14 @@ class OptionType(NamedTuple):
 
     `words` say what is allowed. `read` takes what TOML or the environment gives, or a value that it
     returned before, and raises ValueError for anything else. `write` makes TOML of a value. `example`
-    is for the words of an error.
+    is for the words of an error, which do not have the value if it is `secret`.
     """
 
     words: str
     read: Callable[[Any], Any]
     write: Callable[[Any], str]
     example: str = ""
+    secret: bool = False
 
 
 def parse_size(value: Any) -> int:

@@ -45,14 +45,19 @@ def option(default: Any, option_type: OptionType) -> Any:
 
 
 def read(option_type: OptionType, value: Any, option: str) -> Any:
-    """The value of an option. Raises ConfigError that names the option, the value and what is allowed."""
+    """The value of an option.
+
+    Raises:
+        ConfigError: it is none; names the option, the value unless that is secret, and what is allowed.
+    """
     try:
         return option_type.read(value)
     except ConfigError as error:
         raise ConfigError(f"{option}: {error.text}") from None
     except (ValueError, ArithmeticError):
         example = f", such as {option_type.example}" if option_type.example else ""
-        raise ConfigError(f"{option} = {value!r}: expected {option_type.words}{example}") from None
+        shown = "…" if option_type.secret else repr(value)
+        raise ConfigError(f"{option} = {shown}: expected {option_type.words}{example}") from None
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], fault: str) -> None:

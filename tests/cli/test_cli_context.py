@@ -163,6 +163,8 @@ def test_what_is_saved_is_loaded_whatever_the_names_are(tmp_path: Path) -> None:
         "contexts.a.url = 5",
         "contexts.a.timeout = true",
         "contexts.a.colour = 'red'",
+        "contexts.a.password = 51387",
+        "contexts.a.token = 51387",
         pytest.param("current = " + "[" * 100_000, id="nested"),
     ],
 )
@@ -172,7 +174,9 @@ def test_a_file_that_is_none_is_reported(run: Run, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidContext, match=r"contexts\.toml"):
         load(path)
-    assert "contexts.toml" in run("stream", "list", exit_code=1).stderr
+    shown = run("stream", "list", exit_code=1).stderr
+    assert "contexts.toml" in shown
+    assert "51387" not in shown
 
 
 def test_a_file_that_cannot_be_written_is_reported(run: Run) -> None:

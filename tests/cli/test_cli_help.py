@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,13 @@ def test_every_command_takes_json(words: tuple[str, ...]) -> None:
     command = COMMANDS[words]
     options = {name for parameter in command.params for name in parameter.opts}
     assert isinstance(command, click.Group) or "--json" in options
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_no_command_takes_a_secret_where_ps_would_show_it(words: tuple[str, ...]) -> None:
+    secrets = re.compile("password|token|secret")
+    named = [p for p in COMMANDS[words].params if secrets.search(f"{p.name} {p.opts}")]
+    assert [p.opts for p in named if not (isinstance(p, click.Option) and p.is_flag)] == []
 
 
 def test_the_table_of_commands_leads_to_the_commands(run: Run) -> None:

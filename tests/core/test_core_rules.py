@@ -157,7 +157,11 @@ def test_subjects_that_are_remembered_are_bounded(monkeypatch):
 
 
 def test_replies_need_no_rule_and_nobody_else_reads_or_forges_them():
-    """NATS: every requester must be allowed to subscribe to `_INBOX.>`, and reads the replies of others."""
+    """NATS: every requester must be allowed to subscribe to `_INBOX.>`, and reads the replies of others.
+
+    Asked for in nats-io/nats-server#664 and nats-io/nats.java#192 (who may read a reply), and in
+    nats-io/nats-server#619 (who may send one).
+    """
     bench = bench_with(
         "request service/w", worker=["offer service/w"], eve=["send mailbox/#", "browse */#", "receive */#"]
     )

@@ -64,9 +64,13 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
         ("[[account]]", "account 1: account.name = ''"),
         ("[[account]]\nname = '$a'", "account 1: account.name = '$a'"),
         ("[[account]]\nname = 'a'\npasword = 'x'", "unknown option 'pasword': did you mean 'password'?"),
-        ("[[account]]\nname = 'a'\npassword = 'x'", "expected what `malamute user passwd` writes"),
+        (
+            "[[account]]\nname = 'a'\npassword = 's3cret'",
+            "account.password = …: expected what `malamute user passwd` writes",
+        ),
+        ("[[account]]\nname = 'a'\npassword = 's3cret", "invalid TOML"),
         ("[[account]]\nname = 'a'\npassword = 'scrypt$3$8$1$YQ==$YQ=='", "expected what"),
-        ("[[account]]\nname = 'a'\nkey = 'short'", "expected 40 characters of Z85"),
+        ("[[account]]\nname = 'a'\nkey = 's3cret'", "account.key = …: expected 40 characters of Z85"),
         ("[[account]]\nname = 'a'\n[[account]]\nname = 'a'", "account 'a' stands twice"),
         (
             f"[[account]]\nname = 'a'\nkey = '{KEY}'\n[[account]]\nname = 'b'\nkey = '{KEY}'",
@@ -87,6 +91,7 @@ def test_a_file_that_is_wrong_is_refused_with_its_name(tmp_path: Path, text: str
         load_accounts(path)
     assert caught.value.text.startswith(f"{path}: ")
     assert words in caught.value.text
+    assert "s3cret" not in caught.value.text
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
