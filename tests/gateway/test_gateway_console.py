@@ -259,6 +259,36 @@ def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
         assert re.findall(r'name="sequences" value="(\d+)"', dead) == ["1"]
 
 
+def test_a_queue_shows_what_is_in_flight_and_by_whom(running: RunningGateway, console: httpx.Client) -> None:
+    broker = running.state.settings.broker
+    with (
+        malamute.connect(broker, address="shop.oslo", timeout=WAIT_SECONDS) as shop,
+        malamute.connect(broker, address="eve", timeout=WAIT_SECONDS) as eve,
+        malamute.connect(broker, address="fay", timeout=WAIT_SECONDS) as fay,
+        fay.consume("eve", "shop.*", auto_ack=False) as shared,
+        fay.work("stitch", "a.*") as work,
+    ):
+        shop.send("eve", "s", b"")
+        shop.request("stitch", "a.b", b"")
+        held = [shared.receive(WAIT_SECONDS), work.receive(WAIT_SECONDS)]
+        with eve.mailbox(auto_ack=False) as own:
+            # It is none of a shop's, so it is hers.
+            eve.send("eve", "s", b"")
+            held.append(own.receive(WAIT_SECONDS))
+            rows = {}
+            while len(rows) < 2:
+                for kind, name in (("mailbox", "eve"), ("service", "stitch")):
+                    text = console.get(link("/console/queue", kind=kind, name=name)).text
+                    found = re.findall(r'">fay</a></td><td>([^<]*)</td><td class="n">(\d+)</td>', text)
+                    rows |= {name: found} if found else {}
+            assert rows == {"eve": [("shop.*", "1")], "stitch": [("a.*", "1")]}
+            text = console.get(link("/console/queue", kind="mailbox", name="eve", show="outstanding")).text
+            assert re.search(r'">eve</a> reads it since [^,]*, holds 1, credit', text)
+            assert len(re.findall(r'name="sequences" value="', text)) == 2
+            for one in held:
+                one.ack()
+
+
 def test_a_feed_is_no_client_and_its_cursor_is_the_brokers(console: httpx.Client) -> None:
     readers = console.get(link("/console/stream", name="items")).text
     assert f"$feed/{HOSTILE}" in html.unescape(readers)

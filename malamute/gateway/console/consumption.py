@@ -1,13 +1,21 @@
-"""Who reads the streams, how far behind, and how that was over the last looks."""
+"""Who reads the streams, how far behind, and how that was over the last looks; and who consumes from queues."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from malamute.aio import Client
 from malamute.errors import NotFound
-from malamute.protocol.admin import ClientsQuery, StreamQuery, SubscriptionRow
+from malamute.protocol.admin import (
+    ClientDetails,
+    ClientRow,
+    ClientsQuery,
+    StreamQuery,
+    SubscriptionRow,
+    WorkerRow,
+)
 
 TRAIL = 90
 """Looks at one subscription that are kept."""
@@ -53,17 +61,20 @@ def trend_of(lags: list[int] | list[float]) -> str:
 
 
 class Consumption:
-    """The subscriptions of all clients, look after look."""
+    """The subscriptions of all clients, look after look, and what they consume from at the last one."""
 
     def __init__(self) -> None:
         self._trails: dict[tuple[str, int], deque[tuple[str, int]]] = {}
         self.consumers: list[StreamConsumer] = []
+        self.by_queue: dict[tuple[str, str], list[WorkerRow]] = {}
+        """The clients that consume from a mailbox beside its owner, or work for a service, by kind and name."""
         self.lag_seconds = 0.0
         """The lag of the reader that is most behind."""
 
     async def look(self, client: Client, timeout: float) -> list[StreamConsumer]:
         """Ask for all subscriptions, the one that is most behind first. `timeout` is in seconds."""
         rows = await client.query(ClientsQuery(details=True), timeout=timeout)
+        self.by_queue = _by_queue(rows)
         found = [(row, one) for row in rows for one in getattr(row, "subscriptions", ())]
         found.sort(key=lambda pair: pair[1].lag, reverse=True)
         behind = list(dict.fromkeys(one.stream for _, one in found if one.lag))[:STREAMS_MAX]
@@ -89,3 +100,14 @@ class Consumption:
             )
         self.lag_seconds = max((one.lag_seconds or 0.0 for one in self.consumers), default=0.0)
         return self.consumers
+
+
+def _by_queue(rows: Iterable[ClientDetails | ClientRow]) -> dict[tuple[str, str], list[WorkerRow]]:
+    found: dict[tuple[str, str], list[WorkerRow]] = {}
+    for row in rows:
+        for offer in getattr(row, "offers", ()):
+            fields = {**vars(offer)}
+            queue = fields.pop("kind"), fields.pop("service")
+            del fields["source"]
+            found.setdefault(queue, []).append(WorkerRow(client=row.id, address=row.address, **fields))
+    return found

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from malamute.errors import MalamuteError, NotFound
 from malamute.gateway.console import forms
+from malamute.gateway.console.clients import FIRST_LOOK_SECONDS
 from malamute.gateway.console.forms import first_of
 from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
 from malamute.gateway.console.visits import Visit, redirect, visit_of
@@ -91,6 +92,7 @@ async def queue(request: Request, arguments: Arguments) -> Response:
         row=row,
         workers=workers,
         reader=reader,
+        refusal=visit.watch.refusals.get("consumers", "") if kind == "mailbox" else "",
         messages=messages,
         problem=problem,
         show=show,
@@ -101,7 +103,7 @@ async def queue(request: Request, arguments: Arguments) -> Response:
 
 
 async def _found(visit: Visit, kind: str, name: str) -> tuple[QueueRow, list[Any], MailboxReader | None]:
-    """A queue, the workers of a service, and how the owner of a mailbox reads it. Raises `NotFound`."""
+    """A queue, who works for it, and how the owner of a mailbox reads it. Raises `NotFound`."""
     if kind == "service":
         details = await visit.ask(ServiceQuery(name=name))
         return details, details.workers, None
@@ -109,11 +111,14 @@ async def _found(visit: Visit, kind: str, name: str) -> tuple[QueueRow, list[Any
     row = next((row for row in listed.rows if row.name == name), None)
     if row is None:
         raise NotFound(f"there is no mailbox {name!r}" if not listed.refusal else listed.refusal)
+    # Those who consume beside the owner are found among all clients.
+    await visit.watch.wait_for("consumers", FIRST_LOOK_SECONDS)
+    others = visit.watch.consumption.by_queue.get((kind, name), [])
     try:
-        return row, [], (await visit.ask(ClientQuery(id=name))).mailbox
+        return row, others, (await visit.ask(ClientQuery(id=name))).mailbox
     except MalamuteError:
         # Its owner is away, or this user may not see who it is.
-        return row, [], None
+        return row, others, None
 
 
 async def message_of(visit: Visit, kind: str, name: str, sequence: int, *, dead: bool) -> MessageRow | None:
