@@ -134,6 +134,25 @@ def test_a_cascade_that_the_disk_breaks_off_says_that_only_feeds_have_ended(benc
     assert (told.value.get("partial"), told.value["feeds"]) == (None, [])
 
 
+def test_a_cascade_of_which_the_disk_takes_nothing_is_refused(bench: Bench) -> None:
+    bench.tell("alice", delete(cascade=True))
+    bench.fail(StorageFull("full"))
+    assert [m.code for m in bench.sent("alice") if isinstance(m, Ok | Error)] == [507]
+    bench.settle()
+    assert bench.sent("alice") == []
+    assert hanging(bench) == (2, ["mine"], 1)
+
+
+def test_what_a_cascade_has_come_to_so_far_is_its_answer_whatever_the_disk_refuses(bench: Bench) -> None:
+    bench.tell("alice", delete(cascade=True))
+    while len(bench.core.feeds.by_name) == 2:
+        bench.commit()
+    while not (told := [m for m in bench.sent("alice") if isinstance(m, Ok | Error)]):
+        bench.fail(StorageFull("full"))
+    assert [message.value["partial"] for message in told] == [True]
+    assert hanging(bench) == (1, ["mine"], 1)
+
+
 def test_a_feed_that_is_set_meanwhile_keeps_the_stream(bench: Bench) -> None:
     bench.tell("alice", delete(cascade=True), feed("late"))
     bench.settle()

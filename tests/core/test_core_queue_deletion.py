@@ -96,6 +96,25 @@ def test_with_cascade_all_that_hangs_on_a_queue_ends_with_a_reason(bench: Bench)
     assert hanging(bench) == (0, 1, 0, 0)
 
 
+def test_a_cascade_of_which_the_disk_takes_nothing_is_refused(bench: Bench) -> None:
+    bench.tell("alice", delete(cascade=True))
+    bench.fail(StorageFull("full"))
+    assert [m.code for m in bench.sent("alice") if isinstance(m, Ok | Error)] == [507]
+    bench.settle()
+    assert bench.sent("alice") == []
+    assert hanging(bench) == (2, 2, 1, 1)
+
+
+def test_what_a_cascade_has_come_to_so_far_is_its_answer_whatever_the_disk_refuses(bench: Bench) -> None:
+    bench.tell("alice", delete(cascade=True))
+    while len(bench.core.feeds.by_name) == 2:
+        bench.commit()
+    while not (told := [m for m in bench.sent("alice") if isinstance(m, Ok | Error)]):
+        bench.fail(StorageFull("full"))
+    assert [message.value["partial"] for message in told] == [True]
+    assert hanging(bench)[0] == 1
+
+
 def test_what_nothing_hangs_on_is_deleted_with_its_messages(bench: Bench) -> None:
     bench.tell("alice", request(b"1", service="free"))
     bench.settle()

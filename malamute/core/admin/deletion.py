@@ -8,9 +8,10 @@ feeds may have ended and nothing else, and the answer is `partial`; to ask again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.streams import stream_of
@@ -18,7 +19,7 @@ from malamute.core.stream.start import removed
 from malamute.core.stream.subscription import Subscription
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import InUse, MalamuteError, NotFound, TryLater
-from malamute.protocol.admin import StreamDelete, StreamDeleted
+from malamute.protocol.admin import Row, StreamDelete, StreamDeleted
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.names import Place
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.session import Session
     from malamute.core.stream.stream import Stream
+
+Gone = TypeVar("Gone", bound=Row)
 
 LISTED_MAX = 5
 """Of each kind that hangs on something so many are in a refusal."""
@@ -51,21 +54,15 @@ def delete_stream(
 
 
 def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answered) -> Workflow:
+    place, answer = Place("stream", stream.name), partial(answered, before=gone)
     feeds_only = StreamDeleted(**{**vars(gone), "partial": True})
-    otherwise = None
-
-    def feed_deleted(sequence: int | None, *, created: bool) -> None:
-        answered(feeds_only, final=False, otherwise=otherwise, before=gone)
-
-    for name in core.feeds.of(Place("stream", stream.name)):
-        yield from core.feeds.deletion(name, feed_deleted)
-        otherwise = feeds_only
+    otherwise = yield from end_feeds(core, place, feeds_only, answer)
     try:
         _check_still(core, stream)
     except MalamuteError:
         if otherwise is None:
             raise
-        answered(otherwise, before=gone)
+        answer(otherwise, otherwise=otherwise)
         return
     stream.flush()
     readers = _readers(stream)
@@ -75,8 +72,30 @@ def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answ
         run_workflow(core.effects, _end(core, readers, NotFound(f"stream {stream.name!r} was deleted")))
 
     core.streams.delete(stream, deleted)
-    core.feeds.forget(Place("stream", stream.name))
-    answered(gone, otherwise=otherwise, before=gone)
+    core.feeds.forget(place)
+    answer(gone, otherwise=otherwise)
+
+
+def end_feeds(
+    core: Engines, place: Place, some: Gone, answer: Callable[..., None]
+) -> Generator[Literal["stored"], Any, Gone | None]:
+    """End the feeds from a place. Returns `some`, to which the deletion has come so far, if any has ended.
+
+    Raises:
+        MalamuteError: the disk refused it before any had ended.
+    """
+    otherwise: Gone | None = None
+
+    def ending(sequence: int | None, *, created: bool) -> None:
+        answer(some, final=False, otherwise=otherwise)
+
+    for name in core.feeds.of(place):
+        error = yield from core.feeds.deletion(name, ending)
+        if error is None:
+            otherwise = some
+        elif otherwise is None and not isinstance(error, NotFound):
+            raise error
+    return otherwise
 
 
 def _check_still(core: Engines, stream: Stream) -> None:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from malamute.core.admin.answered import Answered, Failed
-from malamute.core.admin.deletion import END_WORK, hanging
+from malamute.core.admin.deletion import END_WORK, end_feeds, hanging
 from malamute.core.admin.queues import queue_of
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
 from malamute.core.sources import dismiss_source
@@ -49,14 +49,7 @@ def _deletion(
     place = Place(queue.kind, queue.name)
     some = QueueDeleted(**{**vars(gone), "partial": True})
     answer = partial(answered, before=gone)
-    otherwise: QueueDeleted | None = None
-
-    def feed_deleted(sequence: int | None, *, created: bool) -> None:
-        answer(some, final=False, otherwise=otherwise)
-
-    for name in core.feeds.of(place):
-        yield from core.feeds.deletion(name, feed_deleted)
-        otherwise = some
+    otherwise = yield from end_feeds(core, place, some, answer)
     end = queue.next_sequence, queue.dead_letters.next_sequence
     while _purge(queue, *end):
         answer(some, final=False, otherwise=otherwise)
@@ -77,7 +70,7 @@ def _deletion(
     except MalamuteError:
         if otherwise is None:
             raise
-        answer(otherwise)
+        answer(otherwise, otherwise=otherwise)
         return
     core.queues_of(queue.kind).remove(queue)
     core.feeds.forget(place)

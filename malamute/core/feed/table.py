@@ -22,7 +22,7 @@ from malamute.core.stored_values import StoredValues
 from malamute.core.stream.stream import Streams
 from malamute.core.stream.subscription import Position
 from malamute.core.workflow import STORED, Workflow, run_workflow
-from malamute.errors import InvalidValue, MalamuteError, TooMany, TryLater
+from malamute.errors import InvalidValue, MalamuteError, NotFound, TooMany, TryLater
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import Place
@@ -428,26 +428,32 @@ class Feeds:
         """End a feed; what it has passed on stays. `report` is as for `set`."""
 
         def steps() -> Workflow:
-            if not (yield from self.deletion(name, report)):
-                failed(name.missing)
+            error = yield from self.deletion(name, report)
+            if isinstance(error, NotFound):
+                failed(error)
 
         run_workflow(self.effects, steps())
 
-    def deletion(self, name: FeedName, report: FeedReport) -> Generator[Literal["stored"], Any, bool]:
-        """End a feed, as a part of a workflow. Returns whether there was one; the disk may refuse it."""
+    def deletion(
+        self, name: FeedName, report: FeedReport
+    ) -> Generator[Literal["stored"], Any, MalamuteError | None]:
+        """End a feed, as a part of a workflow. Returns why it has not ended, if so: `NotFound`, or the disk.
+
+        `report` is called with what is stored, before that is known.
+        """
         feed = yield from self._begin_change(name)
         if name not in self.values:
             self._end_change(name)
-            return False
+            return name.missing
         for operation in name.delete():
             self.effects.store_bound(operation)
         report(self.position(name), created=False)
-        error = yield STORED
+        error: MalamuteError | None = yield STORED
         self._end_change(name)
         if error is not None:
             if feed is not None:
                 feed.resume()
-            return True
+            return error
         if feed is not None:
             feed.cancel()
             del self.by_name[name]
@@ -462,7 +468,7 @@ class Feeds:
             stream.cursors.pop(name.cursor, None)
             stream.lost_cursors.discard(name.cursor)
         self.report("deleted", name)
-        return True
+        return None
 
     def _look_again(self, source: Place) -> None:
         """What a feed from a queue has left to another one that has changed, or ended, may be its own now."""
