@@ -507,6 +507,9 @@ class Client:
         if any(reply.final for reply in asked.replies) and not twice:
             raise Violation("a reply came behind the final one", body=asked.body, reply=origin.body)
         asked.replies.append(origin)
+        if origin.final:
+            # As the edges do: a request that a crash has brought back may be answered once more.
+            self.session.sending.forget(asked.pending)
         return f"takes reply {origin.body!r}"
 
     def forget(self, a: int, b: int, c: int) -> str:
