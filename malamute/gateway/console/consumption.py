@@ -1,4 +1,4 @@
-"""Who reads the streams, how far behind, and how that was over the last looks; and who consumes from queues."""
+"""Who reads the streams, how far behind, and how that was over the last looks; who consumes from queues."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Consumption:
         self._trails: dict[tuple[str, int], deque[tuple[str, int]]] = {}
         self.consumers: list[StreamConsumer] = []
         self.by_queue: dict[tuple[str, str], list[WorkerRow]] = {}
-        """The clients that consume from a mailbox beside its owner, or work for a service, by kind and name."""
+        """Who consumes from a mailbox beside its owner, or works for a service, by kind and name."""
         self.lag_seconds = 0.0
         """The lag of the reader that is most behind."""
 
