@@ -228,7 +228,8 @@ def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
     running: RunningGateway, console: httpx.Client
 ) -> None:
     with malamute.connect(running.state.settings.broker, address="carol", timeout=WAIT_SECONDS) as carol:
-        for body in (b"one", b"two", b"three"):
+        long = "three" * 2_000
+        for body in (b"one", b"two", long.encode()):
             carol.send("carol", "note", body, {"n": "1"})
             carol.receive(timeout=WAIT_SECONDS).reject("no room")
         carol.flush()
@@ -242,7 +243,7 @@ def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
         with carol.mailbox() as mail:
             assert mail.receive(timeout=WAIT_SECONDS).body == b"two"
             form = console.get(link("/console/queue/again", kind="mailbox", name="carol", sequence=3)).text
-            assert "three</textarea>" in form
+            assert f"\n{long}</textarea>" in form
             assert "n=&#34;1&#34;</textarea>" in form
             again = {
                 **queue,
@@ -257,6 +258,25 @@ def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
             assert (message.body, message.headers) == (b"third", {"n": "1", "m": 2})
         dead = console.get(link("/console/queue", kind="mailbox", name="carol", show="dead")).text
         assert re.findall(r'name="sequences" value="(\d+)"', dead) == ["1"]
+        again = link("/console/queue/again", kind="mailbox", name="carol", sequence=3)
+        assert console.get(again).status_code == 404
+
+
+def test_all_dead_letters_are_redriven_after_a_look_at_how_many(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    with malamute.connect(running.state.settings.broker, address="hugo", timeout=WAIT_SECONDS) as hugo:
+        for number in range(3):
+            hugo.send("hugo", "note", b"%d" % number)
+            hugo.receive(timeout=WAIT_SECONDS).reject("no room")
+        hugo.flush()
+        csrf = Page(console.get("/console/feeds").text).csrf
+        fields = {"csrf": csrf, "topic": "queue.redrive", "kind": "mailbox", "name": "hugo", "where": ""}
+        asked = console.post("/console/change", data=fields)
+        assert ("messages", "3") in re.findall(r"<dt>(\w+)</dt><dd>(\w+)</dd>", asked.text)
+        assert console.post("/console/change", data={**fields, "confirmed": "yes"}).status_code == 303
+        with hugo.mailbox() as mail:
+            assert [mail.receive(timeout=WAIT_SECONDS).body for _ in range(3)] == [b"0", b"1", b"2"]
 
 
 def test_a_queue_shows_what_is_in_flight_and_by_whom(running: RunningGateway, console: httpx.Client) -> None:

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from malamute.client.session.message import Message
 from malamute.errors import MalamuteError, NotFound
 from malamute.gateway.console import forms
-from malamute.gateway.console.queues import message_of
 from malamute.gateway.console.stream_pages import read
 from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.console.words import count, criteria, moment
@@ -20,6 +19,8 @@ from malamute.protocol.admin import (
     ClientQuery,
     ExplainedSelector,
     ExplainQuery,
+    MessageRow,
+    MessagesQuery,
     ServiceQuery,
     StreamDetails,
     StreamQuery,
@@ -126,10 +127,16 @@ def _place(one: SubscriptionRow, stream: StreamDetails, message: Message) -> str
     return f"it was sent: the subscription is in {one.state.upper()}, and beyond it"
 
 
+async def _queued(visit: Visit, kind: str, name: str, sequence: int, *, dead: bool) -> MessageRow | None:
+    """A message of a queue, or a dead letter. Raises `NotFound` for the queue."""
+    query = MessagesQuery(kind=kind, name=name, dead=dead, after=sequence - 1, limit=1)
+    return next((row for row in await visit.ask(query) if row.sequence == sequence), None)
+
+
 async def _explain_queue(visit: Visit, arguments: Arguments) -> dict[str, Any]:
     kind, name, sequence = arguments["kind"], arguments["name"], forms.number(arguments["sequence"])
-    message = await message_of(visit, kind, name, sequence, dead=False)
-    died = None if message else await message_of(visit, kind, name, sequence, dead=True)
+    message = await _queued(visit, kind, name, sequence, dead=False)
+    died = None if message else await _queued(visit, kind, name, sequence, dead=True)
     places = []
     if message is not None:
         places.append(

@@ -20,7 +20,7 @@ from malamute.protocol.admin import (
     ClientQuery,
     MailboxesQuery,
     MailboxReader,
-    MessageRow,
+    MessageQuery,
     MessagesQuery,
     QueuePurge,
     QueueRow,
@@ -121,26 +121,12 @@ async def _found(visit: Visit, kind: str, name: str) -> tuple[QueueRow, list[Any
         return row, others, None
 
 
-async def message_of(visit: Visit, kind: str, name: str, sequence: int, *, dead: bool) -> MessageRow | None:
-    """A message of a queue, or a dead letter. Raises `NotFound` for the queue."""
-    query = MessagesQuery(kind=kind, name=name, dead=dead, after=sequence - 1, limit=1)
-    return next((row for row in await visit.ask(query) if row.sequence == sequence), None)
-
-
 async def again(request: Request, arguments: Arguments) -> Response:
     """A dead letter as a form, to be sent again otherwise. Raises `NotFound`."""
     visit = visit_of(request)
     kind, name, sequence = arguments["kind"], arguments["name"], arguments["sequence"]
-    message = await message_of(visit, kind, name, sequence, dead=True)
-    if message is None:
-        raise NotFound(f"there is no dead letter {sequence} of the {kind} {name!r}")
-    return visit.page(
-        "again.html",
-        kind=kind,
-        name=name,
-        message=message,
-        cut=message.size > len(message.body) and len(message.body) >= 4096,
-    )
+    message = await visit.ask(MessageQuery(kind=kind, name=name, sequence=sequence, dead=True))
+    return visit.page("again.html", kind=kind, name=name, message=message)
 
 
 async def send_again(request: Request, arguments: Arguments) -> Response:
