@@ -104,6 +104,7 @@ def _addresses(name: str) -> list[str]:
         link("/console/stream", name=name),
         link("/console/stream/history", name=name),
         link("/console/stream/subjects", name=name),
+        link("/console/stream/again", name=name, sequence=1),
         link("/console/stream/tail", name=name, pattern=HOSTILE, where="a = 1"),
         "/console/queues",
         link("/console/queue", **queue),
@@ -260,6 +261,29 @@ def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
         assert re.findall(r'name="sequences" value="(\d+)"', dead) == ["1"]
         again = link("/console/queue/again", kind="mailbox", name="carol", sequence=3)
         assert console.get(again).status_code == 404
+
+
+def test_a_message_of_a_stream_is_published_again_from_its_row(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    with malamute.connect(running.state.settings.broker, timeout=WAIT_SECONDS) as client:
+        client.publish("orders", "new", b"two of them\n", {"n": 1, "s": "1"}, assurance="stored")
+        client.publish("orders", "image", b"\x89\xff", assurance="stored")
+        history = console.get(link("/console/stream/history", name="orders")).text
+        address = link("/console/stream/again", name="orders", sequence=1)
+        assert html.escape(address) in history
+        form = console.get(address).text
+        assert 'name="subject" value="new"' in form
+        [headers, body] = re.findall(r"<textarea[^>]*>\n([^<]*)</textarea>", form)
+        assert (html.unescape(headers), body) == ('n=1\ns="1"', "two of them\n")
+        fields = {"csrf": Page(form).csrf, "name": "orders", "subject": "new", "headers": 'n=1\ns="1"'}
+        assert console.post("/console/stream/publish", data={**fields, "body": "three"}).status_code == 303
+        with client.subscribe("orders", start="last") as orders:
+            message = orders.receive(WAIT_SECONDS)
+        assert (message.subject, message.body, message.headers) == ("new", b"three", {"n": 1, "s": "1"})
+    image = console.get(link("/console/stream/again", name="orders", sequence=2)).text
+    assert re.search(r'<button class="main" disabled', image)
+    assert console.get(link("/console/stream/again", name="orders", sequence=9)).status_code == 404
 
 
 def test_all_dead_letters_are_redriven_after_a_look_at_how_many(

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.client.session.message import Message
-from malamute.errors import MalamuteError, NotFound
+from malamute.errors import MalamuteError
 from malamute.gateway.console import forms
-from malamute.gateway.console.stream_pages import read
+from malamute.gateway.console.stream_pages import message_at
 from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.console.words import count, criteria, moment
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
@@ -66,7 +66,7 @@ async def _explain_stream(visit: Visit, arguments: Arguments) -> dict[str, Any]:
     subject, headers = arguments["subject"], forms.headers(arguments["headers"])
     sender = arguments["sender"]
     if sequence := arguments["sequence"].strip():
-        message = await _message(visit, stream, forms.number(sequence))
+        message = await message_at(visit, stream, forms.number(sequence))
         subject, headers, sender = message.subject, message.headers, message.sender
     query = ExplainQuery(stream=stream.name, subject=subject, headers=headers, sender=sender)
     selectors = await visit.ask(query)
@@ -77,20 +77,6 @@ async def _explain_stream(visit: Visit, arguments: Arguments) -> dict[str, Any]:
         if not found["verdicts"]:
             found["problem"] = f"{arguments['subscriber']} has no subscription to {stream.name}"
     return found
-
-
-async def _message(visit: Visit, stream: StreamDetails, sequence: int) -> Message:
-    """A message that a stream holds. Raises `NotFound` with the words why it does not."""
-    if sequence > stream.last:
-        raise NotFound(
-            f"{sequence} is not published yet: the newest message of {stream.name} is {stream.last}"
-        )
-    if sequence < stream.first:
-        raise NotFound(f"{sequence} is kept no longer: the oldest message of {stream.name} is {stream.first}")
-    messages, _ = await read(visit, stream.name, 1, start=f"seq:{sequence}", criteria=[], where="")
-    if not messages or messages[0].sequence != sequence:
-        raise NotFound(f"{sequence} is unavailable: no message of {stream.name} has this sequence any more")
-    return messages[0]
 
 
 def _verdicts(

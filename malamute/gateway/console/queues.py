@@ -12,6 +12,7 @@ from malamute.errors import MalamuteError, NotFound
 from malamute.gateway.console import forms
 from malamute.gateway.console.clients import FIRST_LOOK_SECONDS
 from malamute.gateway.console.forms import first_of
+from malamute.gateway.console.stream_pages import SEQUENCE
 from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
 from malamute.gateway.console.visits import Visit, redirect, visit_of
 from malamute.gateway.console.words import link
@@ -34,7 +35,6 @@ KIND = Parameter(
     "kind", "What it is.", {"type": "string", "enum": ["mailbox", "service"], "default": "mailbox"}
 )
 NAME = Parameter("name", "The name of the queue.", {"type": "string", "default": ""})
-SEQUENCE = Parameter("sequence", "The message.", {"type": "integer", "minimum": 1, "default": 1})
 WHERE = Parameter("where", "Only headers that meet it.", {"type": "string", "default": ""})
 
 SHOWN = ("all", "waiting", "outstanding", "delayed", "dead")

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.client.session.message import Message
-from malamute.errors import MalamuteError
+from malamute.errors import MalamuteError, NotFound
+from malamute.gateway.bodies import is_readable
 from malamute.gateway.console import forms
 from malamute.gateway.console.forms import first_of
 from malamute.gateway.console.streams import NAME
@@ -22,7 +23,7 @@ from malamute.gateway.events import EventWriter
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.gateway.sse import follow
 from malamute.gateway.streams import read_page
-from malamute.protocol.admin import StreamQuery
+from malamute.protocol.admin import StreamDetails, StreamQuery
 from malamute.protocol.batch import Columns
 from malamute.protocol.start import NEW
 
@@ -35,6 +36,7 @@ TAIL_PER_SECOND = 200
 
 _SEQUENCE_START = re.compile(r"seq:([0-9]{1,19})")
 
+SEQUENCE = Parameter("sequence", "The message.", {"type": "integer", "minimum": 1, "default": 1})
 PATTERN = Parameter("pattern", "Only subjects that match it.", {"type": "string", "default": ""})
 WHERE = Parameter("where", "Only headers that meet it.", {"type": "string", "default": ""})
 
@@ -53,6 +55,20 @@ async def read(visit: Visit, name: str, limit: int, **options: Any) -> tuple[lis
     async with visit.client() as client:
         page = await read_page(visit.console.gateway, client, name, limit, **options)
         return page.messages, page.is_last
+
+
+async def message_at(visit: Visit, stream: StreamDetails, sequence: int) -> Message:
+    """A message that a stream holds. Raises `NotFound` with the words why it does not."""
+    if sequence > stream.last:
+        raise NotFound(
+            f"{sequence} is not published yet: the newest message of {stream.name} is {stream.last}"
+        )
+    if sequence < stream.first:
+        raise NotFound(f"{sequence} is kept no longer: the oldest message of {stream.name} is {stream.first}")
+    messages, _ = await read(visit, stream.name, 1, start=f"seq:{sequence}", criteria=[], where="")
+    if not messages or messages[0].sequence != sequence:
+        raise NotFound(f"{sequence} is unavailable: no message of {stream.name} has this sequence any more")
+    return messages[0]
 
 
 async def history(request: Request, arguments: Arguments) -> Response:
@@ -204,6 +220,16 @@ class SampledWriter(EventWriter):
         yield from super().parts(columns)
 
 
+async def again(request: Request, arguments: Arguments) -> Response:
+    """A message as a form, to be published again, perhaps otherwise. Raises `NotFound`."""
+    visit = visit_of(request)
+    stream = await visit.ask(StreamQuery(name=arguments["name"]))
+    message = await message_at(visit, stream, arguments["sequence"])
+    if not is_readable(message):
+        raise NotFound(f"{message.sequence} of {stream.name} is unreadable: its record is damaged")
+    return visit.page("publish_again.html", stream=stream, message=message)
+
+
 async def publish(request: Request, arguments: Arguments) -> Response:
     """Publish the message of a form."""
     visit = visit_of(request)
@@ -249,5 +275,6 @@ ENDPOINTS = (
             ),
         ),
     ),
+    Endpoint("GET", "/console/stream/again", again, "Publish again", (NAME, SEQUENCE)),
     Endpoint("POST", "/console/stream/publish", publish, "Publish"),
 )
