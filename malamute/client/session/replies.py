@@ -127,8 +127,14 @@ class PendingReplies:
         pending = self._requests.get(correlation)
         if (pending.service != service) if pending else not correlation.startswith(self._mark(service)):
             return False
-        if pending is None or (item.attempts > 1 and item.sequence <= pending.last):
-            # Late, or taken already before the connection broke and the acknowledgement was lost.
+        if pending is not None and item.attempts > 1 and item.sequence <= pending.last:
+            # One that waits here still is acknowledged when it is taken. Any other was taken already, before
+            # the connection broke and its acknowledgement was lost.
+            if not pending.waiting or item.sequence < pending.waiting[0].sequence:
+                mailbox.finish(item.sequence)
+            return True
+        if pending is None:
+            # It is late.
             mailbox.finish(item.sequence)
             return True
         pending.last = item.sequence
