@@ -351,8 +351,8 @@ class ConsumerSource(Source):
         # Only a redelivery can be one of ours; a queue that was lost and created again counts from 1 again.
         if item.attempts == 1:
             return True
-        if item.sequence in self._acks:
-            # It was redelivered before its acknowledgement was sent, which is good for this delivery, too.
+        if item.sequence in self._acks or item.sequence in self._rejects:
+            # It was redelivered before it was said how it is settled, which is good for this delivery, too.
             self._drop(item.sequence)
             return False
         if item.sequence in self._finished:

@@ -100,6 +100,15 @@ def test_after_a_cut_what_was_rejected_is_so_when_it_is_redelivered_and_what_was
 
 
 @as_rejected
+def test_a_rejection_that_was_not_sent_yet_is_good_for_a_redelivery(alice, box, mail, bounce):
+    box.finish(1, rejection=Rejection("no paper", bounce))
+    alice.receives(Recall(0, [[1, 1]], "timeout"), mail(0, [1], attempts=2))
+    assert not box.waiting
+    alice.session.inbox.acknowledge(box)
+    assert Reject(0, [[1, 1]], "no paper", bounce) in alice.said()
+
+
+@as_rejected
 def test_a_rejection_that_was_not_sent_yet_outlives_a_cut(alice, box, mail, bounce):
     box.finish(1, rejection=Rejection("no paper", bounce))
     alice.broken()
