@@ -182,12 +182,14 @@ class Mail(Message):
         """Whether it was acknowledged, given back, rejected, or answered with a final reply."""
         return self._owner is None
 
-    # What can be said of a message. None of it waits, and only the first settles it.
+    # What can be said of a message. None of it waits, and only the first settles it. What is refused to its
+    # caller, as to another thread, settles nothing.
 
     def ack(self) -> None:
         """Acknowledge it: the broker removes it. A duplicate acknowledgement does nothing."""
-        if owner := self._settle():
+        if owner := self._owner:
             owner.finish(self)
+            self._owner = None
 
     def nak(self, delay: Span | None = None) -> None:
         """Give it back to be redelivered, to the next consumer, after `delay` (seconds, or a timedelta).
@@ -200,8 +202,9 @@ class Mail(Message):
 
         """
         wait = -1 if delay is None else milliseconds(delay)
-        if owner := self._settle():
+        if owner := self._owner:
             owner.give_back(self, wait)
+            self._owner = None
 
     def reject(self, reason: str = "") -> None:
         """Reject it for good: it becomes a dead letter. A sender that tracks it is given the reason.
@@ -230,22 +233,20 @@ class Mail(Message):
         reason = rejection.reason
         if not isinstance(reason, str) or len(reason.encode()) > TEXT_BYTES_MAX:
             raise InvalidValue(f"invalid reason: expected text of at most {TEXT_BYTES_MAX} bytes")
-        if owner := self._settle():
+        if owner := self._owner:
             owner.finish(self, rejection)
+            self._owner = None
 
     def release(self) -> None:
         """Give it back unread: it is redelivered at once, and this does not count as an attempt."""
-        if owner := self._settle():
+        if owner := self._owner:
             owner.release(self)
+            self._owner = None
 
     def in_progress(self) -> None:
         """Report that it is still worked on: its ack timeout begins anew."""
         if self._owner is not None:
             self._owner.report(self)
-
-    def _settle(self) -> Settler | None:
-        owner, self._owner = self._owner, None
-        return owner
 
 
 class ServiceRequest(Mail):

@@ -457,6 +457,28 @@ def test_another_thread_is_refused(client):
     assert "another thread" in str(caught[0])
 
 
+@pytest.mark.parametrize("verb", ["ack", "nak", "reject", "release"])
+def test_what_another_thread_was_refused_to_settle_can_be_settled_still(broker, client, verb):
+    broker.answers[wire.Credit] = lambda m: [queued(0, 1, 1)]
+    mail = client.mailbox(auto_ack=False).receive(timeout=5)
+    caught: list[Exception] = []
+
+    def use() -> None:
+        try:
+            getattr(mail, verb)()
+        except errors.LinkError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert caught
+    assert not mail.settled
+    mail.ack()
+    client.flush()
+    assert broker.hears(wire.Ack).ranges == [[1, 1]]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_refused(client):
     pid = os.fork()
