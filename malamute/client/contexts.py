@@ -23,6 +23,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,5 +154,8 @@ def save(path: Path, contexts: Contexts) -> None:
 
 
 def _quoted(value: str | float) -> str:
-    """A text or a number in TOML, where JSON is the same but for a character that it leaves as it is."""
-    return json.dumps(value).replace("\x7f", "\\u007f")
+    """A text or a number in TOML: as JSON has it, but for one character, and for what is no finite number."""
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    # Not all in ASCII: JSON makes pairs of surrogates of what is beyond its four digits.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -188,3 +188,18 @@ def test_a_file_that_cannot_be_written_is_reported(run: Run) -> None:
 def test_the_place_is_that_of_the_user_unless_it_is_given() -> None:
     assert file_of({"XDG_CONFIG_HOME": "/x"}) == Path("/x/malamute/contexts.toml")
     assert file_of({}) == Path("~/.config/malamute/contexts.toml").expanduser()
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        Context(address="\U0001f600"),
+        Context(timeout=float("inf")),
+        Context(user='a\x01\x7f\x85é\u2028\\"\n'),
+    ],
+)
+def test_what_is_saved_can_be_loaded(tmp_path: Path, context: Context) -> None:
+    path = tmp_path / "contexts.toml"
+    contexts = Contexts("\U0001f600", {"\U0001f600": context})
+    save(path, contexts)
+    assert load(path) == contexts
