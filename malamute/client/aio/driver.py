@@ -52,7 +52,7 @@ class AioDriver(Driver):
             super().iterate()
         finally:
             self._after_iteration()
-            if self.link.pending:
+            if self.events or self.link.pending:
                 self._look_soon()
 
     def iterate(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
@@ -46,6 +47,8 @@ class Driver:
         self.connection = connection
         self.timeout = timeout
         self.on_event: Callable[[Event], object] = log_event
+        self.events: deque[Event] = deque()
+        """Those that the program is still to be given: some stay if it raises an exception at one."""
         self.before_wait: dict[object, Callable[[], None]] = {}
         """What is to be given to the session before anybody waits, by whose it is."""
         self.closed = False
@@ -109,7 +112,10 @@ class Driver:
         for frames in self.connection.link.receive():
             session.receive(frames)
         session.look_at_clock(now)
-        for event in session.pop_events():
+        events = self.events
+        events += session.pop_events()
+        while events:
+            event = events.popleft()
             if type(event) is Connected:
                 # Not before: one that cannot serve us must not be tried again and again at once.
                 self.connection.route.arrived()

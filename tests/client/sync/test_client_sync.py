@@ -349,6 +349,23 @@ def test_a_gap_is_reported_to_the_handler(broker, client):
     assert subscription.gaps == 1
 
 
+def test_an_event_handler_that_fails_is_told_of_the_other_events_still(broker, client):
+    seen: list[wire.Gap] = []
+
+    def fail_first(event: wire.Gap) -> None:
+        seen.append(event)
+        if len(seen) == 1:
+            raise ValueError("no gaps here")
+
+    client.subscribe("s", start="seq:1")
+    client.on_event = fail_first
+    broker.answers[wire.Ping] = lambda m: [wire.Gap(1, 1, 4, "x"), wire.Gap(1, 7, 9, "x"), wire.Pong()]
+    with pytest.raises(ValueError, match="no gaps here"):
+        client.flush()
+    client.query("status")
+    assert [event.first for event in seen] == [1, 7]
+
+
 def test_mail_is_acknowledged_when_the_next_is_asked_for(broker, client):
     mailbox = client.mailbox()
     broker.hears(wire.Credit)
