@@ -158,8 +158,12 @@ class AioDriver(Driver):
 
     def within(self, seconds: float) -> None:
         """Send what waits for others when this time is over, or an earlier one that was asked for."""
-        if self._sending is None:
-            self._sending = self._loop.call_later(seconds, self._send_now)
+        due = self._loop.time() + seconds
+        if self._sending is not None:
+            if self._sending.when() <= due:
+                return
+            self._sending.cancel()
+        self._sending = self._loop.call_at(due, self._send_now)
 
     def _send_now(self) -> None:
         self._sending = None

@@ -337,6 +337,22 @@ def test_what_lingers_is_sent_without_another_call(play):
     play(program)
 
 
+def test_what_lingers_does_not_wait_for_something_that_may_wait_longer(play):
+    async def program(client: malamute.aio.Client) -> None:
+        stream = next(names)
+        async with malamute.aio.connect(client.url, timeout=PATIENCE) as other:
+            messages = await other.subscribe(stream)
+            patient = client.publisher(stream, assurance="none", linger=PATIENCE)
+            hasty = client.publisher(stream, assurance="none", linger=0.01)
+            for out in (patient, patient, hasty, hasty):
+                await out.publish("a", b"")
+            assert len([await messages.receive(PATIENCE / 2) for _ in range(4)]) == 4
+        await patient.close()
+        await hasty.close()
+
+    play(program)
+
+
 def test_a_broken_connection_reconnects_while_no_call_is_under_way(tmp_path):
     async def program() -> None:
         with Broker(tmp_path) as broker:
