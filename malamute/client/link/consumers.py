@@ -151,6 +151,7 @@ class SubscriptionBase:
         if self._source.cursor:
             self._handled = message.sequence
             self._driver.before_wait[self] = self._commit_handled
+            self._driver.within(ACK_DELAY)
 
     def _commit_handled(self) -> None:
         session = self._driver.session

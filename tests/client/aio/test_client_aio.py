@@ -353,6 +353,31 @@ def test_what_lingers_does_not_wait_for_something_that_may_wait_longer(play):
     play(program)
 
 
+def test_the_cursor_of_a_handler_moves_while_more_messages_wait(play):
+    async def program(client: malamute.aio.Client) -> None:
+        stream = next(names)
+        await client.publish_batch(stream, ["a"] * 100, [b""] * 100)
+        first, moved = asyncio.Event(), asyncio.Event()
+
+        @client.subscription(stream, start="first", cursor="c")
+        async def handle(message: malamute.Message) -> None:
+            if message.sequence == 10:
+                first.set()
+                await moved.wait()
+
+        async with malamute.aio.connect(client.url, timeout=PATIENCE) as other:
+            running = asyncio.create_task(client.run())
+            async with asyncio.timeout(PATIENCE):
+                await first.wait()
+                while (await other.query("cursors", stream=stream))[0]["sequence"] < 9:
+                    await asyncio.sleep(0.01)
+            moved.set()
+            client.stop()
+            await running
+
+    play(program)
+
+
 def test_a_broken_connection_reconnects_while_no_call_is_under_way(tmp_path):
     async def program() -> None:
         with Broker(tmp_path) as broker:
