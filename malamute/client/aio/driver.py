@@ -25,6 +25,9 @@ from malamute.client.link.link import Link
 from malamute.client.session.session import ClientSession
 from malamute.errors import TimedOut
 
+ROOM_SECONDS = 0.02
+"""How soon what has found no room is tried again."""
+
 
 class AioDriver(Driver):
     """A driver on the event loop that runs when it is made. The next pass of the loop sends what is held."""
@@ -167,8 +170,8 @@ class AioDriver(Driver):
 
     def _send_now(self) -> None:
         self._sending = None
-        if self.session.error is None:
-            self.prepare()
+        if self.session.error is None and not self.prepare():
+            self.within(ROOM_SECONDS)
 
     def close(self) -> None:
         """Close the connection; every call that waits is woken up."""

@@ -504,13 +504,19 @@ class ClientBase:
 
     async def _flush(self, timeout: float | None) -> None:
         self._driver.check()
-        outbox = self._session.outbox
-        self._driver.prepare()
-        ping = self._session.questions.ping()
-        await self._driver.wait_for_broker(
-            lambda: ping.done and not len(outbox), timeout, "waiting for the broker"
-        )
-        if ping.error is not None:
+        questions, outbox = self._session.questions, self._session.outbox
+        ping: PendingQuery | None = None
+
+        def is_flushed() -> bool:
+            nonlocal ping
+            if ping is None and outbox.refusal is None and self._driver.prepare():
+                # Behind all that was held.
+                ping = questions.ping()
+                self._driver.send()
+            return ping is not None and ping.done and not len(outbox)
+
+        await self._driver.wait_for_broker(is_flushed, timeout, "waiting for the broker")
+        if ping is not None and ping.error is not None:
             raise ping.error
 
     async def _close(self, timeout: float | None) -> None:

@@ -153,11 +153,13 @@ class SubscriptionBase:
             self._driver.before_wait[self] = self._commit_handled
             self._driver.within(ACK_DELAY)
 
-    def _commit_handled(self) -> None:
+    def _commit_handled(self) -> bool:
         session = self._driver.session
-        if session.error is None and session.outbox.room(numbered=True):
-            del self._driver.before_wait[self]
-            session.sending.commit(self.stream, self._source.cursor, self._handled, Command())
+        if session.error is not None or not session.outbox.room(numbered=True):
+            return False
+        del self._driver.before_wait[self]
+        session.sending.commit(self.stream, self._source.cursor, self._handled, Command())
+        return True
 
     async def _commit(self, message: Message | int, timeout: float | None) -> None:
         if not self._source.cursor:

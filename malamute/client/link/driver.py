@@ -49,8 +49,9 @@ class Driver:
         self.on_event: Callable[[Event], object] = log_event
         self.events: deque[Event] = deque()
         """Those that the program is still to be given: some stay if it raises an exception at one."""
-        self.before_wait: dict[object, Callable[[], None]] = {}
-        """What is to be given to the session before anybody waits, by whose it is."""
+        self.before_wait: dict[object, Callable[[], bool]] = {}
+        """What gives something to the session before anybody waits, by whose it is. Each returns whether that
+        was all of it."""
         self.closed = False
         self.drain_due = False
         """Whether the session is to be drained when it is in nobody's hands."""
@@ -176,13 +177,18 @@ class Driver:
                 self.hold()
         return True
 
-    def prepare(self) -> None:
-        """Send everything that waits for others: acknowledgements, and what publishers hold."""
+    def prepare(self) -> bool:
+        """Send everything that waits for others: acknowledgements, and what publishers hold.
+
+        Returns whether there was room for all of it.
+        """
         self.session.inbox.acknowledge_all()
-        for prepare in tuple(self.before_wait.values()):
-            prepare()
+        all_given = True
+        for give in tuple(self.before_wait.values()):
+            all_given &= give()
         self.session.look_at_clock(monotonic())
         self.send_soon()
+        return all_given
 
     def drain(self) -> None:
         """Drain the session in the next iteration. A signal handler may ask for it at any moment."""

@@ -149,9 +149,10 @@ class PublisherBase:
             await self._ship_all()
         await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")
 
-    def _before_wait(self) -> None:
+    def _before_wait(self) -> bool:
         if self._batch.records and self._driver.session.outbox.room(numbered=self._stored):
             self._hand_over()
+        return not self._batch.records
 
     def _hand_over(self) -> None:
         subjects, records = self._batch.pop()

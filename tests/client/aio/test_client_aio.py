@@ -353,6 +353,26 @@ def test_what_lingers_does_not_wait_for_something_that_may_wait_longer(play):
     play(program)
 
 
+def test_what_lingers_and_finds_no_room_is_sent_when_there_is_some(play):
+    async def program(client: malamute.aio.Client) -> None:
+        stream = next(names)
+        async with malamute.aio.connect(client.url, timeout=PATIENCE) as other:
+            messages = await other.subscribe(stream)
+            out = client.publisher(stream, assurance="none", linger=0.01)
+            await out.publish("a", b"1")
+            await out.publish("a", b"2")
+            outbox = client._session.outbox
+            outbox.window_bytes, window_bytes = 0, outbox.window_bytes
+            outbox.flow.add(10 * window_bytes)
+            await asyncio.sleep(0.1)
+            outbox.window_bytes = window_bytes
+            outbox.flow.add(-10 * window_bytes)
+            assert [(await messages.receive(PATIENCE)).body for _ in range(2)] == [b"1", b"2"]
+        await out.close()
+
+    play(program)
+
+
 def test_the_cursor_of_a_handler_moves_while_more_messages_wait(play):
     async def program(client: malamute.aio.Client) -> None:
         stream = next(names)

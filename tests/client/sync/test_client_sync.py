@@ -5,6 +5,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 import zmq
@@ -264,6 +265,25 @@ def test_any_wait_ships_what_a_publisher_holds(broker, client):
         assert client.query("status") == "status"
         client.flush()
         assert receipt.done
+
+
+@pytest.mark.parametrize("assurance", ["none", "stored"])
+def test_a_flush_ships_what_a_publisher_holds_for_want_of_room(broker, client, assurance):
+    broker.answers[wire.Ping] = lambda m: []
+    out = client.publisher("s", assurance=assurance, timeout=0.05)
+    published = 0
+    with suppress(errors.TryLater):
+        while True:
+            out.publish("a", bytes(10_000))
+            published += 1
+    broker.answers[wire.Ping] = lambda m: [wire.Pong()]
+    broker.say(wire.Pong())
+    broker.say(wire.Pong())
+    client.close()
+    heard = 0
+    while not isinstance(message := broker.heard.get(timeout=10), wire.Bye):
+        heard += len(message.records) if isinstance(message, wire.Publish) else 0
+    assert heard == published
 
 
 def test_publish_many_refuses_columns_that_differ(client):
