@@ -333,6 +333,32 @@ def test_a_queue_shows_what_is_in_flight_and_by_whom(running: RunningGateway, co
                 one.ack()
 
 
+def test_a_consumer_has_its_states_over_time_its_credit_and_its_lag(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    broker = running.state.settings.broker
+    with (
+        malamute.connect(broker, address="gus", timeout=WAIT_SECONDS) as gus,
+        gus.subscribe("rain", credit=1),
+    ):
+
+        def row() -> str:
+            text = console.get(link("/console/consumers", find="gus")).text
+            return next((one for one in re.findall(r"<tr>.*?</tr>", text, re.DOTALL) if ">gus<" in one), "")
+
+        while "States over the last looks: live" not in row():
+            pass
+        for number in range(50):
+            gus.publish("rain", "s", b"%d" % number, assurance="stored")
+        while "States over the last looks: live, replay" not in (found := row()):
+            pass
+        cells = re.findall(r"<td[^>]*>\s*(?:<[^>]*>)*([^<]*)", found)
+        name, stream, state, _, lag, behind, trend, credit = cells[:8]
+        assert (name, stream, state, trend, credit) == ("gus", "rain", "REPLAY", "rising", "0")
+        assert int(behind) >= 48
+        assert re.fullmatch(r"\d+ ms|[\d.]+ s|\d+ m.*", lag)
+
+
 def test_a_feed_is_no_client_and_its_cursor_is_the_brokers(console: httpx.Client) -> None:
     readers = console.get(link("/console/stream", name="items")).text
     assert f"$feed/{HOSTILE}" in html.unescape(readers)

@@ -11,11 +11,29 @@ from malamute.client.session.message import Message
 from malamute.errors import InvalidValue
 from malamute.gateway.console import forms, words
 from malamute.gateway.console.changes import ACTS
-from malamute.gateway.console.consumption import trend_of
+from malamute.gateway.console.consumption import StreamConsumer, trend_of
 from malamute.gateway.console.stream_pages import TAIL_PER_SECOND, SampledWriter, tree_of
-from malamute.gateway.console.symptoms import CRITICAL, WARNING, of_queues, of_store
+from malamute.gateway.console.symptoms import (
+    CRITICAL,
+    LAG_SECONDS,
+    NAMED_MAX,
+    NOTE,
+    WARNING,
+    of_broker,
+    of_cursors,
+    of_queues,
+    of_readers,
+    of_store,
+)
 from malamute.gateway.console.watch import Sample, rates
-from malamute.protocol.admin import CHANGES, QueueRow, StoreUsage
+from malamute.protocol.admin import (
+    CHANGES,
+    BrokerStatus,
+    QueueRow,
+    StoreUsage,
+    StreamCursor,
+    SubscriptionRow,
+)
 from malamute.protocol.batch import Columns, pack_record
 
 
@@ -131,6 +149,62 @@ def test_what_is_wrong_with_queues() -> None:
     [symptom] = of_queues("service", rows)
     assert (symptom.level, symptom.words) == (WARNING, "3 requests to print wait, and nobody works for it")
     assert [*of_queues("mailbox", rows)] == []
+
+
+def _reader(name: str, lag_seconds: float, *lags: int) -> StreamConsumer:
+    row = SubscriptionRow(
+        **{**dict.fromkeys(SubscriptionRow._defaults, 0), "stream": "rain", "lag": lags[-1], "criteria": []}
+    )
+    return StreamConsumer("id", name, "", True, row, lag_seconds, tuple(("replay", lag) for lag in lags))
+
+
+def test_what_is_wrong_with_readers() -> None:
+    behind = [_reader("gus", LAG_SECONDS, 1, 1000), _reader("hal", 90.0, 2000, 1000)]
+    found = [*of_readers([*behind, _reader("ida", LAG_SECONDS - 1, 5)])]
+    assert [(one.level, one.words) for one in found] == [
+        (WARNING, "gus is 10 s behind on rain, 1,000 messages, rising"),
+        (NOTE, "hal is 1 m 30 s behind on rain, 1,000 messages, falling"),
+    ]
+    many = [*of_readers(behind * NAMED_MAX)]
+    assert [one.words for one in many[NAMED_MAX:]] == [f"{NAMED_MAX} more readers are behind"]
+    [lost] = of_cursors([StreamCursor(stream="rain", name="c", sequence=None, lag=None)])
+    assert (lost.level, lost.words) == (WARNING, "The cursor c of rain is lost: its reader has to begin anew")
+
+
+WELL: dict[str, Any] = {
+    **dict.fromkeys(BrokerStatus._defaults, 0),
+    **dict.fromkeys(("store_error", "config_error"), ""),
+    "waiting_for_restart": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "level", "words"),
+    [
+        ("store_error", "no space left", CRITICAL, "The store takes nothing: no space left"),
+        ("damages", 2, WARNING, "2 parts of the store are damaged"),
+        ("faults", 1, WARNING, "1 faults of the broker's own since it started: its log has them"),
+        ("not_recovered", 3, WARNING, "3 things of the store were not taken up"),
+        (
+            "config_error",
+            "no such option",
+            WARNING,
+            "The configuration that was read last was refused: no such option",
+        ),
+        ("dead_excess", 4, WARNING, "4 dead letters are beyond a lowered limit: the next one drops them"),
+        (
+            "waiting_for_restart",
+            ["storage.size"],
+            NOTE,
+            "Changed, and waiting for a restart: storage.size",
+        ),
+        ("quotas_exceeded", 5, NOTE, "Quotas have refused 5 commands since the broker started"),
+    ],
+)
+def test_what_is_wrong_with_the_broker(field: str, value: Any, level: str, words: str) -> None:
+    assert [*of_broker(BrokerStatus(**WELL))] == []
+    [symptom] = of_broker(BrokerStatus(**{**WELL, field: value}))
+    assert (symptom.level, symptom.words) == (level, words)
 
 
 @pytest.mark.parametrize(("used", "levels"), [(79, []), (80, [WARNING]), (95, [CRITICAL])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -11,16 +10,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
-import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from running_gateway import WAIT_SECONDS, RunningGateway
 from secured_gateway import secured_gateway
+from token_issuer import SigningIssuer
 
 import malamute
 from malamute.client.session.message import Message
-from malamute.config import TokenIssuer
 from malamute.gateway.mercure import FIELDS_MAX, RETRY_MS_MAX, TOPICS_MAX, UpdateWriter
 from malamute.gateway.settings import GatewaySettings
 from malamute.protocol.batch import Columns, pack_record
@@ -336,8 +332,6 @@ def test_who_does_not_say_who_it_is_gets_no_private_update(http: httpx.Client) -
         assert _data(events, 1) == ["public"]
 
 
-ISSUER = "https://login.example.org"
-ISSUER_KEY = ed25519.Ed25519PrivateKey.generate()
 BOB, ANN = ("bob", "secret"), ("ann", "geheim")
 RULES = (
     "create,publish stream/mercure",
@@ -349,12 +343,13 @@ RULES = (
 
 
 @pytest.fixture
-def secured(tmp_path: Path) -> Iterator[RunningGateway]:
-    keys = tmp_path / "issuer.pem"
-    keys.touch(0o644)
-    keys.write_bytes(ISSUER_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    issuer = TokenIssuer(ISSUER, "malamute", str(keys), ("EdDSA",))
-    with secured_gateway(tmp_path, dict((BOB, ANN)), RULES, issuer) as gateway:
+def issuer(tmp_path: Path) -> SigningIssuer:
+    return SigningIssuer(tmp_path)
+
+
+@pytest.fixture
+def secured(tmp_path: Path, issuer: SigningIssuer) -> Iterator[RunningGateway]:
+    with secured_gateway(tmp_path, dict((BOB, ANN)), RULES, issuer.known) as gateway:
         yield gateway
 
 
@@ -400,11 +395,11 @@ def test_a_token_in_a_cookie_is_looked_at_by_the_broker(http: httpx.Client, meth
     assert (answer.status_code, answer.json()["code"]) == (401, 905)
 
 
-def test_a_token_in_a_cookie_says_who_gets_a_private_update(secured: RunningGateway) -> None:
-    claims = {"iss": ISSUER, "aud": "malamute", "sub": "carl", "exp": time.time() + 3600}
-    token = jwt.encode(claims, ISSUER_KEY, algorithm="EdDSA")
+def test_a_token_in_a_cookie_says_who_gets_a_private_update(
+    secured: RunningGateway, issuer: SigningIssuer
+) -> None:
     with (
-        secured.client(headers={"cookie": f"mercureAuthorization={token}"}) as carl,
+        secured.client(headers={"cookie": f"mercureAuthorization={issuer.token('carl')}"}) as carl,
         secured.client(auth=BOB) as bob,
         _following(carl, "*") as (_, events),
     ):

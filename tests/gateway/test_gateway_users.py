@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from running_gateway import WAIT_SECONDS, RunningGateway
 from secured_gateway import secured_gateway
+from token_issuer import SigningIssuer
 
 from malamute.errors import AddressTaken, LoginNeeded, TryLater
 from malamute.gateway.settings import GatewaySettings
@@ -85,6 +86,22 @@ def test_a_token_that_the_broker_does_not_know_has_to_log_in(secured: RunningGat
     with secured.client(headers={"authorization": "Bearer none.of.ours"}) as http:
         answer = http.get("/v1/streams/bob/messages")
     assert (answer.status_code, answer.json()["code"]) == (401, 905)
+
+
+def test_a_token_of_an_issuer_is_its_user_at_every_path_and_in_the_console(tmp_path: Path) -> None:
+    issuer = SigningIssuer(tmp_path)
+    with secured_gateway(tmp_path, {}, [RULE, "view stream/{user}"], issuer.known) as gateway:
+        with gateway.client(headers={"authorization": f"Bearer {issuer.token('carl')}"}) as http:
+            assert http.post("/v1/streams/carl/messages", content=b"of carl").status_code == 201
+            assert http.post("/v1/streams/ann/messages", content=b"x").status_code == 403
+        with gateway.client(headers={"authorization": f"Bearer {issuer.token('carl', -60)}"}) as http:
+            answer = http.get("/v1/streams/carl/messages")
+            assert (answer.status_code, answer.json()["code"]) == (401, 905)
+        with gateway.client(headers={"origin": gateway.url}) as http:
+            assert http.post("/console/sign-in", data={"token": issuer.token("carl", -60)}).status_code == 401
+            assert http.post("/console/sign-in", data={"token": issuer.token("carl")}).status_code == 303
+            assert "of carl" in http.get("/console/stream/history?name=carl").text
+            assert http.get("/console/stream/history?name=ann").status_code == 403
 
 
 def test_an_identity_shows_no_secret() -> None:
