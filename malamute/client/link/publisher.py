@@ -20,7 +20,7 @@ from malamute.client.link.driver import Driver
 from malamute.client.options import BATCH_MESSAGES, LINGER_SECONDS, PUBLISHER_TIMEOUT_SECONDS
 from malamute.client.session.batch import Batch, check_subjects, is_stored, records_of, split_evenly
 from malamute.client.session.outbox import Command
-from malamute.errors import Closed, InvalidValue, MalamuteError
+from malamute.errors import Closed, InvalidValue, MalamuteError, TooLarge
 from malamute.protocol.batch import Body, Frame, Headers
 
 TOGETHER = 32
@@ -52,7 +52,7 @@ class PublisherBase:
         # Several small commands go to the socket together: waking its thread costs more than one of them.
         window = driver.session.outbox.window_commands
         together = max(1, min(TOGETHER // batch, window // 4)) if 1 <= batch <= TOGETHER else 1
-        self._batch = Batch(batch * together)
+        self._batch = Batch(batch * together, driver.session.sending.limits.message_bytes)
         self._commands: list[Command] = []
         self._unsettled: list[Command] = []
         self._due = 0.0
@@ -83,6 +83,13 @@ class PublisherBase:
     async def _admit(self) -> None:
         """Wait until one more message can be taken. Raises as `publish` does."""
         self._check()
+        await self._make_room()
+        while self._batch.full:
+            # Together with one more they could be too large.
+            await self._ship()
+            await self._make_room()
+
+    async def _make_room(self) -> None:
         await self._driver.make_room(numbered=self._stored, timeout=self._timeout)
 
     def _add(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
@@ -102,7 +109,7 @@ class PublisherBase:
     async def _ship_all(self) -> None:
         self._check()
         if self._batch.records:
-            await self._admit()
+            await self._make_room()
         await self._ship()
 
     async def _publish_many(
@@ -114,10 +121,12 @@ class PublisherBase:
         if len(bodies) != len(subjects) or (headers_list is not None and len(headers_list) != len(subjects)):
             raise InvalidValue("invalid columns: expected subjects, bodies and headers of one length")
         check_subjects(subjects)
-        records = records_of(headers_list, bodies)
+        records, most_bytes = records_of(headers_list, bodies), self._batch.most_bytes
+        if (largest := max(map(len, records), default=0)) > most_bytes:
+            raise TooLarge(f"message of {largest} bytes is too large: expected at most {most_bytes}")
         await self._ship_all()
-        for some_subjects, some_records in split_evenly(subjects, records, self._most):
-            await self._driver.make_room(numbered=self._stored, timeout=self._timeout)
+        for some_subjects, some_records in split_evenly(subjects, records, self._most, most_bytes):
+            await self._make_room()
             self._carry_on(some_subjects, some_records, Command())
             await self._driver.ship()
 

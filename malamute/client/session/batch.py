@@ -114,12 +114,15 @@ def check_subjects(subjects: Sequence[str]) -> None:
 class Batch:
     """Messages that are not shipped yet."""
 
-    __slots__ = ("full", "last", "most", "records", "size_bytes", "subjects")
+    __slots__ = ("_full_bytes", "full", "last", "most", "most_bytes", "records", "size_bytes", "subjects")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_bytes: int) -> None:
+        """`most_bytes` is what one message may have at the most."""
         if not 1 <= most <= BATCH_MESSAGES_MAX:
             raise InvalidValue(f"batch of {most} messages: expected 1 to {BATCH_MESSAGES_MAX}")
         self.most = most
+        self.most_bytes = most_bytes
+        self._full_bytes = min(BATCH_BYTES, most_bytes)
         self.subjects: list[str] = []
         self.records: list[Frame] = []
         self.size_bytes = 0
@@ -135,12 +138,17 @@ class Batch:
         record = record_of(headers, body)
         records = self.records
         place = len(records)
+        size_bytes = self.size_bytes + len(record)
+        if place + 2 >= self.most or size_bytes >= self._full_bytes:
+            if len(record) > self.most_bytes:
+                raise TooLarge(
+                    f"message of {len(record)} bytes is too large: expected at most {self.most_bytes}"
+                )
+            self.last = True
+            self.full = size_bytes >= self._full_bytes or place + 1 >= self.most
         self.subjects.append(subject)
         records.append(record)
-        self.size_bytes += len(record)
-        if place + 2 >= self.most or self.size_bytes >= BATCH_BYTES:
-            self.last = True
-            self.full = self.size_bytes >= BATCH_BYTES or place + 1 >= self.most
+        self.size_bytes = size_bytes
         return place
 
     def pop(self) -> tuple[list[str], list[Frame]]:
@@ -152,11 +160,14 @@ class Batch:
 
 
 def split_evenly(
-    subjects: Sequence[str], records: Sequence[Frame], most: int
+    subjects: Sequence[str], records: Sequence[Frame], most: int, most_bytes: int
 ) -> Iterable[tuple[Sequence[str], Sequence[Frame]]]:
-    """Cut long columns where a batch of these messages would be full."""
+    """Cut long columns where a batch of these messages would be full, or have more than `most_bytes`."""
     start = size_bytes = 0
     for place, record in enumerate(records):
+        if start < place and size_bytes + len(record) > most_bytes:
+            yield subjects[start:place], records[start:place]
+            start, size_bytes = place, 0
         size_bytes += len(record)
         if size_bytes >= BATCH_BYTES or place + 1 - start >= most:
             yield subjects[start : place + 1], records[start : place + 1]

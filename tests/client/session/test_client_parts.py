@@ -70,7 +70,7 @@ def test_subjects_end_at_255_bytes():
 
 
 def test_a_batch_is_full_by_messages_or_by_bytes():
-    batch = Batch(2)
+    batch = Batch(2, 10**6)
     assert batch.add("a", b"", None) == 0
     assert not batch.full
     assert batch.add("b", b"", None) == 1
@@ -85,7 +85,7 @@ def test_a_batch_is_full_by_messages_or_by_bytes():
 def test_columns_are_cut_where_a_batch_would_be_full(sizes, most):
     records = [bytes(size) for size in sizes]
     subjects = [str(place) for place in range(len(sizes))]
-    parts = list(split_evenly(subjects, records, most))
+    parts = list(split_evenly(subjects, records, most, 10**9))
     assert [s for part, _ in parts for s in part] == subjects
     assert [r for _, part in parts for r in part] == records
     assert all(0 < len(part) <= most and sum(map(len, part[:-1])) < 65_536 for _, part in parts)

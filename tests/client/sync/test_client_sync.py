@@ -286,6 +286,39 @@ def test_a_flush_ships_what_a_publisher_holds_for_want_of_room(broker, client, a
     assert heard == published
 
 
+@pytest.fixture
+def narrow(broker: Scripted) -> Iterator[malamute.Client]:
+    """A client of a broker that takes 100,000 bytes at once."""
+    limits = {"message_bytes": 100_000}
+    broker.answers[wire.Hello] = lambda m: [Welcome(2, b"id", b"broker", False, "scripted", limits)]
+    with malamute.connect(broker.url) as client:
+        yield client
+
+
+def test_a_message_that_is_too_large_takes_none_of_those_with_it_that_wait(narrow):
+    with narrow.publisher("s", linger=60) as out:
+        receipts = [out.publish("a", b"") for _ in range(3)]
+        with pytest.raises(errors.TooLarge):
+            out.publish("a", bytes(100_001))
+        receipts.append(out.publish("a", b""))
+        with pytest.raises(errors.TooLarge):
+            out.publish_many(["a"] * 2, [bytes(70_000), bytes(100_001)])
+        out.publish_many(["a"] * 3, [bytes(60_000)] * 3)
+    assert all(receipt.done and receipt.error is None for receipt in receipts)
+
+
+def test_large_messages_that_wait_for_room_go_one_by_one(broker, narrow):
+    broker.answers[wire.Publish] = lambda m: []
+    narrow._session.outbox.window_commands = 1
+    out = narrow.publisher("s", linger=60)
+    receipts = [out.publish("a", bytes(90_000)) for _ in range(2)]
+    broker.answers[wire.Publish] = lambda m: [Stored([[m.number, m.number, m.number]])]
+    broker.say(Stored([[1, 1, 1]]))
+    receipts.append(out.publish("a", bytes(90_000)))
+    out.close()
+    assert [receipt.sequence for receipt in receipts] == [1, 2, 3]
+
+
 def test_publish_many_refuses_columns_that_differ(client):
     with client.publisher("s") as out, pytest.raises(errors.InvalidValue, match="expected subjects, bodies"):
         out.publish_many(["a"], [b"1", b"2"])
