@@ -131,7 +131,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
                 await app.state.console.watches.close()
 
     middleware = [Middleware(tracing.ServerSpans)] if tracing.IS_INSTALLED else []
-    middleware.append(Middleware(SiteGuard, settings))
+    middleware.append(Middleware(SiteGuard, settings, cookie_paths=(mercure.PATH,)))
     if settings.user_rate or settings.address_rate:
         middleware.append(Middleware(RateGuard, settings))
     if settings.origins:

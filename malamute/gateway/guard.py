@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,11 +28,18 @@ ONLY_TLS: Mapping[str, str] = {"strict-transport-security": "max-age=31536000"}
 """What an answer over TLS has as well, unless it comes from loopback: other programs have ports there."""
 
 
-class SiteGuard:
-    """ASGI middleware: refuses what comes from the page of another site, and adds the security headers."""
+WITH_COOKIES = (b"access-control-allow-credentials", b"true")
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+
+class SiteGuard:
+    """ASGI middleware: refuses what comes from the page of another site, and adds the security headers.
+
+    To `cookie_paths` the pages of sites that may use the gateway may send cookies, too.
+    """
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, cookie_paths: Collection[str] = ()) -> None:
         self._app = app
+        self._cookie_paths = cookie_paths
         self._hosts = frozenset(settings.hosts)
         self._origins = frozenset(settings.origins)
         self._added = _raw(SECURITY_HEADERS)
@@ -45,6 +52,8 @@ class SiteGuard:
             return
 
         added = self._added_tls if scope["scheme"] in ("https", "wss") else self._added
+        if self._origins and scope["path"] in self._cookie_paths:
+            added = [*added, WITH_COOKIES]
 
         async def send_guarded(message: Message) -> None:
             if message["type"].endswith(".response.start"):

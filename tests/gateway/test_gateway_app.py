@@ -280,6 +280,28 @@ def test_a_site_that_is_allowed_may_ask_before_and_read_the_answer(
 
 
 @pytest.mark.parametrize(
+    ("path", "expected"), [("/.well-known/mercure", "true"), ("/live", None), ("/console/streams", None)]
+)
+def test_a_site_that_is_allowed_sends_cookies_to_the_hub_alone(
+    start: Callable[..., RunningGateway], path: str, expected: str | None
+) -> None:
+    site = {"origin": "https://app.example"}
+    asked = {
+        **site,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    with start(origins=["https://app.example"]).client() as http:
+        for answer in (http.options(path, headers=asked), http.get(path, headers=site)):
+            assert answer.headers.get("access-control-allow-credentials") == expected
+            assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        refused = http.get(path, headers={"origin": "https://other.example"})
+        assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
+    with start().client() as http:
+        assert "access-control-allow-credentials" not in http.get(path).headers
+
+
+@pytest.mark.parametrize(
     "given",
     [
         {},
