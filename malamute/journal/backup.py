@@ -87,7 +87,11 @@ class Copy:
         try:
             _check_free(directory)
             with translated():
-                self._target = lmdb.open(str(directory), map_size=2 * size + SLACK_BYTES, mode=0o640)
+                try:
+                    self._target = lmdb.open(str(directory), map_size=2 * size + SLACK_BYTES, mode=0o640)
+                except BaseException:  # LMDB leaves a part of its file on a full disk
+                    self._remove()
+                    raise
         except BaseException:
             os.close(self._lock)
             raise
@@ -101,10 +105,13 @@ class Copy:
         lengthen(self._target)
         self._target.close()
         if not self._is_complete:
-            for name in ("data.mdb", "lock.mdb"):
-                with suppress(OSError):
-                    (self._directory / name).unlink()
+            self._remove()
         os.close(self._lock)
+
+    def _remove(self) -> None:
+        for name in ("data.mdb", "lock.mdb"):
+            with suppress(OSError):
+                (self._directory / name).unlink()
 
     def run(self) -> Copied:
         """Copy everything."""

@@ -95,8 +95,12 @@ def acquire_lock(path: Path) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, b"%d\n" % os.getpid())
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, b"%d\n" % os.getpid())
+    except BaseException:  # a full disk; this process would hold the lock until its end
+        os.close(descriptor)
+        raise
     return descriptor
 
 

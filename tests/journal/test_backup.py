@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from concurrent.futures import ThreadPoolExecutor
 
+import lmdb
 import pytest
 from stores import MIB, append, delete, firsts, put
 
@@ -109,6 +111,32 @@ def test_a_directory_that_cannot_be_made_is_an_error(disk, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot use"):
         disk().backup(tmp_path / "file" / "backup")
+
+
+def test_a_full_disk_that_refuses_the_lock_of_a_copy_leaves_none(disk, target):
+    disk().write([append(1)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(StoreError):
+            disk.store.backup(target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert disk.store.backup(target).streams == 1
+
+
+def test_a_full_disk_that_refuses_the_file_of_a_copy_leaves_none(disk, target, monkeypatch):
+    def refused(path, **options):
+        # As LMDB does where there is room for the first page only.
+        (target / "data.mdb").write_bytes(bytes(4096))
+        raise lmdb.DiskError(f"{path}: No space left on device")
+
+    disk().write([append(1)])
+    with monkeypatch.context() as full:
+        full.setattr(lmdb, "open", refused)
+        with pytest.raises(StorageFull):
+            disk.store.backup(target)
+    assert disk.store.backup(target).streams == 1
 
 
 def test_a_damaged_chunk_is_copied_and_reported(disk, target):
