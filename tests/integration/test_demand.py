@@ -120,6 +120,23 @@ def test_while_there_is_no_answer_everything_is_wanted(error: Exception) -> None
     assert [demand.wants("a") for _ in range(3)] == [False, True, False]
 
 
+def test_a_question_that_was_broken_off_is_asked_again() -> None:
+    asked: list[str] = []
+
+    async def ask() -> StreamDemand:
+        asked.append("live")
+        if len(asked) == 2:
+            raise asyncio.CancelledError
+        return StreamDemand(stream="live", everything=False, criteria=[])
+
+    demand = DemandBase("live", ask, refresh=PATIENCE)
+    run(demand._refresh())
+    demand._until = 0.0
+    with pytest.raises(asyncio.CancelledError):
+        run(demand._refresh())
+    assert demand._is_old
+
+
 def test_who_may_not_publish_learns_it() -> None:
     with pytest.raises(AccessRefused):
         _Asking(AccessRefused("no")).wants("a")

@@ -54,6 +54,10 @@ class DemandBase:
             found = await self._ask()
         except (LinkError, Failed):
             self._everything = True
+        except BaseException:
+            # Refused, or cancelled: what is known is as old as before.
+            self._until = 0.0
+            raise
         else:
             self._everything = found.everything or not self._file(found.criteria)
 
