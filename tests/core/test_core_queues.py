@@ -7,7 +7,7 @@ from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, reply, 
 
 from malamute.core.queue.waiters import STALE_MIN
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Cancel, Credit, Error, Hello, Stored
+from malamute.protocol.messages import Cancel, Credit, Drain, Error, Hello, Nak, Release, Stored
 
 
 @pytest.fixture
@@ -201,6 +201,35 @@ def test_wp31_a_lost_worker_s_requests_go_to_another_in_their_old_places(bench):
     bench.tell("carl", offer(credit=-1))
     bench.settle()
     assert [(item.body, item.attempt) for item in bench.got("carl")] == [(b"1", 2), (b"2", 2), (b"3", 1)]
+
+
+BACK = {
+    "is lost": lambda bench: bench.core.lost(peer_id("bob"), bench.now),
+    "cancels": lambda bench: bench.receive("bob", Cancel(1)),
+    "gives them back": lambda bench: bench.receive("bob", Nak(1, [[1, 9]], 0)),
+    "releases them": lambda bench: bench.receive("bob", Release(1, [[1, 9]])),
+    "drains": lambda bench: bench.receive("bob", Drain(1, [])),
+}
+
+
+@pytest.mark.parametrize("how", BACK)
+@pytest.mark.parametrize("options", [{}, {"ttl": 60_000}], ids=["plain", "options"])
+def test_wp31_nothing_that_comes_meanwhile_overtakes_very_many_that_come_back(
+    bench, monkeypatch, how, options
+):
+    monkeypatch.setattr("malamute.core.queue.queue.STEP_MESSAGES", 2)
+    sent = [b"%d" % number for number in range(9)]
+    bench.tell("alice", request(*sent, **options))
+    bench.settle()
+    bench.tell("bob", offer(credit=9))
+    bench.settle()
+    bench.tell("carl", offer())
+    bench.settle()
+    BACK[how](bench)
+    for body in (b"new", b"newer"):
+        bench.tell("alice", request(body, **options))
+    bench.settle()
+    assert bench.bodies("carl") == [*sent, b"new", b"newer"]
 
 
 def test_a_cancelled_offer_gives_back_what_it_held(bench):

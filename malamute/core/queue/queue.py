@@ -12,9 +12,12 @@ The parts know nothing of each other, and none of them knows the queue. `Queue` 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
+
+from pyroaring import BitMap64
 
 from malamute.core.metrics import QueueMetrics
 from malamute.core.queue.correlations import Correlations
@@ -106,8 +109,12 @@ class Queue:
         self.sent_by = SentBy(kind)
         self.collector: Timer | None = None
         """Removes it when it is not used."""
-        self._coming: deque[int] = deque()
-        """What is ready, and is dispatched in the next iterations."""
+        self._coming = BitMap64()
+        """What waits for its turn in the next iterations: to be dispatched, or to be given back."""
+        self._returning = BitMap64()
+        """Those of it that are given back."""
+        self._is_coming = False
+        """Whether the others have a workflow that dispatches them."""
         self._restored: list[Entry] = []
         """What the store kept, until `resume`."""
         self._damaged: list[int] = []
@@ -274,13 +281,17 @@ class Queue:
 
     def make_ready(self, sequences: Sequence[int]) -> None:
         """Let messages be delivered, as soon as it is time for them."""
-        if self._coming and sequences and sequences[-1] > self._coming[0]:
-            self._coming.extend(sequences)
-        elif len(sequences) > STEP_MESSAGES and self.dispatcher.awaiting:
-            self._coming.extend(sequences)
-            run_workflow(self.effects, self._come())
+        is_behind = self._coming and sequences and sequences[-1] > self._coming.min()
+        if is_behind or (len(sequences) > STEP_MESSAGES and self.dispatcher.awaiting):
+            self._dispatch_later(sequences)
         else:
             self._dispatch(sequences)
+
+    def _dispatch_later(self, sequences: Sequence[int]) -> None:
+        self._coming.update(sequences)
+        if not self._is_coming:
+            self._is_coming = True
+            run_workflow(self.effects, self._come())
 
     def _dispatch(self, sequences: Sequence[int]) -> None:
         ready = self._in_time(sequences) if self.options else sequences
@@ -292,17 +303,23 @@ class Queue:
             self.fed.look(left)
 
     def _come(self) -> Workflow:
-        """Dispatch what is too much for one iteration."""
-        while self._coming:
-            some = [self._coming.popleft() for _ in range(min(STEP_MESSAGES, len(self._coming)))]
-            self.effects.work -= len(some)
-            # The queue may have been cleared meanwhile.
-            here = [s for s in some if s in self.entries]
-            self._dispatch(here)
-            if self._memory.excess_bytes(self.usage) > 0:
-                self.evict_excess([s for s in here if s not in self.not_durable])
-            if self._coming:
+        """Dispatch what is too much for one iteration, and what has come behind what is given back."""
+        try:
+            while True:
+                end = self._returning.min() if self._returning else inf
+                some = [s for s in islice(self._coming, STEP_MESSAGES) if s < end]
+                self._coming -= BitMap64(some)
+                self.effects.work -= len(some)
+                # The queue may have been cleared meanwhile.
+                here = [s for s in some if s in self.entries]
+                self._dispatch(here)
+                if self._memory.excess_bytes(self.usage) > 0:
+                    self.evict_excess([s for s in here if s not in self.not_durable])
+                if len(self._coming) == len(self._returning):
+                    return
                 yield GO_ON
+        finally:
+            self._is_coming = False
 
     def _in_time(self, sequences: Iterable[int]) -> list[int]:
         """Those whose time it is. The others wait for it, or are over."""
@@ -354,7 +371,7 @@ class Queue:
         consumer.deadline = None
         back = sorted({*held, *waited}) if waited else held
         self.take_back(back)
-        self.in_steps(back, lambda some: self.requeue(some, 0.0))
+        self.in_steps(back, lambda some: self.requeue(some, 0.0), give_back=True)
         if not self.consumers:
             self.prefetch.clear()
             self.watermark.retract()
@@ -410,7 +427,7 @@ class Queue:
         """What a consumer held goes back after an attempt: for `delay` seconds, or by the backoff."""
         self.detach(consumer, sequences)
         self.take_back(sequences)
-        self.in_steps(sorted(sequences), lambda some: self.requeue(some, delay))
+        self.in_steps(sorted(sequences), lambda some: self.requeue(some, delay), give_back=True)
 
     def requeue(self, sequences: Sequence[int], delay: float | None) -> None:
         """Let messages that come back wait again, `delay` seconds, unless they had their attempts."""
@@ -546,16 +563,20 @@ class Queue:
         sequences: Sequence[int],
         act: Callable[[Sequence[int]], None],
         done: Callable[[], None] = lambda: None,
+        *,
+        give_back: bool = False,
     ) -> None:
         """Do something with messages that nobody takes: the first at once, and so many in an iteration.
 
-        `done` is called with the last of them.
+        `done` is called with the last of them. If this is to `give_back` them, what comes meanwhile is
+        dispatched behind them.
         """
         if len(sequences) <= STEP_MESSAGES:
             act(sequences)
             done()
             return
-        run_workflow(self.effects, self._steps(sequences, act, done))
+        steps = self._steps_back if give_back else self._steps
+        run_workflow(self.effects, steps(sequences, act, done))
 
     def _steps(
         self, sequences: Sequence[int], act: Callable[[Sequence[int]], None], done: Callable[[], None]
@@ -567,6 +588,28 @@ class Queue:
             # The queue may have been cleared meanwhile.
             act([s for s in sequences[start : start + STEP_MESSAGES] if s in self.entries])
         done()
+
+    def _steps_back(
+        self, sequences: Sequence[int], act: Callable[[Sequence[int]], None], done: Callable[[], None]
+    ) -> Workflow:
+        left = BitMap64(sequences)
+        self._coming |= left
+        self._returning |= left
+
+        def have_turn(some: BitMap64) -> None:
+            self._coming -= some
+            self._returning -= some
+
+        def act_in_turn(some: Sequence[int]) -> None:
+            turn = BitMap64(some)
+            have_turn(turn)
+            left.difference_update(turn)
+            act(some)
+
+        try:
+            yield from self._steps(sequences, act_in_turn, done)
+        finally:
+            have_turn(left)
 
     # Memory
 

@@ -110,7 +110,7 @@ class QueueSource:
     def release(self, ranges: Ranges) -> None:
         """They were not looked at, and go back to the queue as if they had not been delivered."""
         sequences = self.consumer.held(ranges)
-        self.queue.in_steps(sorted(sequences), self._released(sequences))
+        self.queue.in_steps(sorted(sequences), self._released(sequences), give_back=True)
 
     def drain(self, ranges: Ranges, released: WhenStored) -> None:
         """It takes nothing more, and of what it holds only what is in these ranges was looked at.
@@ -128,7 +128,7 @@ class QueueSource:
         back = sorted({*sequences, *waited}) if waited else sequences
         queue.take_back(waited.difference(sequences))
         if not sequences:
-            queue.in_steps(back, queue.make_ready)
+            queue.in_steps(back, queue.make_ready, give_back=True)
             released(None)
             return
         errors: list[MalamuteError | None] = []
@@ -140,7 +140,7 @@ class QueueSource:
         def done() -> None:
             queue.effects.when_stored(lambda error: released(next(filter(None, errors), error)))
 
-        queue.in_steps(back, act, done)
+        queue.in_steps(back, act, done, give_back=True)
 
     def _released(
         self, sequences: Sequence[int], waited: Set[int] = frozenset()
