@@ -90,8 +90,9 @@ docs: setup ## build the site into site/, with what is made from the code, and c
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@$(BIN)/python -m pytest tests/unit/test_docs.py
 
-screenshots: setup ## take the pictures of terminals in docs/images anew, with real commands
+screenshots: setup ## take the pictures of terminals and of the console in docs/images anew
 	@$(BIN)/python docs/make/screenshots.py
+	@MALAMUTE_PICTURES=docs/images $(BIN)/python -m pytest -rs tests/gateway/test_gateway_console_browser.py -k pictures
 
 clean: ## remove .venv, caches and builds; the data directory stays
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

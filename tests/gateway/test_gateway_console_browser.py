@@ -1,10 +1,18 @@
-"""The console in a real browser: chromium, driven by playwright. Without one of them it is skipped."""
+"""The console in a real browser: chromium, driven by playwright. Without one of them it is skipped.
+
+`make screenshots` takes the pictures of the documentation with it.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +20,14 @@ import pytest
 from free_ports import free_port
 from running_gateway import WAIT_SECONDS, RunningGateway
 from secured_gateway import secured_gateway
+from token_issuer import SigningIssuer
 
 import malamute
 from malamute.gateway.console.visits import NAVIGATION
 from malamute.gateway.console.words import link
+from malamute.gateway.events import PART_BYTES
 from malamute.gateway.settings import GatewaySettings
+from malamute.protocol.admin import StreamQuery
 from malamute.testing import Broker
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -24,6 +35,8 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
 
@@ -118,6 +131,7 @@ def test_axe_finds_nothing_serious(browser: Any, running: RunningGateway, scheme
             *(path for path, _, _ in NAVIGATION),
             link("/console/stream", name="weather"),
             link("/console/stream/history", name="weather"),
+            link("/console/stream/again", name="weather", sequence="1"),
             link("/console/queue", kind="mailbox", name="eve"),
             link("/console/explain", name="weather", sequence="1", subscriber="eve"),
         )
@@ -202,6 +216,177 @@ def test_a_tail_loses_nothing_over_a_restart_of_broker_and_gateway(browser: Any,
                 bodies.get_by_text("body 3").wait_for()
                 assert bodies.all_inner_texts() == ["body 3", "body 2", "body 1"]
             gateway.stop()
+
+
+def test_a_slow_page_goes_into_replay_and_shows_everything_when_it_goes_on(
+    browser: Any, running: RunningGateway
+) -> None:
+    with (
+        malamute.connect(running.state.settings.broker, timeout=WAIT_SECONDS) as client,
+        _tab(browser, running.url) as slow,
+        _tab(browser, running.url) as quick,
+    ):
+        client.publish("flood", "s", b"body 0", assurance="stored")
+        for page in (slow, quick):
+            page.goto(link("/console/stream/tail", name="flood", start="first"))
+            page.locator("#tail .body", has_text="body 0").wait_for()
+        held = slow.context.new_cdp_session(slow)
+        held.send("Debugger.enable")
+        held.send("Debugger.pause")
+        for first in range(1, 401, 10):
+            bodies = [b"body %d " % n + b"x" * 60_000 for n in range(first, first + 10)]
+            client.publish_batch("flood", ["s"] * 10, bodies)
+        newest = "#tail > :first-child .body"
+        quick.locator(newest, has_text="body 400").wait_for()
+        assert client.query(StreamQuery(name="flood")).switches_to_replay > 0
+        written = [one.transport.get_write_buffer_size() for one in running.server.server_state.connections]
+        assert sum(written) < 4 * PART_BYTES
+        held.send("Debugger.resume")
+        slow.locator(newest, has_text="body 400").wait_for()
+        found = slow.locator("#tail .message .body").all_inner_texts()
+        assert [int(text.split()[1]) for text in found] == [*range(400, -1, -1)]
+        assert slow.complaints == quick.complaints == []
+
+
+@contextmanager
+def _other_site() -> Iterator[str]:
+    """A site that has one page, with nothing on it."""
+
+    class Blank(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # http.server calls it so
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><link rel=icon href=data:,><title>other</title>")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Blank) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+FOLLOW_THE_HUB = """
+([hub, count]) => new Promise((resolve, reject) => {
+  const found = [];
+  const events = new EventSource(hub, { withCredentials: true });
+  events.onmessage = (event) => {
+    found.push([event.lastEventId, event.data]);
+    if (found.length === count) { events.close(); resolve(found); }
+  };
+  events.onopen = () => { document.title = "following"; };
+  events.onerror = () => { if (events.readyState === EventSource.CLOSED) reject(new Error("refused")); };
+})
+"""
+"""As a client of Mercure in a page does it."""
+
+
+def test_a_page_of_another_site_follows_the_hub_with_its_cookie(browser: Any, tmp_path: Path) -> None:
+    issuer = SigningIssuer(tmp_path)
+    rules = (
+        "publish,create stream/mercure",
+        "subscribe stream/mercure where subject prefix 'https://example.com/users/{user}/'",
+    )
+    with (
+        secured_gateway(tmp_path, {"bob": "secret"}, rules, issuer.known) as secured,
+        _other_site() as site,
+        _tab(browser, site) as page,
+    ):
+        gateway = RunningGateway(replace(secured.state.settings, origins=(site,)))
+        cookie = {"name": "mercureAuthorization", "value": issuer.token("ann"), "url": gateway.url}
+        page.context.add_cookies([cookie])
+        page.goto("/")
+        hub = f"{gateway.url}/.well-known/mercure"
+        with gateway.client(auth=("bob", "secret")) as bob:
+            for user in ("ann", "bob", "ann"):
+                form = {"topic": f"https://example.com/users/{user}/mail", "data": user, "private": "on"}
+                bob.post("/.well-known/mercure", data=form).raise_for_status()
+        found = page.evaluate(FOLLOW_THE_HUB, [f"{hub}?topic=*&lastEventID=earliest", 2])
+        assert found == [["#1", "ann"], ["#3", "ann"]]
+        assert page.complaints == []
+        gateway.stop()
+
+
+def _work(url: str, over: threading.Event) -> None:
+    """Publish the weather, and send and answer a request with every third of it, until it is over."""
+    with (
+        malamute.connect(url, address="station", timeout=WAIT_SECONDS) as station,
+        station.work("forecast") as requests,
+    ):
+        for number in range(1_000_000):
+            place = ("temp.oslo", "temp.bergen", "wind.oslo")[number % 3]
+            headers = {"unit": "C", "n": number}
+            station.publish("weather", place, b"%.1f" % (number % 7 - 2.5), headers, assurance="stored")
+            if number % 3 == 0:
+                replies = station.request("forecast", place, b"tomorrow?")
+                requests.receive(WAIT_SECONDS).reply(b"rain")
+                assert len([*replies]) == 1
+            if over.wait(0.03):
+                return
+
+
+@contextmanager
+def _scene(seconds: float) -> Iterator[RunningGateway]:
+    """A broker that has been at work for so long, with a reader that is behind, and a dead letter."""
+    over = threading.Event()
+    with Broker() as broker:
+        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
+        with (
+            malamute.connect(broker.url, address="billing", timeout=WAIT_SECONDS) as billing,
+            malamute.connect(broker.url, address="archive", timeout=WAIT_SECONDS) as archive,
+            malamute.connect(broker.url, address="bob", timeout=WAIT_SECONDS) as bob,
+            billing.subscribe("weather", "temp.*", where="unit = 'C'"),
+            archive.subscribe("weather", "#", credit=1, start="first"),
+            gateway.client() as http,
+        ):
+            for stream in ("orders", "metrics/cpu"):
+                billing.publish(stream, "first", b"1", assurance="stored")
+            for number in range(5):
+                billing.send("bob", "note", b"%d" % number)
+            bob.receive(timeout=WAIT_SECONDS).reject("no room")
+            # Somebody looks at it, so there are rates.
+            http.get("/")
+            working = threading.Thread(target=_work, args=(broker.url, over))
+            working.start()
+            time.sleep(seconds)
+            while "3 is not published yet" in http.get(PICTURED["explain"]).text:
+                pass
+            yield gateway
+            over.set()
+            working.join()
+        gateway.stop()
+
+
+PICTURED = {
+    "overview": "/",
+    "stream": link("/console/stream", name="weather"),
+    "queue": link("/console/queue", kind="mailbox", name="bob", show="dead"),
+    "explain": link("/console/explain", name="weather", sequence="3", subscriber="billing"),
+}
+
+
+def test_pictures_of_the_console_for_every_width_in_light_and_dark(browser: Any, tmp_path: Path) -> None:
+    images = os.environ.get("MALAMUTE_PICTURES", "")
+    with _scene(seconds=45 if images else 0) as gateway:
+        for width, height in ((390, 844), (1280, 850), (1920, 1080)):
+            for scheme in ("light", "dark"):
+                size = {"width": width, "height": height}
+                with _tab(browser, gateway.url, color_scheme=scheme, viewport=size) as page:
+                    for name, path in PICTURED.items():
+                        page.goto(path)
+                        page.locator("main h1").wait_for(state="attached")
+                        assert not page.evaluate(OVERFLOWING), (path, width)
+                        page.screenshot(path=tmp_path / f"{name}-{width}-{scheme}.png")
+                    assert page.complaints == []
+    taken = {path.stem: path for path in tmp_path.iterdir()}
+    assert len(taken) == 3 * 2 * len(PICTURED)
+    assert all(path.stat().st_size > 5_000 for path in taken.values())
+    for name in ("overview", "explain"):
+        assert (IMAGES / f"console_{name}.png").exists()
+        if images:
+            shutil.copy(taken[f"{name}-1280-dark"], Path(images) / f"console_{name}.png")
 
 
 def test_two_users_see_what_each_may(browser: Any, tmp_path: Path) -> None:

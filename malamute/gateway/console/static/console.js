@@ -51,7 +51,7 @@ function draw() {
   const series = JSON.parse(held.dataset.series);
   for (const place of main.querySelectorAll(".chart")) {
     const now = Date.now() / 1000;
-    const data = series.length ? [series[0], series[Number(place.dataset.column)]] : [[now - 60, now], [null, null]];
+    const data = series[0]?.length > 1 ? [series[0], series[Number(place.dataset.column)]] : [[now - 60, now], [null, null]];
     const known = charts.get(place);
     if (known) { known.setData(data); continue; }
     const axis = { stroke: () => colour("--quiet"), grid: { stroke: () => colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
