@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from malamute.access import Account, Accounts, Policy, Quota, Quotas, User
 from malamute.core import quotas
 from malamute.core.access import Principal
+from malamute.core.feed.feed import RETRY_SECONDS
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.quotas import QuotaTable, TokenBucket
 from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
@@ -296,6 +297,48 @@ def test_so_many_queued_bytes_and_no_more(short, codes):
     bench.tell("bob", ack(0, (1, 2 - bool(short))))
     bench.settle()
     assert figures(bench, ("user", "ann"))["queued_bytes"] == 0
+
+
+def feeding(target):
+    """Ann may have two requests, and what waits for `w` is moved."""
+    bench = bench_with(ann=Quota(requests=2, queued_bytes=10_000))
+    hello(bench, "ann"), hello(bench, "bob")
+    bench.tell("bob", Change(0, "feed.set", {"source": "service/w", "feed": "f", "target": target}))
+    bench.settle()
+    return bench
+
+
+def counted(bench):
+    """How many requests count for ann, and how many bytes."""
+    found = figures(bench, ("user", "ann"))
+    return found["requests"], found["queued_bytes"]
+
+
+@pytest.mark.parametrize(("target", "requests"), [("service/v", 2), ("mailbox/box", 0), ("stream/t", 0)])
+def test_what_a_feed_moves_counts_where_it_is_then(target, requests):
+    bench = feeding(target)
+    bench.tell("ann", request(b"1", b"2"))
+    bench.settle()
+    found, size_bytes = counted(bench)
+    assert (found, size_bytes > 0) == (requests, not target.startswith("stream"))
+    assert ask(bench, "ann", request(b"3")) == [430 if requests else 0]
+
+
+def test_what_the_disk_does_not_let_a_feed_move_counts_once():
+    bench = feeding("service/v")
+    bench.tell("ann", request(b"1"))
+    while bench.appends:
+        assert counted(bench)[0] == 1
+        bench.fail()
+    bench.wait(RETRY_SECONDS)
+    bench.settle()
+    assert counted(bench)[0] == 1
+    bench.tell("bob", offer(service="v"))
+    bench.settle()
+    (item,) = bench.got("bob")
+    bench.tell("bob", ack(1, (item.sequence, item.sequence)))
+    bench.settle()
+    assert counted(bench) == (0, 0)
 
 
 def test_what_the_disk_refuses_or_what_expires_counts_no_more():

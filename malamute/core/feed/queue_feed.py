@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from malamute.core.queue.entry import Entry
     from malamute.core.queue.options import Options
     from malamute.core.queue.queue import Queue
+    from malamute.core.quotas import QuotaUsages
     from malamute.matching.family import Headers
 
 MOVED = "moved"
@@ -274,18 +275,24 @@ class QueueFeed(Feed):
     def _put(self, entries: Sequence[Entry], records: Records) -> None:
         queue, sequences = self.queue, [entry.sequence for entry in entries]
         asked = queue.hand_over(sequences) if self.target.keeps_options else {}
-        size_bytes = size_of(entries)
-        self._unstored_bytes += size_bytes
-        self.target.move(entries, records, self.name.source, asked)
-        self.effects.when_stored(partial(self._stored, asked, size_bytes))
+        counted = queue.sent_by.hand_over(entries)
+        self._unstored_bytes += size_of(entries)
+        self.target.move(entries, records, self.name.source, asked, counted)
+        self.effects.when_stored(partial(self._stored, entries, asked, counted))
         queue.settle_ready(sequences, MOVED, f"moved to {self.target.place}")
         self.moved += len(entries)
 
-    def _stored(self, asked: Mapping[int, Options], size_bytes: int, error: MalamuteError | None) -> None:
+    def _stored(
+        self,
+        entries: Sequence[Entry],
+        asked: Mapping[int, Options],
+        counted: Mapping[int, QuotaUsages],
+        error: MalamuteError | None,
+    ) -> None:
         """The disk has what it has put, or will never have it: then it is at its source again."""
-        self._unstored_bytes -= size_bytes
+        self._unstored_bytes -= size_of(entries)
         if error is not None:
-            self.queue.take_again(asked)
+            self.queue.take_again(entries, asked, counted)
             if self.open:
                 self._retry()
         self.unblock()

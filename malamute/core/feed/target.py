@@ -18,6 +18,7 @@ from malamute.protocol.names import Place
 if TYPE_CHECKING:
     from malamute.core.queue.options import Options
     from malamute.core.queue.paging import Records
+    from malamute.core.quotas import QuotaUsages
 
 
 def origin(source: Place, sequence: int) -> dict[str, Any]:
@@ -82,9 +83,17 @@ class FeedTarget(Protocol):
         """Put messages there, with all else of this iteration. There is room for them."""
 
     def move(
-        self, entries: Sequence[Entry], records: Records, source: Place, asked: Mapping[int, Options]
+        self,
+        entries: Sequence[Entry],
+        records: Records,
+        source: Place,
+        asked: Mapping[int, Options],
+        counted: Mapping[int, QuotaUsages],
     ) -> None:
-        """The same of queued messages, with what is `asked` of them, by their sequences at the source."""
+        """The same of queued messages, with what is `asked` of them, by their sequences at the source.
+
+        `counted` has the quotas that some of them count for.
+        """
 
 
 class QueueTarget:
@@ -154,7 +163,12 @@ class QueueTarget:
         return entry.size_bytes + FED_BYTES - ENTRY_BYTES
 
     def move(
-        self, entries: Sequence[Entry], records: Records, source: Place, asked: Mapping[int, Options]
+        self,
+        entries: Sequence[Entry],
+        records: Records,
+        source: Place,
+        asked: Mapping[int, Options],
+        counted: Mapping[int, QuotaUsages],
     ) -> None:
         """Put queued messages there, with what is `asked` of them, by their sequences at the source."""
         queue, first = self.queue, self.queue.next_sequence
@@ -177,6 +191,9 @@ class QueueTarget:
             if entry.sequence in asked
         }
         queue.put(made, confirmed=True, options=options, reserved=True)
+        for message, entry in zip(made, entries, strict=True) if counted else ():
+            if quotas := counted.get(entry.sequence):
+                queue.sent_by.add([message], quotas)
 
     def _fits(self, count: int, size_bytes: int, *, others: bool = True) -> bool:
         """Whether there is room for messages in the queue, and in all of them together if `others` count."""
@@ -231,7 +248,12 @@ class StreamTarget:
         return 0
 
     def move(
-        self, entries: Sequence[Entry], records: Records, source: Place, asked: Mapping[int, Options]
+        self,
+        entries: Sequence[Entry],
+        records: Records,
+        source: Place,
+        asked: Mapping[int, Options],
+        counted: Mapping[int, QuotaUsages],
     ) -> None:
         """Put queued messages there, as if their senders had published them."""
         self.stream.forward(

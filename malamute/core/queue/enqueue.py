@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.queue.entry import Entry
 from malamute.core.queue.options import Options
 from malamute.core.queue.sent_by import check_entries
-from malamute.errors import InvalidValue, NoWorkers
+from malamute.errors import InvalidValue, MalamuteError, NoWorkers
 from malamute.protocol.messages import Request, Send
 
 if TYPE_CHECKING:
@@ -73,12 +73,17 @@ def _put(
     quotas: QuotaUsages,
     chosen: Mapping[int, Options] | None = None,
 ) -> None:
-    if quotas:
-        check_entries(quotas, queue.kind, entries)
-    queue.put(entries, confirmed=command.number > 0, options=chosen)
-    if quotas:
-        # Some may be over already.
-        queue.sent_by.add([entry for entry in entries if entry.sequence in queue.entries], quotas)
+    if not quotas:
+        queue.put(entries, confirmed=command.number > 0, options=chosen)
+        return
+    check_entries(quotas, queue.kind, entries)
+    # A feed may move some of them at once, or they are over already.
+    queue.sent_by.add(entries, quotas)
+    try:
+        queue.put(entries, confirmed=command.number > 0, options=chosen)
+    except MalamuteError:
+        queue.sent_by.remove(entries)
+        raise
 
 
 def _wanted(

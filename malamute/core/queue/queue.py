@@ -517,11 +517,17 @@ class Queue:
             options.identity = ""
         return asked
 
-    def take_again(self, asked: Mapping[int, Options]) -> None:
-        """They have not gone there after all."""
-        for sequence, options in asked.items():
-            if sequence in self.entries:
-                self._adopt(self.entries[sequence], options)
+    def take_again(
+        self, entries: Sequence[Entry], asked: Mapping[int, Options], counted: Mapping[int, QuotaUsages]
+    ) -> None:
+        """They have not gone there after all, and count here again."""
+        for entry in entries:
+            if entry.sequence not in self.entries:
+                continue
+            if entry.sequence in asked:
+                self._adopt(entry, asked[entry.sequence])
+            if entry.sequence in counted:
+                self.sent_by.add([entry], counted[entry.sequence])
 
     def _refused(self, sequences: Sequence[int]) -> None:
         """The disk did not take the settlement of messages: they are where they were before."""

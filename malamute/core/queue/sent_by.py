@@ -36,6 +36,14 @@ class SentBy:
             if quotas := self.quotas.pop(entry.sequence, None):
                 self._count(quotas, -1, -entry.size_bytes)
 
+    def hand_over(self, entries: Sequence[Entry]) -> dict[int, QuotaUsages]:
+        """Messages go to another queue, and count there. Returns for which quotas, by sequence."""
+        if not self.quotas:
+            return {}
+        counted = {e.sequence: quotas for e in entries if (quotas := self.quotas.get(e.sequence))}
+        self.remove(entries)
+        return counted
+
     def _count(self, quotas: QuotaUsages, count: int, size_bytes: int) -> None:
         if self._kind == "service":
             add_all(quotas, "requests", count)
