@@ -55,6 +55,11 @@ def gateway() -> None:
 @click.option("--tls-key", "ssl_keyfile", metavar="FILE", help="Its key, in PEM.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS: a proxy has it.")
 @click.option(
+    "--require-credentials",
+    is_flag=True,
+    help="Ask for credentials on loopback, too: a proxy there lets others come.",
+)
+@click.option(
     "--allow-origin", "origins", multiple=True, metavar="URL", help="A site that may use it (CORS)."
 )
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that it is called by.")
@@ -86,6 +91,7 @@ def run(
     ssl_certfile: str | None,
     ssl_keyfile: str | None,
     insecure: bool,
+    require_credentials: bool,
     origins: tuple[str, ...],
     hosts: tuple[str, ...],
     user_rate: float | None,
@@ -119,7 +125,7 @@ def run(
         broker=connection.url,
         credentials=connection.credentials,
         server_key=connection.credentials.get("server_key", ""),
-        anonymous=local,
+        anonymous=local and not require_credentials,
         hosts=(*LOOPBACK_NAMES, *hosts) if local or hosts else (),
         origins=origins,
         user_rate=user_rate or 0.0,

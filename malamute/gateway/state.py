@@ -18,6 +18,9 @@ from malamute.gateway.shared_events import SharedEventsTable
 from malamute.gateway.stored_keys import HEADER, KeyMark, StoredKeys
 from malamute.gateway.users import Identity, Users, identity_of, user_of
 
+FORWARDED = ("forwarded", "x-forwarded-for")
+"""Headers that proxies add: a request with one of them may come from anywhere."""
+
 
 class Gateway:
     """A gateway that runs."""
@@ -61,10 +64,14 @@ class Gateway:
             subscription.cancel()
         self.restms.stop()
 
+    def serves_anonymous(self, connection: HTTPConnection) -> bool:
+        """Whether a request needs no credentials. What a proxy has forwarded needs some, on loopback too."""
+        return self.settings.anonymous and not any(name in connection.headers for name in FORWARDED)
+
     def identity(self, connection: HTTPConnection) -> Identity:
         """Who sends a request; the console knows that by its cookie. Raises `LoginNeeded`."""
         known: Identity | None = connection.scope.get("malamute.identity")
-        return known or identity_of(connection.headers, anonymous=self.settings.anonymous)
+        return known or identity_of(connection.headers, anonymous=self.serves_anonymous(connection))
 
     async def publish_once(
         self,

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -35,6 +36,18 @@ def test_the_updates_of_mercure_are_in_the_stream_that_was_named(
     with urlopen(f"{url}/.well-known/mercure", b"topic=news&data=x", timeout=TIMEOUT) as answer:
         assert answer.read() == b"#1"
     assert run("sub", "site", "--start", "first", "-n", "1").stdout.split("\t")[1:] == ["news", "x\n"]
+
+
+def test_on_loopback_credentials_are_asked_for_where_that_is_wanted(start: Start, broker: Broker) -> None:
+    gateway = start("gateway", "run", "--listen", "127.0.0.1:0", "--require-credentials", "--json")
+    assert gateway.stdout is not None
+    [url] = json.loads(gateway.stdout.readline())["urls"]
+    with urlopen(f"{url}/ready", timeout=TIMEOUT) as answer:
+        assert answer.status == 200
+    with pytest.raises(HTTPError) as refused:
+        urlopen(f"{url}/v1/streams/weather/messages", timeout=TIMEOUT)
+    with refused.value as answer:
+        assert answer.code == 401
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "example.org:0"])

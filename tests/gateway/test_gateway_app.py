@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -322,6 +324,40 @@ def test_who_does_not_say_who_it_is_has_to_log_in(
         assert (answer.status_code, answer.json()["code"]) == (401, 905)
         assert "Basic" in answer.headers["www-authenticate"]
         assert http.get("/live").status_code == 200
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
+def test_what_a_proxy_has_forwarded_needs_credentials_on_loopback_too(
+    start: Callable[..., RunningGateway], header: str
+) -> None:
+    with start().client(headers={header: "for=192.0.2.1"}) as http:
+        answer = http.post(WEATHER, content=b"x")
+        assert (answer.status_code, answer.json()["code"]) == (401, 905)
+        assert http.get("/console/streams").headers["location"].startswith("/console/sign-in")
+        assert http.get("/live").status_code == 200
+
+
+def test_the_application_runs_in_any_server_of_asgi(broker: Broker) -> None:
+    code = f"""
+import asyncio, sys
+sys.modules["uvicorn"] = None
+import httpx
+from malamute.gateway.app import make_app
+from malamute.gateway.settings import GatewaySettings
+
+async def main():
+    app = make_app(GatewaySettings(broker="{broker.url}"))
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            posted = await http.post("{WEATHER}", content=b"x")
+            page = await http.get("{WEATHER}")
+            print(posted.status_code, page.json()["messages"][0]["body"], (await http.get("/")).status_code)
+
+asyncio.run(main())
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["201", "x", "200"], run.stderr
 
 
 def test_every_error_with_a_number_has_a_status_and_a_title() -> None:

@@ -189,7 +189,7 @@ def visit_of(request: Request) -> Visit:
 def _session_of(request: Request, console: Console) -> ConsoleSession:
     if session := console.sessions.of(request):
         return session
-    if console.gateway.settings.anonymous:
+    if console.gateway.serves_anonymous(request):
         return console.sessions.anonymous
     raise LoginNeeded("the console does not know who you are: sign in")
 
