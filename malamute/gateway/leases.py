@@ -88,6 +88,12 @@ class Leases:
     def __len__(self) -> int:
         return sum(len(holder.messages) for holder in self._holders.values())
 
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of what is leased."""
+        leased = (mail for holder in self._holders.values() for mail in holder.messages.values())
+        return sum(len(frame) for mail in leased for frame in mail.frames)
+
     async def _enter(self, queue: LeasedQueue) -> tuple[_Holder, Client]:
         holder = self._holders.setdefault(queue, _Holder(queue, self._recalled))
         holder.uses += 1
@@ -123,13 +129,15 @@ class Leases:
         """Lease up to `limit` messages: those that are there, after waiting for one at least.
 
         Raises:
-            TooMany: as many messages are leased as may be.
+            TooMany: as many messages, or bytes of them, are leased as may be.
             MalamuteError: the broker refuses it.
 
         """
         room = self._settings.leases - len(self)
         if room < 1:
             raise TooMany(f"{len(self)} messages are leased: expected at most {self._settings.leases}")
+        if (size_bytes := self.size_bytes) >= self._settings.lease_bytes:
+            raise TooMany(f"{size_bytes} bytes are leased: expected less than {self._settings.lease_bytes}")
         holder, client = await self._enter(queue)
         try:
             take = self._take_mail if queue.is_owned else self._take_offered

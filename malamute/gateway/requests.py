@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from malamute.errors import NotFound, TooLarge, TooMany
@@ -22,15 +22,22 @@ class AskedRequest:
         self.service = service
         self.stored = asyncio.get_running_loop().create_future()
         self.replies: list[dict[str, Any]] = []
+        self.size_bytes = 0
         self.task: asyncio.Task[None] | None = None
 
     async def run(
-        self, settings: GatewaySettings, users: Users, content: bodies.Content, options: Mapping[str, Any]
+        self,
+        settings: GatewaySettings,
+        users: Users,
+        content: bodies.Content,
+        options: Mapping[str, Any],
+        keep: Callable[[AskedRequest, int], None],
     ) -> None:
-        """Send it, and collect its replies.
+        """Send it, and collect its replies. `keep` makes room for each, so many bytes of it.
 
         Raises:
             TooLarge: the replies are larger than a page.
+            TooMany: there is no room for a reply.
         """
         async with users.session(self.identity) as client:
             with sending("request", self.service, [content.headers], client) as [headers]:
@@ -44,11 +51,11 @@ class AskedRequest:
                 )
                 await replies.wait(settings.timeout_seconds)
             self.stored.set_result(None)
-            size_bytes = 0
             async for reply in replies:
-                size_bytes += len(reply.body)
-                if size_bytes > settings.page_bytes and self.replies:
+                size_bytes = len(reply.body)
+                if self.size_bytes + size_bytes > settings.page_bytes and self.replies:
                     raise TooLarge(f"replies are too large: expected at most {settings.page_bytes} bytes")
+                keep(self, size_bytes)
                 self.replies.append(bodies.shown(reply))
 
 
@@ -59,6 +66,8 @@ class Requests:
         self._settings = settings
         self._users = users
         self._asked: dict[str, AskedRequest] = {}
+        self._size_bytes = 0
+        """The bytes of all replies that are kept."""
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -78,20 +87,38 @@ class Requests:
             )
         name, asked = secrets.token_urlsafe(16), AskedRequest(identity, service)
         self._asked[name] = asked
-        asked.task = asyncio.create_task(asked.run(self._settings, self._users, content, options))
+        asked.task = asyncio.create_task(asked.run(self._settings, self._users, content, options, self._keep))
         asked.task.add_done_callback(lambda task: self._finished(name, task))
         await asyncio.wait({asked.task, asked.stored}, return_when=asyncio.FIRST_COMPLETED)
         if not asked.stored.done():
-            del self._asked[name]
+            self._forget(name)
             asked.task.result()
         return name, asked
+
+    def _keep(self, asked: AskedRequest, size_bytes: int) -> None:
+        """Count the bytes of a reply, and forget old ones to make room for it. Raises `TooMany`."""
+        most = self._settings.reply_bytes
+        if self._size_bytes + size_bytes > most:
+            complete = [name for name, one in self._asked.items() if one.task is not None and one.task.done()]
+            for name in complete:
+                if self._size_bytes + size_bytes <= most:
+                    break
+                self._forget(name)
+        if self._size_bytes + size_bytes > most:
+            raise TooMany(f"{self._size_bytes} bytes of replies are kept: expected at most {most}")
+        self._size_bytes += size_bytes
+        asked.size_bytes += size_bytes
+
+    def _forget(self, name: str) -> None:
+        if (asked := self._asked.pop(name, None)) is not None:
+            self._size_bytes -= asked.size_bytes
 
     def _finished(self, name: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             # Who asks for it gets it; nobody may.
             task.exception()
             loop = asyncio.get_running_loop()
-            loop.call_later(self._settings.reply_seconds, self._asked.pop, name, None)
+            loop.call_later(self._settings.reply_seconds, self._forget, name)
 
     def find(self, identity: Identity, service: str, name: str) -> AskedRequest:
         """A request of this user. Raises `NotFound`."""

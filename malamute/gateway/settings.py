@@ -40,10 +40,14 @@ class GatewaySettings:
     """How long a request's line and headers may take to come."""
     leases: int = 10_000
     """The most messages that are leased at a time."""
+    lease_bytes: int = 256 * 1024 * 1024
+    """With so many bytes that are leased nothing more is."""
     requests: int = 10_000
     """The most requests to services whose replies are awaited, or kept."""
     reply_seconds: float = 600.0
     """How long replies to a request are awaited, and then kept."""
+    reply_bytes: int = 256 * 1024 * 1024
+    """The most bytes of replies that are kept. The oldest that are complete make room for others."""
     page_bytes: int = 8 * 1024 * 1024
     """About how many bytes of messages are in one answer; at least one message is."""
     event_bytes: int = 256 * 1024

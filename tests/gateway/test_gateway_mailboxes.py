@@ -160,6 +160,20 @@ def test_there_are_as_many_leases_as_there_may_be(
         assert len(_lease(http)) == 1
 
 
+def test_there_are_as_many_bytes_leased_as_there_may_be(
+    start: Callable[..., RunningGateway], client: malamute.Client
+) -> None:
+    for _ in range(3):
+        client.send("bob", "s", b"x" * 600)
+    with start(lease_bytes=1_000).client() as http:
+        leased = [*_lease(http), *_lease(http)]
+        answer = http.post(f"{BOB}/leases")
+        assert (answer.status_code, answer.json()["code"]) == (429, 429)
+        assert "1200 bytes are leased: expected less than 1000" in answer.json()["detail"]
+        _settle(http, leased[0]["lease"], "acknowledge")
+        assert len(_lease(http)) == 1
+
+
 def test_what_is_leased_goes_back_when_the_gateway_stops(
     start: Callable[..., RunningGateway], client: malamute.Client
 ) -> None:

@@ -157,6 +157,31 @@ def test_there_are_as_many_requests_as_there_may_be(start: Callable[..., Running
         assert (answer.status_code, answer.json()["code"]) == (429, 429)
 
 
+def test_replies_are_kept_as_long_as_there_is_room_for_them(
+    start: Callable[..., RunningGateway], client: malamute.Client
+) -> None:
+    with start(reply_bytes=1_000).client() as http, client.work("shout") as work:
+
+        def ask(*sizes: int) -> str:
+            """Send a request that is replied to. Returns where its replies are when they are complete."""
+            answer = http.post(f"{SHOUT}/requests", content=b"x", headers={"prefer": "respond-async"})
+            request = work.receive(WAIT_SECONDS)
+            for number, size in enumerate(sizes, 1):
+                request.reply(b"x" * size, final=number == len(sizes))
+            client.flush()
+            location = str(answer.headers["location"])
+            http.get(location, params={"wait": 60})
+            return location
+
+        first, second = ask(400), ask(300, 300)
+        assert [http.get(one).status_code for one in (first, second)] == [200, 200]
+        third = ask(500)
+        assert [http.get(one).status_code for one in (first, second, third)] == [404, 404, 200]
+        too_large = http.get(ask(600, 600))
+        assert (too_large.status_code, too_large.json()["code"]) == (429, 429)
+        assert http.get(ask(1_000)).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("prefer", "expected"),
     [
