@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from core_bench import START, Bench, ack, mail_credit, offer, reply, request, send
 
+from malamute.core.effects import WORK_MAX
 from malamute.core.queue.affinity import AFFINITY_KEYS_MAX, KeyAffinity
 from malamute.core.queue.deduplication import DEDUP_BYTES
 from malamute.core.queue.waiters import rank_of, sequence_of
@@ -734,6 +735,23 @@ def test_a_second_withdrawal_finds_what_came_since(bench):
     assert [m.code for m in withdraw(bench, "alice", 0)] == [404]
     assert withdraw(bench, "alice", 1) == [Ok(20, 9, 1)]
     assert bench.core.services.by_name["w"].entries == {}
+
+
+def test_a_withdrawal_looks_at_very_many_in_steps_and_leaves_what_comes_behind_it(bench):
+    """So many that looking at all of them would hold up everybody."""
+    for number in (1, 2):
+        bench.tell("alice", request(*[b"x"] * 2 * WORK_MAX, number=number))
+    bench.tell("alice", request(b"1", correlation="last"))
+    bench.settle()
+    bench.receive("alice", Withdraw(9, "service", "w", "last"), request(b"2", correlation="last"))
+    iterations = 0
+    while bench.core.effects.chores:
+        bench.iterate()
+        iterations += 1
+    assert iterations >= 3
+    bench.settle()
+    assert Ok(20, 9, 1) in bench.sent("alice")
+    assert withdraw(bench, "alice", "last") == [Ok(20, 9, 1)]
 
 
 def test_a_withdrawal_that_is_not_stored_is_reported_and_undone(bench):

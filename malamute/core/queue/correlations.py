@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from malamute.core.queue.entry import Entry
+    from malamute.core.queue.entry import Entries, Entry
 
 
 class Correlations:
     """Which messages of a queue have which sender and correlation.
 
-    They are looked through when somebody asks first, and known while there are messages: most queues never
-    need it.
+    They are looked through when somebody asks first, some at a time, and known while there are messages:
+    most queues never need it.
     """
 
-    def __init__(self, entries: Mapping[int, Entry]) -> None:
+    def __init__(self, entries: Entries) -> None:
         """`entries` are those of the queue, as they come and go."""
         self._entries = entries
         self.known: dict[tuple[str, int | str], set[int]] | None = None
+        self._place = 0
+        """Where to go on looking, until all of them are known."""
+        self._is_whole = False
+
+    def look(self, count: int) -> int:
+        """Look at so many more messages. Returns how many these were; 0 once all are known."""
+        if self.known is None:
+            self.known, self._place, self._is_whole = {}, 0, False
+        run = [] if self._is_whole else self._entries.run_from(self._place, count)
+        self.add(run)
+        if run:
+            self._place = run[-1].sequence + 1
+        self._is_whole = not run
+        return len(run)
 
     def of(self, sender: str, correlation: int | str) -> list[int]:
-        """The sequences of a sender's messages under a correlation."""
-        if self.known is None:
-            self.known = {}
-            self.add(self._entries.values())
-        return sorted(self.known.get((sender, correlation), ()))
+        """The sequences of a sender's messages under a correlation, as far as they are known."""
+        return sorted((self.known or {}).get((sender, correlation), ()))
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Messages came into the queue."""

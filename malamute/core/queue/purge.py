@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
-from malamute.core.workflow import STORED, Workflow, run_workflow
+from malamute.core.workflow import GO_ON, STORED, Workflow, run_workflow
 
 if TYPE_CHECKING:
     from malamute.errors import MalamuteError
@@ -37,8 +37,24 @@ def withdraw(
     failed: Callable[[MalamuteError], None],
 ) -> None:
     """Remove the messages of a sender under a correlation, and report as `purge` does."""
-    sequences = queue.correlations.of(sender, correlation)
-    run_workflow(queue.effects, _steps(queue, sequences, report, failed, "withdrawn"))
+    run_workflow(queue.effects, _withdrawal(queue, sender, correlation, report, failed))
+
+
+def _withdrawal(
+    queue: Queue,
+    sender: str,
+    correlation: int | str,
+    report: PurgeProgress,
+    failed: Callable[[MalamuteError], None],
+) -> Workflow:
+    end = queue.next_sequence
+    while count := queue.correlations.look(STEP_MESSAGES):
+        queue.effects.work -= count
+        if queue.effects.work <= 0:
+            yield GO_ON
+    # What the sender has sent behind this stays.
+    sequences = [s for s in queue.correlations.of(sender, correlation) if s < end]
+    yield from _steps(queue, sequences, report, failed, "withdrawn")
 
 
 def _steps(
