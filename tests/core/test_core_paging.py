@@ -146,6 +146,19 @@ def test_what_nobody_awaited_and_the_disk_refused_is_never_let_go(bench):
     assert {5, 6} & {*paged_out(bench)} == set()
 
 
+def test_nor_is_it_where_it_is_dispatched_in_steps(bench, monkeypatch):
+    monkeypatch.setattr("malamute.core.queue.queue.STEP_MESSAGES", 2)
+    bench.tell("bob", mail_credit(1))
+    sent = bodies(*range(2, 9))
+    bench.tell("alice", send("bob", body(1), number=1), send("bob", *sent))
+    bench.fail()
+    bench.settle()
+    assert paged_out(bench) == []
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    assert bench.bodies("bob") == sent
+
+
 def test_records_of_deliveries_leave_memory_when_they_are_sent(bench):
     bench.tell("bob", mail_credit())
     bench.tell("alice", send("bob", *bodies(*range(1, 11))))

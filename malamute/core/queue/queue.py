@@ -258,11 +258,11 @@ class Queue:
                 self.dedup.forget(self.entries[sequence])
             self.drop(sequences)
             return
+        if error is not None and not self.usage.in_memory:
+            self._keep_in_memory(sequences)
         self.make_ready(sequences)
         if error is None:
             self.evict_excess(sequences)
-        elif not self.usage.in_memory:
-            self._keep_in_memory(sequences)
 
     def _keep_in_memory(self, sequences: Sequence[int]) -> None:
         """The disk has refused messages that nobody waits for."""
