@@ -148,7 +148,7 @@ class Book:
         self.ends: dict[tuple[bytes, int], int] = {}
         """Where its stream ended then."""
 
-        self._there: set[tuple[bytes, int]] = set()
+        self._there: dict[tuple[bytes, int], str] = {}
         """Subscriptions that were asked for to streams that are there."""
         self._deleted: set[str] = set()
         """Streams that operators want deleted from this broker, now or then."""
@@ -329,7 +329,7 @@ class Book:
         if not message.existing:
             self._named.add(message.stream)
         elif message.stream not in self._deleted and self.streams.has_any(message.stream):
-            self._there.add((peer, message.source))
+            self._there[peer, message.source] = message.stream
         key = (message.stream, message.cursor)
         # What the disk refuses, the broker takes back when it learns that.
         known = {self.cursors.get(key), self.cursors_stored.get(key), *self.recent.get(key, ())}
@@ -642,7 +642,7 @@ class Book:
         began = self.credit.began(peer, message.ref) if message.about == SUBSCRIBE else None
         if began is None:
             return
-        self._there.discard((peer, message.ref))
+        self._there.pop((peer, message.ref), None)
         if began.existing and began.stream not in self._named:
             raise Violation("a subscription has made a stream that was to be there", stream=began.stream)
         self.credit.grant(peer, message.ref).position = message.value - 1
@@ -677,7 +677,9 @@ class Book:
         if message.about == SUBSCRIBE:
             self.reads_nothing.discard((peer, message.ref))
         not_found = message.about == SUBSCRIBE and message.code == NotFound.code
-        if not_found and (peer, message.ref) in self._there:
+        there = self._there.pop((peer, message.ref), None) if not_found else None
+        # It may have been deleted since, before it was known where to begin.
+        if there is not None and there not in self._deleted:
             raise Violation("a subscription is refused to a stream that is there", source=message.ref)
         if message.about == OFFER and self.credit.newest(peer, message.ref) is None:
             self._offer_ended(peer, message)
