@@ -435,6 +435,42 @@ def test_explain_says_which_criterion_failed_and_where_the_message_is(
             assert "takes it" in typed
 
 
+def test_explain_says_who_takes_a_message_of_a_queue_and_who_does_not(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    broker = running.state.settings.broker
+    with (
+        malamute.connect(broker, address="jim", timeout=WAIT_SECONDS) as jim,
+        malamute.connect(broker, address="kay", timeout=WAIT_SECONDS) as kay,
+        jim.work("knit", "wool.*") as work,
+        kay.consume("jim", "shop.*", auto_ack=False),
+    ):
+        kay.request("knit", "silk.red", b"")
+        kay.send("jim", "s", b"")
+        kay.flush()
+
+        def explained(**asked: object) -> str:
+            return html.unescape(console.get(link("/console/explain", **asked)).text)
+
+        service = {"kind": "service", "name": "knit", "sequence": 1}
+        takes = "jim takes wool.*, holds 0, and has credit left; it does not take this one: topic 'wool.*'"
+        assert "1 is in the service knit, waiting, after 0 attempts" in explained(**service)
+        assert takes in explained(**service)
+        assert takes in explained(**service, subscriber="jim")
+        assert "kay is none that works for it" in explained(**service, subscriber="kay")
+        kay.request("knit", "wool.red", b"")
+        request = work.receive(WAIT_SECONDS)
+        held = explained(**{**service, "sequence": 2})
+        assert "jim takes wool.*, holds 1, and has no credit left; it takes this one" in held
+        request.reply(b"")
+        mailbox = {"kind": "mailbox", "name": "jim", "sequence": 1}
+        while "kay takes shop.*, holds 0" not in (found := explained(**mailbox)):
+            pass
+        assert "it does not take this one: topic 'shop.*' does not match 'kay'" in found
+        with jim.mailbox():
+            assert "jim takes all of it, holds" in explained(**mailbox)
+
+
 # Who may come
 
 RULES = ("view,create,publish,subscribe stream/{user}", "view broker/status", "admin stream/{user}")

@@ -10,21 +10,24 @@ from starlette.responses import Response
 from malamute.client.session.message import Message
 from malamute.errors import MalamuteError
 from malamute.gateway.console import forms
+from malamute.gateway.console.queues import found_queue
 from malamute.gateway.console.stream_pages import message_at
 from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.console.words import count, criteria, moment
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.matching import Selector, reason_of
 from malamute.protocol.admin import (
     ClientDetails,
     ClientQuery,
     ExplainedSelector,
     ExplainQuery,
+    MailboxReader,
     MessageRow,
     MessagesQuery,
-    ServiceQuery,
     StreamDetails,
     StreamQuery,
     SubscriptionRow,
+    WorkerRow,
 )
 from malamute.protocol.time_units import to_seconds
 
@@ -133,14 +136,33 @@ async def _explain_queue(visit: Visit, arguments: Arguments) -> dict[str, Any]:
         places.append(f"{sequence} is a dead letter of the {kind} {name}: {dead.get('reason', 'unknown')}")
     else:
         places.append(f"{sequence} is not in the {kind} {name}: it is settled, or was never there")
-    if kind == "service":
-        details = await visit.ask(ServiceQuery(name=name))
-        places += [
-            f"{worker.address or worker.client} takes {', '.join(worker.patterns)}, "
-            f"holds {worker.outstanding}, and has {'no credit' if not worker.credit else 'credit'} left"
-            for worker in details.workers
-        ] or ["nobody works for it"]
+    _, consumers, owner = await found_queue(visit, kind, name)
+    asked, found = arguments["subscriber"], message or died
+    places += [_consumer(kind, one, found) for one in consumers if asked in ("", one.address, one.client)]
+    if owner is not None and asked in ("", name):
+        places.append(f"{name} takes all of it, {_holding(owner)}")
+    if not places[1:]:
+        verb = "works for" if kind == "service" else "consumes from"
+        places.append(f"{asked} is none that {verb} it" if asked else f"nobody {verb} it")
     return {"places": places}
+
+
+def _consumer(kind: str, one: WorkerRow, message: MessageRow | None) -> str:
+    """What a consumer takes and holds, and whether it takes a message."""
+    patterns = [pattern for pattern in one.patterns if pattern]
+    words = f"{one.address or one.client} takes {', '.join(patterns) or 'all of it'}, {_holding(one)}"
+    if message is None:
+        return words
+    # Mail is chosen by its sender.
+    subject = message.subject if kind == "service" else message.sender
+    selector = Selector.parse([("topic", pattern) for pattern in patterns] or [("all", "")])
+    reason = reason_of(selector, subject, {}, "")
+    return f"{words}; it does not take this one: {reason}" if reason else f"{words}; it takes this one"
+
+
+def _holding(consumer: WorkerRow | MailboxReader) -> str:
+    credit = "no credit" if not consumer.credit else "credit"
+    return f"holds {consumer.outstanding}, and has {credit} left"
 
 
 def _text(name: str, words: str) -> Parameter:

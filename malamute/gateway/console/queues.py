@@ -71,7 +71,7 @@ async def queue(request: Request, arguments: Arguments) -> Response:
     """One queue with its messages. Raises `NotFound`."""
     visit = visit_of(request)
     kind, name, show = arguments["kind"], arguments["name"], arguments["show"]
-    row, workers, reader = await _found(visit, kind, name)
+    row, workers, reader = await found_queue(visit, kind, name)
     problem, messages = "", []
     try:
         query = MessagesQuery(
@@ -102,7 +102,7 @@ async def queue(request: Request, arguments: Arguments) -> Response:
     )
 
 
-async def _found(visit: Visit, kind: str, name: str) -> tuple[QueueRow, list[Any], MailboxReader | None]:
+async def found_queue(visit: Visit, kind: str, name: str) -> tuple[QueueRow, list[Any], MailboxReader | None]:
     """A queue, who works for it, and how the owner of a mailbox reads it. Raises `NotFound`."""
     if kind == "service":
         details = await visit.ask(ServiceQuery(name=name))
