@@ -103,7 +103,7 @@ ENDPOINTS = (
             FIND,
             PAGE,
             _text("user", "Who would do it."),
-            _text("action", "What he would do."),
+            _text("action", "What the user would do."),
             _text("target", "With what."),
         ),
     ),
