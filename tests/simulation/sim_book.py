@@ -283,6 +283,9 @@ class Book:
 
     def _change(self, peer: bytes, message: Change) -> None:
         if message.arguments.get("dry_run"):
+            # Behind the end of its session a client asks only what its change would do now.
+            self.queues.deletions.pop((peer, message.number), None)
+            self._readers.pop((peer, message.number), None)
             return
         self._named |= {place.split("/")[-1] for name in _PLACES if (place := message.arguments.get(name))}
         if message.topic == "queue.purge":
