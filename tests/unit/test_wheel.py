@@ -33,6 +33,7 @@ CONSOLE = {
         "templates/overview.html",
         "templates/parts.html",
         "templates/problem.html",
+        "templates/publish_again.html",
         "templates/queue.html",
         "templates/queues.html",
         "templates/selection.html",
