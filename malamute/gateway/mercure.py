@@ -238,15 +238,17 @@ async def follow_updates(request: Request, arguments: Arguments) -> Response:
     """Follow the updates of some topics.
 
     Raises:
-        InvalidValue: no topic is named, or too many.
+        InvalidValue: no topic is named, or too many, or a token.
     """
     topics = arguments["topic"]
     if not topics:
         raise InvalidValue("no topic: expected one at least")
+    if "authorization" in request.query_params:
+        raise InvalidValue("a token in the address, which is logged: expected a header or a cookie")
     request = _with_cookie(request)
     gateway = gateway_of(request)
     # The header is what a browser adds to its address when it reconnects.
-    last = arguments["last_event_id"] or arguments["lasteventid"]
+    last = arguments["last_event_id"] or _last_of(request)
     public_only = gateway.identity(request) == ANONYMOUS
     return await follow(
         request,
@@ -257,6 +259,12 @@ async def follow_updates(request: Request, arguments: Arguments) -> Response:
         start=_start(last),
         committed=True,
     )
+
+
+def _last_of(request: Request) -> str | None:
+    """The last update by the address. Earlier drafts, and libraries, spell its parameter otherwise."""
+    given = request.query_params.multi_items()
+    return next((value for name, value in given if name.lower().replace("-", "") == "lasteventid"), None)
 
 
 def _start(last: str | None) -> str:
@@ -293,5 +301,6 @@ ENDPOINTS = (
         (),
         {200: Documented("Updates, without end.", (sse.MEDIA_TYPE,))},
         (413,),
+        ignores_unknown=True,
     ),
 )

@@ -59,12 +59,14 @@ class Endpoint(NamedTuple):
     answers: Mapping[int, Documented] = {200: Documented("Done.")}
     problems: Sequence[int] = ()
     """The statuses of problems that are particular to it."""
+    ignores_unknown: bool = False
+    """Whether parameters that it does not know are ignored: clients of a protocol of others add some."""
 
     def read(self, request: Request) -> Arguments:
         """The checked parameters of a request. Raises `InvalidValue`."""
         query = _query(request.scope["query_string"])
         known = {p.name for p in self.parameters if p.place == "query"}
-        if unknown := sorted(query.keys() - known):
+        if not self.ignores_unknown and (unknown := sorted(query.keys() - known)):
             raise InvalidValue(f"unknown parameter {unknown[0]!r}: expected {_either(sorted(known))}")
         return {p.key: _value(p, _given(p, request, query)) for p in self.parameters}
 

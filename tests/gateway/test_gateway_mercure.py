@@ -167,6 +167,18 @@ def test_a_browser_that_comes_again_gets_what_it_missed(http: httpx.Client) -> N
         assert _data(events, 1) == ["2"]
 
 
+@pytest.mark.parametrize("name", ["lastEventID", "lastEventId", "Last-Event-ID", "Last-Event-Id"])
+def test_libraries_spell_the_parameter_otherwise_and_add_others(http: httpx.Client, name: str) -> None:
+    ids = [_publish(http, "a", str(number)) for number in range(1, 4)]
+    with _following(http, "a", params={name: ids[0], "cache-buster": "7"}) as (headers, events):
+        assert (headers["last-event-id"], _data(events, 2)) == (ids[0], ["2", "3"])
+
+
+def test_a_token_in_the_address_is_refused(http: httpx.Client) -> None:
+    answer = http.get(HUB, params={"topic": "a", "authorization": "none.of.ours"})
+    assert (answer.status_code, answer.json()["code"]) == (400, 416)
+
+
 def test_a_browser_that_leaves_before_its_first_update_misses_nothing(http: httpx.Client) -> None:
     _publish(http, "a", "1")
     with http.stream("GET", HUB, params={"topic": "a"}) as answer:

@@ -71,5 +71,6 @@ def test_every_parameter_is_held_to_its_schema(http: httpx.Client, route: Endpoi
         if parameter.place == "query" and parameter.schema["type"] in ("integer", "number", "boolean"):
             answer = http.request(route.method, path, params={parameter.name: "neither"})
             assert (answer.status_code, answer.json()["code"]) == (400, 416)
-    answer = http.request(route.method, path, params={"unheard-of": "1"})
-    assert (answer.status_code, answer.json()["code"]) == (400, 416)
+    if not route.ignores_unknown:
+        answer = http.request(route.method, path, params={"unheard-of": "1"})
+        assert (answer.status_code, answer.json()["code"]) == (400, 416)
