@@ -18,6 +18,7 @@ from secured_gateway import secured_gateway
 from starlette.requests import HTTPConnection
 
 import malamute
+from malamute.client.options import TIMEOUT_SECONDS
 from malamute.config import Config
 from malamute.config.sections import SECTIONS, types_of
 from malamute.gateway.console.rendering import static_files
@@ -669,6 +670,12 @@ def test_settings_list_each_option_with_its_source_and_how_it_changes() -> None:
         with gateway.client() as http:
             text = http.get("/console/settings").text
         gateway.stop()
+    own = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*(?:<span class=\"quiet\">[^<]*</span>)?)</dd>", text))
+    assert (
+        own["timeout seconds"] == f'{WAIT_SECONDS} <span class="quiet">in place of {TIMEOUT_SECONDS}</span>'
+    )
+    assert own["mercure stream"] == "mercure"
+    assert "credentials" not in own
     rows = {
         cells[0]: cells[1:] for cells in re.findall(r"<tr>" + r"<td[^>]*>([^<]*)</td>" * 5 + "</tr>", text)
     }

@@ -13,6 +13,7 @@ from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
 from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.console.words import plain, spaced
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
+from malamute.gateway.settings import GatewaySettings
 from malamute.protocol.admin import (
     AccessQuery,
     AdminQuery,
@@ -65,10 +66,11 @@ async def settings(request: Request, arguments: Arguments) -> Response:
     options, _ = await _tried(visit, OptionsQuery())
     storage, no_storage = await _tried(visit, StorageQuery())
     stored = await visit.listed("stored", StoredQuery())
-    own = visit.console.gateway.settings
-    gateway = {
-        spaced(one.name): plain(getattr(own, one.name)) for one in fields(own) if one.name not in SECRET
-    }
+    own, default = visit.console.gateway.settings, GatewaySettings()
+    gateway = [
+        (spaced(name), plain(getattr(own, name)), plain(getattr(default, name)))
+        for name in (one.name for one in fields(own) if one.name not in SECRET)
+    ]
     return visit.page(
         "settings.html",
         broker_status=status,
