@@ -263,7 +263,8 @@ async def follow_updates(request: Request, arguments: Arguments) -> Response:
 
 def _last_of(request: Request) -> str | None:
     """The last update by the address. Earlier drafts, and libraries, spell its parameter otherwise."""
-    given = request.query_params.multi_items()
+    # What a library adds when it reconnects stands behind what the page has said.
+    given = reversed(request.query_params.multi_items())
     return next((value for name, value in given if name.lower().replace("-", "") == "lasteventid"), None)
 
 

@@ -172,6 +172,9 @@ def test_libraries_spell_the_parameter_otherwise_and_add_others(http: httpx.Clie
     ids = [_publish(http, "a", str(number)) for number in range(1, 4)]
     with _following(http, "a", params={name: ids[0], "cache-buster": "7"}) as (headers, events):
         assert (headers["last-event-id"], _data(events, 2)) == (ids[0], ["2", "3"])
+    # The page has asked for everything, and the library goes on from where it was.
+    with _following(http, "a", params={"lastEventID": "earliest"} | {name: ids[1]}) as (headers, events):
+        assert (headers["last-event-id"], _data(events, 1)) == (ids[1], ["3"])
 
 
 def test_a_token_in_the_address_is_refused(http: httpx.Client) -> None:
