@@ -32,7 +32,7 @@ class Telemetry:
 
     def clear(self) -> None:
         self._exporter.clear()
-        self._before = self._sums()
+        self._before = self.sums()
 
     @property
     def spans(self) -> list[ReadableSpan]:
@@ -49,11 +49,11 @@ class Telemetry:
         wanted = {(key, value) for key, value in labels.items()}
         return sum(
             value - self._before.get((metric, of), 0)
-            for (metric, of), value in self._sums().items()
+            for (metric, of), value in self.sums().items()
             if metric == name and wanted <= {("_".join(k.split(".")[-2:]), v) for k, v in of}
         )
 
-    def _sums(self) -> Mapping[tuple[str, frozenset[tuple[str, Any]]], float]:
+    def sums(self) -> Mapping[tuple[str, frozenset[tuple[str, Any]]], float]:
         data = self._reader.get_metrics_data()
         return {
             (metric.name, frozenset((point.attributes or {}).items())): getattr(

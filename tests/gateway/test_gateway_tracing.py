@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import httpx
@@ -82,6 +83,36 @@ def test_leases_and_replies_are_linked_to_who_sent(
             assert span.context.trace_id != sent.context.trace_id
     assert by_name["acknowledge bob"].kind is SpanKind.CLIENT
     assert telemetry.counted("messaging.client.consumed.messages") == 2
+
+
+ATTRIBUTES = ("messaging", "http", "server", "client", "url", "user_agent", "network", "error")
+OWN = "messaging.malamute."
+"""How attributes may begin that only this system has."""
+
+
+def _published() -> set[str]:
+    """All names of attributes and metrics in the package of the conventions."""
+    modules = [f"_incubating.attributes.{name}_attributes" for name in ATTRIBUTES]
+    modules += ["_incubating.metrics.messaging_metrics", "metrics.http_metrics"]
+    found = [vars(import_module(f"opentelemetry.semconv.{name}")) for name in modules]
+    return {value for names in found for name, value in names.items() if name.isupper()}
+
+
+def test_names_are_those_of_the_published_conventions(
+    gateway: RunningGateway, http: httpx.Client, telemetry: Telemetry
+) -> None:
+    http.post("/v1/mailboxes/bob/messages?correlation=c", content=b"x", headers=HEADERS).raise_for_status()
+    [mail] = http.post("/v1/mailboxes/bob/leases?wait=60").json()["messages"]
+    http.post(f"/v1/mailboxes/bob/leases/{mail['lease']}/acknowledge").raise_for_status()
+    assert http.post("/v1/mailboxes/bob/leases/9-9/acknowledge").status_code == 410
+    gateway.stop()
+    published = _published()
+    names = {name for span in telemetry.spans for name in span.attributes}
+    assert {name for name in names - published if not name.startswith(OWN)} == set()
+    assert {"messaging.message.conversation_id", "messaging.batch.message_count", "http.route"} < names
+    metrics = {name for name, _ in telemetry.sums()}
+    assert {name for name in metrics if not name.startswith("otel.")} <= published
+    assert {"messaging.client.operation.duration", "http.server.request.duration"} <= metrics
 
 
 def test_nobody_invents_names_of_spans_and_labels(
