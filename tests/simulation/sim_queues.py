@@ -108,6 +108,8 @@ class QueueBook:
         """Whether it may have forgotten some, for want of room. It may remember longer than it has to."""
         self.identities_stored: set[tuple[str, str, str]] = set()
         self.bindings: dict[tuple[Name, str], tuple[Holder, str, int]] = {}
+        self._beside: dict[tuple[Name, str], set[Holder]] = {}
+        """Who else has got what the worker of a key does not take: it may belong to one of these."""
         """Whom the keys of a service belong to, the subject of what he got, and when it was chosen."""
         self.moment = 0
         self._chosen: dict[Key, tuple[Holder, int]] = {}
@@ -526,6 +528,7 @@ class QueueBook:
         # What is over is over, though a clock that is set back may say otherwise.
         self.identities = {n: k for n, k in self.identities.items() if k.stored and self._is_known(k)}
         self.bindings.clear()
+        self._beside.clear()
         self._chosen.clear()
         self._recalled.clear()
         self.dead.died()
@@ -747,7 +750,13 @@ class QueueBook:
                 continue
             chosen = self._moment_chosen((*queue, sequence), holder)
             bound, first, since = self.bindings.setdefault((queue, key), (holder, subject, chosen))
-            if bound == holder or not takes(bound, subject):
+            if bound == holder:
+                continue
+            beside = self._beside.setdefault((queue, key), set())
+            if not takes(bound, subject):
+                beside.add(holder)
+                continue
+            if any(not (takes(other, subject) or takes(other, first)) for other in beside - {holder}):
                 continue
             # It may belong to the other one since before, if that one did not take the first that was seen.
             # And it was chosen before the key came to the other one, if the disk had to hear of it first.
@@ -844,6 +853,8 @@ class QueueBook:
         """Somebody takes no more: his keys are free, but for those of what he holds."""
         for name, key in [k for k, bound in self.bindings.items() if k[0] == queue and bound[0] == holder]:
             del self.bindings[name, key]
+        for beside in self._beside.values():
+            beside.discard(holder)
 
     def outside(self, holder: Holder, queue: Name, held: Ranges) -> list[list[int]]:
         """What somebody holds outside of these, as ranges."""
@@ -915,6 +926,8 @@ class QueueBook:
             for holder, gone in self._recalled.items()
             if holder[0] != peer or source not in (None, holder[1])
         }
+        for beside in self._beside.values():
+            beside -= {holder for holder in beside if holder[0] == peer and source in (None, holder[1])}
         self.bindings = {
             name: (holder, *bound)
             for name, (holder, *bound) in self.bindings.items()
