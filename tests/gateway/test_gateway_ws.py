@@ -13,7 +13,8 @@ import pytest
 from damaged_messages import publish_damaged
 from running_gateway import WAIT_SECONDS, RunningGateway
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
 import malamute
@@ -34,6 +35,9 @@ class Page:
 
     def raw(self, data: str | bytes) -> None:
         self._socket.send(data)
+
+    def raw_text(self, data: bytes) -> None:
+        self._socket.send(data, text=True)
 
     def receive(self) -> dict[str, Any]:
         data = self._socket.recv(WAIT_SECONDS)
@@ -243,6 +247,27 @@ def test_a_bad_frame_is_a_problem_and_the_socket_stays(page: Page, frame: str | 
     assert (problem["op"], problem["code"]) == ("problem", code)
     page.send("subscribe", id=2, stream="a")
     assert page.receive()["op"] == "subscribed"
+
+
+def test_a_frame_may_be_as_large_as_a_body_and_not_larger(start: Callable[..., RunningGateway]) -> None:
+    gateway = start(body_bytes=200)
+    command = '{"op": "subscribe", "id": 1, "stream": "a"}'
+    with _page(gateway) as page:
+        page.raw(command.ljust(200))
+        assert page.receive()["op"] == "subscribed"
+        page.raw(command.ljust(201))
+        with pytest.raises(ConnectionClosed) as closed:
+            page.receive()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == CloseCode.MESSAGE_TOO_BIG
+
+
+def test_a_text_that_is_no_utf_8_ends_the_socket(page: Page) -> None:
+    page.raw_text(b'{"op": "subscribe", "id": 1, "stream": "\xff"}')
+    with pytest.raises(ConnectionClosed) as closed:
+        page.receive()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == CloseCode.INVALID_DATA
 
 
 def test_there_are_as_many_subscriptions_as_there_may_be(page: Page) -> None:
