@@ -16,6 +16,11 @@ from malamute.version import __version__
 
 OPENAPI = "3.1.0"
 
+DESCRIPTION = (
+    "What goes wrong is a problem document. Besides these paths there is the WebSocket /v1/ws, with many "
+    "subscriptions that have credit each; OpenAPI cannot describe it."
+)
+
 COMMON_PROBLEMS = (400, 401, 403, 503, 504)
 """The statuses of problems that any path may have."""
 
@@ -62,7 +67,7 @@ def document(routes: Sequence[Endpoint]) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": OPENAPI,
-        "info": {"title": "Malamute gateway", "version": __version__},
+        "info": {"title": "Malamute gateway", "version": __version__, "description": DESCRIPTION},
         "paths": paths,
         "components": {
             "schemas": {"Problem": _PROBLEM},
@@ -116,7 +121,7 @@ def _page(routes: Sequence[Endpoint]) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Malamute gateway</title>'
         '<meta name="viewport" content="width=device-width"><h1>Malamute gateway</h1>'
-        f'<p><a href="/v1/openapi.json">As OpenAPI</a></p><dl>{rows}</dl></html>'
+        f'<p>{escape(DESCRIPTION)}</p><p><a href="/v1/openapi.json">As OpenAPI</a></p><dl>{rows}</dl></html>'
     )
 
 

@@ -24,6 +24,9 @@ def test_the_description_is_served_with_every_path_and_a_page_beside_it(http: ht
     page = http.get("/v1/")
     assert page.headers["content-type"].startswith("text/html")
     assert all(route.path in page.text for route in ENDPOINTS)
+    # A WebSocket is no path of OpenAPI.
+    assert "/v1/ws" in served["info"]["description"]
+    assert "/v1/ws" in page.text
 
 
 def test_the_description_has_what_the_standard_asks_for() -> None:
