@@ -226,6 +226,29 @@ def test_what_destroys_says_first_what_it_would_do(console: httpx.Client) -> Non
     assert _count(console, "prices") == "0"
 
 
+def test_what_hangs_on_a_stream_is_shown_before_it_ends_with_it() -> None:
+    with Broker() as broker, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
+        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
+        client.publish("used", "s", b"x", assurance="stored")
+        with gateway.client(headers={"origin": gateway.url}) as http, client.subscribe("used") as reader:
+            csrf = Page(http.get("/console/feeds").text).csrf
+            fields = {"csrf": csrf, "topic": "stream.delete", "stream": "used"}
+            asked = http.post("/console/change", data=fields)
+            assert asked.status_code == 200
+            assert "What hangs on it ends as well" in asked.text
+            assert ("readers", "1") in re.findall(r"<dt>(\w+)</dt><dd>(\w+)</dd>", asked.text)
+            assert 'name="cascade" value="yes"' in asked.text
+            # Nothing of it was done yet, and without that word nothing is.
+            assert http.post("/console/change", data={**fields, "confirmed": "yes"}).status_code == 409
+            assert _count(http, "used") == "1"
+            sure = {**fields, "confirmed": "yes", "cascade": "yes"}
+            assert http.post("/console/change", data=sure).status_code == 303
+            with pytest.raises(malamute.MalamuteError):
+                reader.receive(WAIT_SECONDS)
+            assert http.get(link("/console/stream", name="used")).status_code == 404
+        gateway.stop()
+
+
 def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
     running: RunningGateway, console: httpx.Client
 ) -> None:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.access.account import salted_hash
-from malamute.errors import ConfigError, InvalidValue
+from malamute.errors import ConfigError, InUse, InvalidValue
 from malamute.gateway.console import forms
 from malamute.gateway.console.forms import Reader, first_of
 from malamute.gateway.console.sign_in import own_path
@@ -82,7 +82,11 @@ ACTS: Mapping[str, Act] = {
         "Keep so much of the stream {stream}? What is over it is dropped at once.", "Keep so much", _KEPT
     ),
     "stream.purge": Act("Drop all messages of the stream {stream}?", "Drop them", {"stream": str}),
-    "stream.delete": Act("Remove the stream {stream} with all that is in it?", "Remove it", {"stream": str}),
+    "stream.delete": Act(
+        "Remove the stream {stream} with all that is in it?",
+        "Remove it",
+        {"stream": str, "cascade": forms.flag},
+    ),
     "cursor.set": Act(
         "Let the reader of the cursor {cursor} go on at {start}?",
         "Set it",
@@ -116,7 +120,9 @@ ACTS: Mapping[str, Act] = {
         {**_QUEUE, "dead": forms.flag, "state": str},
     ),
     "queue.delete": Act(
-        "Remove the {kind} {name} with all that is in it?", "Remove it", {"kind": str, "name": str}
+        "Remove the {kind} {name} with all that is in it?",
+        "Remove it",
+        {"kind": str, "name": str, "cascade": forms.flag},
     ),
     "client.disconnect": Act(
         "End the session {id}? What it holds goes back to the queues.", "Disconnect it", {"id": str}
@@ -162,7 +168,15 @@ async def change(request: Request, arguments: Arguments) -> Response:
     values = await asyncio.to_thread(_read, act, fields)
     back = own_path(first_of(fields, "back", "/"))
     asks = act.asks and "confirmed" not in fields
-    done = await visit.change(_made(topic, {**values, "dry_run": asks}))
+    warning = ""
+    try:
+        done = await visit.change(_made(topic, {**values, "dry_run": asks}))
+    except InUse as error:
+        if not asks:
+            raise
+        # What hangs on it would end as well: that is shown, and then asked for.
+        fields["cascade"], warning = ["yes"], error.text
+        done = await visit.change(_made(topic, {**values, "dry_run": True, "cascade": True}))
     facts = {spaced(name): plain(value) for name, value in done.as_map().items()}
     if asks:
         again = {name: given for name, given in fields.items() if name in act.fields or name == "some"}
@@ -172,6 +186,7 @@ async def change(request: Request, arguments: Arguments) -> Response:
             question=act.question.format_map(_Said(values)),
             topic=topic,
             facts=facts,
+            warning=warning,
             fields=again,
             back=back,
         )
