@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import shutil
@@ -54,6 +55,15 @@ def run(read: Callable[[], Config], *, as_json: bool) -> None:
     `malamute broker reload` has it read its configuration again, and so has SIGHUP, unless it runs on a
     terminal: there SIGHUP stops it, too.
     """
+    # What is made until it listens is there for good: the collector would look at it again and again in vain.
+    gc.disable()
+    try:
+        _run(read, as_json=as_json)
+    finally:
+        gc.enable()
+
+
+def _run(read: Callable[[], Config], *, as_json: bool) -> None:
     from malamute.server import daemon
 
     config = read()

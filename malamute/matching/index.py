@@ -171,6 +171,7 @@ class Index:
         self._results: dict[Groups, Groups] = {}
         self._results_size = 0
         self._spent = 0
+        self._work: int | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -195,7 +196,8 @@ class Index:
 
         Raises KeyError for a key that is there already, and InvalidSelector if a family refuses.
         """
-        if key in self:
+        self._complete()
+        if key in self._by_key:
             raise KeyError(f"{key!r} is already in the index")
         group = self._by_selector.get(selector) or self._new_group(selector)
         group.members[key] = value
@@ -368,7 +370,9 @@ class Index:
     @property
     def work(self) -> int:
         """How many expressions a message may have to be evaluated for, beyond looking up its terms."""
-        return self._unconditional.work + self._conditional.work + self._conditions.work
+        if self._work is None:
+            self._work = self._unconditional.work + self._conditional.work + self._conditions.work
+        return self._work
 
     def pop_spent(self) -> int:
         """What matching took since this was asked last, in about microseconds, but for known subjects."""
@@ -385,7 +389,8 @@ class Index:
             self._unconditional.add(number, selector)
         if self._free:
             heappop(self._free)
-        self._classes.add(selector)
+        if selector.where or self._unconditional.by_headers:  # else it tells nothing apart
+            self._classes.add(selector)
         group = self._groups[number] = self._by_selector[selector] = Group(number, selector)
         self._count += 1
         self._changed()
@@ -415,6 +420,7 @@ class Index:
 
     def _changed(self) -> None:
         self.version += 1
+        self._work = None
         self.needs_headers = bool(
             self._unconditional.by_headers or self._conditional.by_headers or self._conditions_on_headers
         )
@@ -447,7 +453,8 @@ class Index:
             conditional = self._conditional.rows(self._conditional.by_subject, subject, NO_HEADERS, "")
             rows += self._fulfilled(conditional, MessageFields(subject, NO_HEADERS, ""))
         groups = self._groups_in(rows)
-        self._spent += SUBJECT_WORK + self.work + len(groups) // GROUPS_FOUND
+        work = self.work if self._work is None else self._work  # a call for each new subject is dear
+        self._spent += SUBJECT_WORK + work + len(groups) // GROUPS_FOUND
         return groups
 
     def _compute_partial(self, subject: str) -> _Partial:

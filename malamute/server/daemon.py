@@ -466,9 +466,9 @@ def _signals(loop: Loop) -> Iterator[None]:
 def quiet_collector() -> Iterator[None]:
     """Keep what is there for good out of the collector's sight, and let it look less often."""
     thresholds = gc.get_threshold()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     try:
         yield
     finally:

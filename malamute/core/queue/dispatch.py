@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -95,14 +96,17 @@ class Dispatcher:
             group.search = Search(self._entries.end)
         consumer.group = group
 
-    def _search(self, group: ConsumerGroup[Consumer], search: Search) -> bool:
-        """Look on until it is known what goes first in a group. False when no work is left for that."""
+    def _search(self, group: ConsumerGroup[Consumer], search: Search) -> Rank | None:
+        """Look on until it is known what goes first in a group. None when no work is left for that.
+
+        Returns the rank before which all is known by now.
+        """
         effects, ready, match = self._effects, group.ready, self._match
         # Without options a rank is the sequence itself, and the first one that is found goes first.
         step = self._step if self._options else 0
-        while not search.knows(ready.first, step):
+        while ready.first >= (known_before := search.known_before(step)) and not search.done:
             if effects.work <= 0:
-                return False
+                return None
             run = self._entries.run_from(search.place, SEARCH_MESSAGES)
             effects.work -= max(len(run), 1)
             for entry in run:
@@ -113,7 +117,7 @@ class Dispatcher:
             search.place = run[-1].sequence + 1 if run else search.end
         if search.done:
             group.search = None
-        return True
+        return known_before
 
     def leave(self, consumer: Consumer) -> list[int]:
         """Remove a consumer. Returns the messages that waited for it alone."""
@@ -175,10 +179,14 @@ class Dispatcher:
         count = 0
         last: Rank | None = None
         group, options = consumer.group, self._options
+        known_before: Rank = -inf
         while credit.open and (not consumer.missing_bytes or consumer.missing_bytes < missing_bytes_max):
-            if group.search is not None and not self._search(group, group.search):
-                self._serve_later(consumer)
-                break
+            if group.search is not None and ready.first >= known_before:
+                found = self._search(group, group.search)
+                if found is None:
+                    self._serve_later(consumer)
+                    break
+                known_before = found
             if count >= SHARE_MESSAGES:
                 self._effects.work -= SHARE_MESSAGES
                 self._serve_later(consumer)

@@ -107,8 +107,9 @@ class Entries(dict[int, Entry]):
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Add messages with consecutive sequences."""
+        for entry in entries:
+            self[entry.sequence] = entry
         if entries:
-            self.update({entry.sequence: entry for entry in entries})
             self._sequences.add_range(entries[0].sequence, entries[-1].sequence + 1)
 
     def restore(self, entries: Sequence[Entry]) -> None:
@@ -146,7 +147,11 @@ class Entries(dict[int, Entry]):
 
 
 _bytes, _properties, _origin = attrgetter("bytes"), attrgetter("properties"), attrgetter("time_ns", "sender")
-_columns = attrgetter("sequence", "time_ns", "sender", "subject", "record", "attempts", "properties")
+_subject, _record = attrgetter("subject"), attrgetter("record")
+_columns = [
+    attrgetter(name)
+    for name in ("sequence", "time_ns", "sender", "subject", "record", "attempts", "properties")
+]
 
 
 def bytes_of(entries: Sequence[Entry]) -> int:
@@ -162,8 +167,8 @@ def size_of(entries: Sequence[Entry]) -> int:
 
 def columns_of(entries: Sequence[Entry]) -> list[list[Any]]:
     """Messages by columns, in the order of those of a payload. A record that is on the disk only is empty."""
-    # Most are one message, for which a comprehension for each column would be seven calls.
-    columns: list[list[Any]] = [*map(list, zip(*map(_columns, entries), strict=True))]
+    # One column after the other: a tuple for each message would set off the garbage collector.
+    columns = [[*map(get, entries)] for get in _columns]
     if None in columns[_RECORDS]:
         columns[_RECORDS] = [record or b"" for record in columns[_RECORDS]]
     return columns
@@ -176,7 +181,7 @@ def puts(kind: QueueKind, queue: str, entries: Iterable[Entry]) -> Iterator[PutM
     """What adds messages with consecutive sequences to a queue of the store."""
     for (time_ns, sender), group in groupby(entries, _origin):
         run = [*group]
-        _, _, _, subjects, records, _, properties = columns_of(run)
+        subjects, records, properties = ([*map(get, run)] for get in (_subject, _record, _properties))
         wanted = properties if any(properties) else None
         yield PutMessages(kind, queue, run[0].sequence, time_ns, sender, subjects, records, wanted)
 

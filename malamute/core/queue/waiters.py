@@ -84,7 +84,10 @@ class ReadyQueue:
     @property
     def first(self) -> Rank:
         """The smallest rank; infinity if there is none."""
-        return min(self._in_order[0] if self._in_order else inf, self._heap[0] if self._heap else inf)
+        row, heap = self._in_order, self._heap
+        if heap and (not row or heap[0] < row[0]):
+            return heap[0]
+        return row[0] if row else inf
 
     def pop(self) -> Rank | None:
         """Pop the smallest rank; None if there is none."""
@@ -111,9 +114,9 @@ class Search:
         """Whether all was looked at."""
         return self.place >= self.end
 
-    def knows(self, rank: Rank, step: int) -> bool:
-        """Whether nothing that it has not looked at goes ahead of this one."""
-        return self.done or rank < self.place - (PRIORITIES - 1) * step
+    def known_before(self, step: int) -> Rank:
+        """The rank that nothing which it has not looked at goes ahead of."""
+        return inf if self.done else self.place - (PRIORITIES - 1) * step
 
 
 class ConsumerGroup(Generic[C]):
