@@ -77,6 +77,10 @@ if TYPE_CHECKING:
     from malamute.core.stream.stream import Stream
 
 
+CHANGE_WORK = 500
+"""Work that a change takes, with its record, its outcome and what it stores, about in microseconds."""
+
+
 def change(core: Engines, session: Session, message: Change) -> None:
     """Make a change, unless it was made before. A refused one changes nothing.
 
@@ -92,6 +96,7 @@ def change(core: Engines, session: Session, message: Change) -> None:
         raise InvalidValue(f"unknown change {message.topic!r}: expected one of {', '.join(CHANGES)}")
     wanted = CHANGES[message.topic].parse(message.arguments)
 
+    core.effects.work -= CHANGE_WORK
     if number:
         sessions.begin_change(session, number)
 
