@@ -22,7 +22,7 @@ import zmq
 from malamute.bench import queues, start, workspace
 from malamute.bench.figures import MEBIBYTE, extent, middle, us_each
 from malamute.bench.machine import anonymous_bytes, cpu_seconds
-from malamute.bench.processes import Measured, WorkloadProcess
+from malamute.bench.processes import Measured, WorkloadFunction, WorkloadProcess
 from malamute.bench.raw_peer import RawPeer
 from malamute.bench.start import GIGABYTE
 from malamute.bench.workloads import HEADERS, Begin
@@ -356,12 +356,36 @@ def _in_turn(
 
 
 def _connections(options: ScaleOptions, point: int) -> Cost:
-    """Connections that do nothing, beside a publisher and a subscriber."""
-    with _scene(options) as scene:
-        *_, reader = scene.peers(point + 1)
+    """Connections that do nothing, in processes that have files for them, beside a publisher and a subscriber."""
+    with workspace.broker(options.directory) as broker, ExitStack() as stack:
+        scene = Scene(broker, stack)
+        _crowds(stack, stay, broker.url, point)
+        (reader,) = scene.peers(1)
         _subscribe(reader, _subscription("temp.#"))
         batches = _publishes(options.messages, BATCH, options.size_bytes)
         return scene.cost(lambda: scene.publish(batches, [reader]))
+
+
+def stay(begin: Begin, url: str, connections: int) -> Measured:
+    """Connect so often, and do nothing."""
+    from malamute.server.daemon import raise_file_limit
+
+    raise_file_limit()
+    with ExitStack() as stack:
+        _peers(url, connections, stack)
+        begin()
+    return {}
+
+
+def _crowds(
+    stack: ExitStack, work: WorkloadFunction, url: str, peers: int, *more: int
+) -> list[WorkloadProcess]:
+    """Processes with so many peers in all, each of which is ready to begin."""
+    shares = [min(CROWD, peers - first) for first in range(0, peers, CROWD)]
+    crowds = [stack.enter_context(WorkloadProcess(work, url, share, *more)) for share in shares]
+    for crowd in crowds:
+        crowd.get()
+    return crowds
 
 
 def _readers(options: ScaleOptions, point: int) -> Cost:
@@ -417,13 +441,7 @@ def _fanout(options: ScaleOptions, point: int) -> Cost:
     batches = _publishes(messages, BATCH, options.size_bytes)
     with workspace.broker(options.directory) as broker, ExitStack() as stack:
         scene = Scene(broker, stack)
-        shares = [min(CROWD, point - first) for first in range(0, point, CROWD)]
-        crowds = [
-            stack.enter_context(WorkloadProcess(read_everything, broker.url, share, messages))
-            for share in shares
-        ]
-        for crowd in crowds:
-            crowd.get()
+        crowds = _crowds(stack, read_everything, broker.url, point, messages)
 
         def fan_out() -> int:
             for crowd in crowds:

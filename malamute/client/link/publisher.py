@@ -95,6 +95,8 @@ class PublisherBase:
     def _add(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
         """Take a message."""
         within = self._batch.add(subject, body, headers) % self._most
+        if self._batch.apart:
+            within = 0
         if not within:
             self._commands.append(Command())
         return self._commands[-1], within
@@ -164,10 +166,12 @@ class PublisherBase:
         return not self._batch.records
 
     def _hand_over(self) -> None:
+        apart = self._batch.apart
         subjects, records = self._batch.pop()
         commands, self._commands = self._commands, []
-        for first, command in zip(range(0, len(records), self._most), commands, strict=True):
-            last = first + self._most
+        together = len(records) - apart
+        firsts = [*range(0, together, self._most), *range(together, len(records))]
+        for first, last, command in zip(firsts, [*firsts[1:], len(records)], commands, strict=True):
             self._carry_on(subjects[first:last], records[first:last], command)
 
     def _carry_on(self, subjects: Sequence[str], records: Sequence[Frame], command: Command) -> None:

@@ -114,7 +114,17 @@ def check_subjects(subjects: Sequence[str]) -> None:
 class Batch:
     """Messages that are not shipped yet."""
 
-    __slots__ = ("_full_bytes", "full", "last", "most", "most_bytes", "records", "size_bytes", "subjects")
+    __slots__ = (
+        "_full_bytes",
+        "apart",
+        "full",
+        "last",
+        "most",
+        "most_bytes",
+        "records",
+        "size_bytes",
+        "subjects",
+    )
 
     def __init__(self, most: int, most_bytes: int) -> None:
         """`most_bytes` is what one message may have at the most."""
@@ -130,6 +140,8 @@ class Batch:
         """Whether it is to be shipped."""
         self.last = most == 1
         """Whether one more message makes it full, if not more than that."""
+        self.apart = False
+        """Whether its last message goes as a command of its own: with the others it would be too large."""
 
     def add(self, subject: str, body: Body, headers: Headers | None) -> int:
         """Add a message, and return its place. Raises `InvalidValue` or `TooLarge`, and adds nothing then."""
@@ -145,6 +157,7 @@ class Batch:
                     f"message of {len(record)} bytes is too large: expected at most {self.most_bytes}"
                 )
             self.last = True
+            self.apart = place > 0 and size_bytes > self.most_bytes
             self.full = size_bytes >= self._full_bytes or place + 1 >= self.most
         self.subjects.append(subject)
         records.append(record)
@@ -155,7 +168,7 @@ class Batch:
         """Return its subjects and records, and empty it."""
         taken = self.subjects, self.records
         self.subjects, self.records, self.size_bytes = [], [], 0
-        self.full, self.last = False, self.most == 1
+        self.full, self.last, self.apart = False, self.most == 1, False
         return taken
 
 

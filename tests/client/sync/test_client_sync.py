@@ -307,6 +307,16 @@ def test_a_message_that_is_too_large_takes_none_of_those_with_it_that_wait(narro
     assert all(receipt.done and receipt.error is None for receipt in receipts)
 
 
+@pytest.mark.parametrize("assurance", ["none", "stored"])
+def test_small_messages_and_one_just_below_the_limit_are_two_commands(broker, narrow, assurance):
+    bodies = [b"small"] * 3 + [bytes(99_990)] + [b"small"] * 2
+    with narrow.publisher("s", assurance=assurance, linger=60) as out:
+        receipts = [out.publish("a", body) for body in bodies]
+    assert all(receipt.done and receipt.error is None for receipt in receipts)
+    # The first does not wait.
+    assert [len(broker.hears(wire.Publish).records) for _ in range(4)] == [1, 2, 1, 2]
+
+
 def test_large_messages_that_wait_for_room_go_one_by_one(broker, narrow):
     broker.answers[wire.Publish] = lambda m: []
     narrow._session.outbox.window_commands = 1
