@@ -356,7 +356,7 @@ def _in_turn(
 
 
 def _connections(options: ScaleOptions, point: int) -> Cost:
-    """Connections that do nothing, in processes that have files for them, beside a publisher and a subscriber."""
+    """Connections that do nothing, in processes of their own, beside a publisher and a subscriber."""
     with workspace.broker(options.directory) as broker, ExitStack() as stack:
         scene = Scene(broker, stack)
         _crowds(stack, stay, broker.url, point)
