@@ -107,3 +107,29 @@ def test_a_handler_that_ends_its_program_itself_counts_its_attempt(
         block(broker, leave, mail=True)
     rows = asker.query("messages", kind="mailbox", name="worker")
     assert [row["attempts"] for row in rows] == [1] + [0] * (COUNT - 1)
+
+
+def test_a_handler_that_waited_for_what_was_cancelled_has_failed_and_the_next_message_is_handled(
+    broker: Broker, asker: malamute.Client
+) -> None:
+    handled: list[bytes] = []
+
+    async def main() -> None:
+        async with malamute.aio.connect(broker.url, address="worker", timeout=PATIENCE) as worker:
+
+            @worker.on_mail(on_error="reject")
+            async def handle(mail: malamute.Mail) -> None:
+                if mail.body == b"0":
+                    task = asyncio.create_task(asyncio.sleep(PATIENCE))
+                    task.cancel()
+                    await task
+                handled.append(mail.body)
+                if len(handled) == COUNT - 1:
+                    worker.stop()
+
+            await asyncio.wait_for(worker.run(), PATIENCE)
+
+    asyncio.run(main())
+    assert handled == [b"%d" % n for n in range(1, COUNT)]
+    (dead,) = asker.query("messages", kind="mailbox", name="worker", dead=True)
+    assert "was cancelled" in dead["properties"]["dead"]["reason"]

@@ -41,14 +41,20 @@ class HandlerSlot:
     async def _handle(self, message: Any) -> None:
         if isinstance(message, Mail):
             self._held[message] = monotonic()
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         try:
             result = await self._registration.handler(message)
         except Exception as failure:
             error = failure
-        except (KeyboardInterrupt, asyncio.CancelledError) as end:
-            if isinstance(end, KeyboardInterrupt) or self._is_cancelled():
+        except asyncio.CancelledError as end:
+            if self._is_cancelled():
                 untouched(message)
+                raise
+            error = RuntimeError("what the handler waited for was cancelled")
+            error.__cause__ = end
+        except KeyboardInterrupt:
+            untouched(message)
             raise
         finally:
             self._held.pop(message, None)
