@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 import malamute
 import malamute.aio
 from malamute import errors
 from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Refusal, Slow, Switched
+from malamute.client.link import connection as link_connection
 from malamute.config import Config
 from malamute.testing import Broker
 
@@ -62,6 +64,21 @@ def test_the_first_url_that_answers_is_taken(start: Start) -> None:
         assert client.publish("s", "a", b"", assurance="stored") == 1
     with malamute.connect(f"{DEAD},{broker.url}", timeout=PATIENCE) as client:
         assert client.url == broker.url
+
+
+def test_a_listener_that_takes_the_connection_and_never_answers_is_passed_over(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a broker whose loop hangs: libzmq goes on shaking hands for it."""
+    monkeypatch.setattr(link_connection, "ATTEMPT_SECONDS", 0.5)
+    broker = start()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as mute:
+        mute.bind("tcp://127.0.0.1:*")
+        url = mute.getsockopt_string(zmq.LAST_ENDPOINT)
+        with connect(url, broker.url) as client:
+            assert client.url == broker.url
+            assert client.publish("s", "a", b"", assurance="stored") == 1
+        assert mute.poll(PATIENCE * 1000), "it was asked"
 
 
 def test_when_a_broker_is_gone_the_next_one_is_taken_and_what_was_open_goes_there(start: Start) -> None:

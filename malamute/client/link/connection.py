@@ -5,6 +5,9 @@
        ▼ └───its time──┐   ▼
     (no answer) ─────▶ BROKEN
 
+A connection alone is no answer: the broker behind it may hang, and libzmq shakes hands for it. So where there
+are other URLs, UP is for good when the broker has `answered`.
+
 There is no thread and no timer in it: the edge wakes up at `due`, and asks for the `changes`.
 """
 
@@ -71,7 +74,8 @@ class Connection:
         """
         for up in self.link.changes():
             if up:
-                self._phase, self.due = _Phase.UP, inf
+                self._phase = _Phase.UP
+                self.due = now + ATTEMPT_SECONDS if len(self.route.urls) > 1 else inf
                 self._inquiry = None
                 yield True
             elif self._phase is not _Phase.BROKEN:
@@ -79,7 +83,16 @@ class Connection:
                 yield False
         self._inquire()
         if now >= self.due:
+            if self._phase is _Phase.UP:
+                self._plan(now)
+                yield False
             self._go_on(now)
+
+    def answered(self) -> None:
+        """The broker has answered HELLO: this connection is the one to stay with."""
+        self.route.arrived()
+        if self._phase is _Phase.UP:
+            self.due = inf
 
     def _inquire(self) -> None:
         """Find out whether a listener wants another proof, where libzmq does not say why a handshake failed.

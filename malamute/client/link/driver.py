@@ -119,7 +119,7 @@ class Driver:
             event = events.popleft()
             if type(event) is Connected:
                 # Not before: one that cannot serve us must not be tried again and again at once.
-                self.connection.route.arrived()
+                self.connection.answered()
             self.on_event(event)
         if outbox.queue:
             self.send()
