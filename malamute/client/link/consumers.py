@@ -158,7 +158,7 @@ class SubscriptionBase:
         if session.error is not None or not session.outbox.room(numbered=True):
             return False
         del self._driver.before_wait[self]
-        session.sending.commit(self.stream, self._source.cursor, self._handled, Command())
+        session.sending.commit(self.stream, self._source.cursor, self._handled, Command(awaited=False))
         return True
 
     async def _commit(self, message: Message | int, timeout: float | None) -> None:

@@ -48,13 +48,25 @@ COALESCED_MESSAGES = 1000
 class Command:
     """One command until its answer. `count` is its stream messages: 0 for mailboxes and services.
 
-    `completes` is the request that a final reply completes: the source of the offer and the sequence.
+    `completes` is the request that a final reply completes: the source of the offer and the sequence. If it
+    is not `awaited`, nobody looks at its answer, and a refusal is an event.
     """
 
-    __slots__ = ("completes", "count", "done", "error", "frames", "number", "sequence", "size_bytes")
+    __slots__ = (
+        "awaited",
+        "completes",
+        "count",
+        "done",
+        "error",
+        "frames",
+        "number",
+        "sequence",
+        "size_bytes",
+    )
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, count: int = 0, *, awaited: bool = True) -> None:
         self.count = count
+        self.awaited = awaited
         self.completes: tuple[int, int] | None = None
         self.number = 0
         self.frames: Sequence[Frame] = ()

@@ -285,7 +285,7 @@ class ClientSession:
         if command is None or command.completes:
             self.inbox.reply_refused(None if command is None else command.completes)
         # Workers seldom look at the receipts of their replies, so those are reported as an event too.
-        return command is not None and error.about != _REPLY
+        return command is not None and command.awaited and error.about != _REPLY
 
     def _source_refused(self, error: MalamuteError) -> bool:
         return self.inbox.refused(error.ref, error)

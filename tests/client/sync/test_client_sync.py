@@ -12,6 +12,7 @@ import zmq
 
 import malamute
 from malamute import errors
+from malamute.client.events import Refusal
 from malamute.client.link.link import SOCKETS_MAX, Link
 from malamute.client.session.session import State
 from malamute.protocol import messages as wire
@@ -507,6 +508,24 @@ def test_a_handler_answers_and_one_that_raises_says_so(broker, client, caplog):
         pack_record(None, b""),
     ]
     assert "no paper" in caplog.text
+
+
+def test_a_cursor_that_the_broker_does_not_move_for_a_handler_is_reported(broker, client):
+    """Nobody waits for it: what was handled comes again to the next reader."""
+    events: list[object] = []
+    client.on_event = events.append
+    broker.answers[wire.Subscribe] = lambda m: [Ok(6, m.source, 1), stream(m.source, 0, 1)]
+    broker.answers[wire.Commit] = lambda m: [Error(507, "disk is full", 14, m.number)]
+
+    @client.subscription("s", start="seq:1", cursor="c")
+    def handle(message: malamute.Message) -> None:
+        client.stop()
+
+    client.run()
+    client.flush()
+    (event,) = events
+    assert isinstance(event, Refusal)
+    assert isinstance(event.error, errors.StorageFull)
 
 
 def test_a_taken_address_ends_every_call(broker):
