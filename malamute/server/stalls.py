@@ -116,7 +116,11 @@ def _acknowledged(descriptor: int) -> int:
 def _silent_seconds(descriptor: int) -> float:
     """Since when nothing has come on a connection; 0 where nobody tells, or something is there to be read."""
     info = _tcp_info(descriptor)
-    if not info or _SIZE.unpack(ioctl(descriptor, termios.FIONREAD, bytes(_SIZE.size)))[0]:
+    try:
+        unread = info and _SIZE.unpack(ioctl(descriptor, termios.FIONREAD, bytes(_SIZE.size)))[0]
+    except OSError:  # libzmq closes it whenever the connection ends
+        return 0.0
+    if not info or unread:
         return 0.0
     silent_ms: int = _SILENT.unpack_from(info, _SILENT_AT)[0]
     return silent_ms / 1000

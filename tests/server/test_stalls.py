@@ -189,3 +189,21 @@ def test_of_another_connection_and_of_none_the_system_does_not_show():
         assert module._silent_seconds(near.fileno()) == 0.0
         descriptor = near.fileno()
     assert module._silent_seconds(descriptor) == 0.0
+
+
+def test_a_connection_that_libzmq_closes_between_two_looks_at_it_is_silent_for_no_time(monkeypatch):
+    """Its own thread closes it, at any moment."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+    ):
+        near, _ = server.accept()
+        look = module._tcp_info
+
+        def look_and_close(descriptor: int) -> bytes:
+            info = look(descriptor)
+            near.close()
+            return info
+
+        monkeypatch.setattr(module, "_tcp_info", look_and_close)
+        assert not Stalls(Patience(PATIENCE, LATE)).has_stalled(PEER, near.fileno(), 100.0, heartbeat=5.0)
