@@ -69,6 +69,8 @@ class Bans:
     def watch(self, listener: int) -> None:
         """Keep banned addresses from this listening socket, by its descriptor, as long as it is open."""
         self._listeners.append(listener)
+        if self.until:  # of what came to another one, which listened before
+            self._apply()
 
     def count(self, address: str, now: float) -> bool:
         """Count a connection that came to nothing. Returns whether its address is banned from now on."""

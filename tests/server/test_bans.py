@@ -213,6 +213,22 @@ def test_the_oldest_ban_makes_room_and_a_socket_without_filters_bans_nobody():
     assert bans.next_check() is None
 
 
+def test_a_ban_holds_at_a_socket_that_listens_since_then_and_is_lifted_there():
+    with socket.socket() as listener, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as later:
+        later.bind((KNOWN, 0))
+        later.setblocking(False)
+        bans = Bans(1)
+        bans.watch(listener.fileno())
+        assert [bans.count(STRANGE, 1.0) for _ in range(2)] == [False, True]
+        bans.watch(later.fileno())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.bind((STRANGE, 0))
+            sender.sendto(b"banned", later.getsockname())
+            bans.check(1.0 + BAN_SECONDS)
+            sender.sendto(b"no more", later.getsockname())
+        assert later.recv(100) == b"no more"
+
+
 def test_where_the_system_has_no_room_left_nobody_stays_banned(monkeypatch):
     with socket.socket() as listener:
         kept_out: list[list[bytes]] = []
