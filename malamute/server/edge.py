@@ -93,7 +93,7 @@ class Edge(Protocol):
         ...
 
     def retry(self) -> list[bytes]:
-        """Send what was kept. Returns the peers that are full no more."""
+        """Send what was kept, to some peers of many. Returns those that are full no more."""
         ...
 
     def pop_lost(self) -> list[bytes]:

@@ -92,7 +92,8 @@ RULES = Rules()
 class PendingConnection(NamedTuple):
     """A connection that has not said HELLO. `inode` tells it from a later one with the same descriptor.
 
-    The `address` is empty if it has none. `new` is whether it has not had a session before.
+    The `address` is empty if it has none. `new` is whether it has not had a session before, and `sealed`
+    whether CURVE encrypts what comes.
     """
 
     since: float
@@ -101,6 +102,7 @@ class PendingConnection(NamedTuple):
     bytes_max: int
     address: str
     new: bool = True
+    sealed: bool = False
 
 
 class Guard:
@@ -118,6 +120,8 @@ class Guard:
         self._bans = Bans(rules.failures_max, rules.gateways)
         self.read_until = 0.0
         """What came until then was read. A peer silent until then is late; one not read yet is not."""
+        self.sealed: set[bytes] = set()
+        """The endpoints whose connections CURVE encrypts."""
         self._now = 0.0
         self._open: set[int] = set()
         self._welcomed: dict[int, PendingConnection] = {}
@@ -163,19 +167,21 @@ class Guard:
             number, descriptor = _EVENT.unpack_from(event)
             tcp = endpoint.startswith(b"tcp:")
             if number == zmq.EVENT_ACCEPTED:
-                self._accepted(descriptor, tcp, now)
+                self._accepted(descriptor, tcp, now, sealed=endpoint in self.sealed)
             elif number == zmq.EVENT_DISCONNECTED:
                 self._disconnected(descriptor)
             elif tcp:
                 self._bans.watch(descriptor)
 
-    def _accepted(self, descriptor: int, tcp: bool, now: float) -> None:
+    def _accepted(self, descriptor: int, tcp: bool, now: float, *, sealed: bool) -> None:
         self._open.add(descriptor)
         inode = _inode(descriptor)
         if inode:
             self.waiting.pop(descriptor, None)
             address = _address(descriptor) if tcp else ""
-            self.waiting[descriptor] = PendingConnection(now, inode, tcp, HELLO_BYTES_MAX, address)
+            self.waiting[descriptor] = PendingConnection(
+                now, inode, tcp, HELLO_BYTES_MAX, address, sealed=sealed
+            )
 
     def _disconnected(self, descriptor: int) -> None:
         self._open.discard(descriptor)
@@ -211,6 +217,11 @@ class Guard:
         """Whether a session was opened on this connection, and the system counts what comes on it."""
         welcomed = self._welcomed.get(descriptor)
         return welcomed is not None and welcomed.tcp
+
+    def is_sealed(self, descriptor: int) -> bool:
+        """Whether a session was opened on this connection, and CURVE encrypts what comes on it."""
+        welcomed = self._welcomed.get(descriptor)
+        return welcomed is not None and welcomed.sealed
 
     def dismiss(self, descriptor: int, now: float) -> None:
         """The session on this connection has ended: another one has to begin, or the connection goes."""

@@ -41,6 +41,9 @@ LOOKS_MAX = 500
 UNCOUNTED_BYTES = 32
 """Bytes a second that libzmq takes for itself, for heartbeats."""
 
+SEAL_BYTES = 33
+"""How much longer CURVE makes a frame: by a name, a nonce, an authenticator and the flags (RFC 26)."""
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -62,10 +65,14 @@ class _Connection(NamedTuple):
 
 
 class Intake:
-    """The TCP connections that have a session. `taken` has the bytes that came of each peer since then."""
+    """The TCP connections that have a session. `taken` has the bytes that came of each peer since then.
+
+    What comes encrypted takes more room there. So `taken_sealed` has those of the peers of whom it does.
+    """
 
     def __init__(self, allowance: Allowance, end: Callable[[int], None]) -> None:
         self.taken: dict[bytes, int] = {}
+        self.taken_sealed: dict[bytes, int] = {}
         self._allowance = allowance
         self._end = end
         self._connections: dict[bytes, _Connection] = {}
@@ -83,19 +90,20 @@ class Intake:
         self._blind = False
         """Whether the system could not watch one of the connections."""
 
-    def begin(self, peer: bytes, descriptor: int, now: float) -> None:
-        """A session was opened on a TCP connection."""
+    def begin(self, peer: bytes, descriptor: int, now: float, *, sealed: bool = False) -> None:
+        """A session was opened on a TCP connection, which is `sealed` if CURVE encrypts what comes."""
         if CAN_TELL:
-            self.taken[peer] = 0
+            self.forget(peer)
+            (self.taken_sealed if sealed else self.taken)[peer] = 0
             self._connections[peer] = _Connection(descriptor, received(descriptor, tcp=True), now)
             self._await(descriptor)
             self.wake(now)
 
     def _await(self, descriptor: int) -> None:
         """Have the system tell each time that something comes on a connection, until that is closed."""
-        if self._arrivals is None:
-            self._arrivals = select.epoll()
         try:
+            if self._arrivals is None:
+                self._arrivals = select.epoll()
             self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
         except OSError as error:
             # It is known from a session before, or gone already, and may be another file by now.
@@ -114,6 +122,7 @@ class Intake:
     def forget(self, peer: bytes) -> None:
         """The session or its connection has ended."""
         self.taken.pop(peer, None)
+        self.taken_sealed.pop(peer, None)
         self._connections.pop(peer, None)
 
     def next_check(self) -> float | None:
@@ -150,7 +159,8 @@ class Intake:
             connection = self._connections.get(peer)
             if connection is not None:
                 came = received(connection.descriptor, tcp=True) - connection.begun
-                held = came - self.taken[peer] - int(UNCOUNTED_BYTES * (now - connection.since))
+                taken = self.taken.get(peer, 0) + self.taken_sealed.get(peer, 0)
+                held = came - taken - int(UNCOUNTED_BYTES * (now - connection.since))
                 self._found[peer] = max(0, held)
                 if held > self._allowance.peer_bytes:
                     self._give_up(peer)
@@ -170,10 +180,13 @@ class Intake:
             self._end(connection.descriptor)
 
     def anonymous_bytes(self) -> int:
-        """What the process holds in memory that is no file."""
-        if self._memory < 0:
-            self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        _, resident, shared, *_ = map(int, os.pread(self._memory, 200, 0).split())
+        """What the process holds in memory that is no file; where nobody can tell, it counts as grown."""
+        try:
+            if self._memory < 0:
+                self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+            _, resident, shared, *_ = map(int, os.pread(self._memory, 200, 0).split())
+        except OSError:  # there is no /proc here, or no descriptor left
+            return self._least + GROWTH_BYTES
         return (resident - shared) * _PAGE
 
     def close(self) -> None:
@@ -194,3 +207,8 @@ CAN_TELL = sys.platform == "linux"
 def size_of(frames: Sequence[Any]) -> int:
     """The bytes that a command takes on a connection."""
     return sum(size + (2 if size < 256 else 9) for size in map(len, frames))
+
+
+def sealed_size_of(frames: Sequence[Any]) -> int:
+    """The bytes that a command takes on a connection that CURVE encrypts."""
+    return sum(size + (2 if size < 256 else 9) for size in (len(frame) + SEAL_BYTES for frame in frames))

@@ -10,6 +10,8 @@ and are dead; where the system does not tell when something came last, libzmq's 
 from __future__ import annotations
 
 import os
+import socket
+import stat
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
@@ -36,7 +38,7 @@ from malamute.server.guard import (
     Rules,
     descriptor_of,
 )
-from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, size_of
+from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, sealed_size_of, size_of
 from malamute.server.passwords import Busy
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
@@ -45,6 +47,12 @@ INTAKE_MESSAGES = 2_000
 
 RETRY_SECONDS = 0.010
 """How often full pipes are tried again."""
+
+RETRIES_MAX = 64
+"""Full pipes that one iteration tries again, since everybody else waits for that."""
+
+TURN_SECONDS = 0.001
+"""How long after that the next ones have their turn."""
 
 INTAKE_BYTES = 1 << 19
 """Bytes that one iteration takes in; the command that passes it is the last."""
@@ -186,6 +194,8 @@ class Transport:
         self.flows = Flows(windows)
         self._stuck: set[bytes] = set()
         """Those of the blocked peers from which a RECEIVED has to come first."""
+        self._turns: deque[bytes] = deque()
+        """Those of the blocked peers that are still to be tried again, before it is the turn of all anew."""
         self._first: dict[bytes, deque[Sequence[Frame]]] = {}
         """What a full pipe did not take, and goes before what is kept, however much is unread: a peer that
         has said HELLO answers no PING before the one behind its WELCOME."""
@@ -214,6 +224,7 @@ class Transport:
         The file of a socket has this mode from its first moment. If there is an authenticator, it is asked
         who connects, on listeners with the mechanism `null` as well.
         """
+        _check_free(endpoint)
         before = os.umask(0o777 & ~ipc_mode)
         # The connections of a listener have the options of when it was bound, these too.
         if self._authenticator is not None:
@@ -234,6 +245,8 @@ class Transport:
             self.socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
             os.umask(before)
         bound = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        if mechanism == "curve":
+            self.guard.sealed.add(bound.encode())
         # An abstract socket is named with a NUL, which nobody could type.
         self.endpoints.append(endpoint if endpoint.startswith("ipc://@") else bound)
         return self.endpoints[-1]
@@ -274,7 +287,7 @@ class Transport:
         guard, intake = self.guard.next_check(), self.intake.next_check()
         due = guard if intake is None or (guard is not None and guard < intake) else intake
         if len(self.blocked) > len(self._stuck):
-            retry = now + RETRY_SECONDS
+            retry = now + (TURN_SECONDS if self._turns else RETRY_SECONDS)
             return retry if due is None or retry < due else due
         return due
 
@@ -314,7 +327,8 @@ class Transport:
 
         An error that is no `MalamuteError` is a fault of the decoder.
         """
-        receive, descriptors, taken = self.socket.recv, self._descriptors, self.intake.taken
+        receive, descriptors = self.socket.recv, self._descriptors
+        taken, taken_sealed = self.intake.taken, self.intake.taken_sealed
         decode, choose, asked = self._codec.decode, bool(self._codecs), self._authenticator is not None
         size_bytes = 0
         self.drained = False
@@ -351,6 +365,8 @@ class Transport:
             size_bytes += size
             if peer in taken:
                 taken[peer] += size
+            elif peer in taken_sealed:
+                taken_sealed[peer] += sealed_size_of(frames)
             try:
                 message = self._choose(peer, frames[0]).decode(frames) if choose else decode(frames)
             except Exception as error:
@@ -455,7 +471,7 @@ class Transport:
             self._peers[descriptor] = peer
             self.guard.welcome(descriptor)
             if self.guard.is_tcp(descriptor):
-                self.intake.begin(peer, descriptor, self._now)
+                self.intake.begin(peer, descriptor, self._now, sealed=self.guard.is_sealed(descriptor))
 
     def _choose(self, peer: bytes, first: bytes) -> Codec:
         """The codec of what a peer has sent."""
@@ -570,10 +586,15 @@ class Transport:
         return len(self.blocked) > len(self._stuck)
 
     def retry(self) -> list[bytes]:
-        """Send what was kept. Returns the peers for which nothing is kept any more."""
+        """Send what was kept, to some peers in turn. Returns those for which nothing is kept any more."""
         if len(self.blocked) <= len(self._stuck):  # as `retrying`, without a call
             return []
-        return [peer for peer in self.blocked.keys() - self._stuck if self._advance(peer)]
+        if not self._turns:
+            self._turns.extend(self.blocked.keys() - self._stuck)
+        turn = [self._turns.popleft() for _ in range(min(len(self._turns), RETRIES_MAX))]
+        return [
+            peer for peer in turn if peer in self.blocked and peer not in self._stuck and self._advance(peer)
+        ]
 
     def _advance(self, peer: bytes) -> bool:
         """Send what is kept for a peer while it takes it. Returns whether nothing is kept any more."""
@@ -598,7 +619,7 @@ class Transport:
 
     def pop_lost(self) -> list[bytes]:
         """The peers that turned out to be gone since the last time."""
-        lost, self.lost = self.lost, []
+        lost, self.lost = [*dict.fromkeys(self.lost)], []
         return lost
 
     def forget(self, peer: bytes) -> None:
@@ -665,8 +686,9 @@ class Transport:
         self._give_up(peer)
 
     def _give_up(self, peer: bytes) -> None:
-        if self._unblock(peer) or peer not in self.lost:
-            self.lost.append(peer)
+        self._unblock(peer)
+        # Each send finds it out again, so it may be there; to look would take as long as there are others.
+        self.lost.append(peer)
 
     def _unblock(self, peer: bytes) -> bool:
         """Drop what is kept for a peer. Returns whether it was blocked."""
@@ -676,3 +698,24 @@ class Transport:
         if unsent is not None:
             unsent.drop()
         return unsent is not None
+
+
+def _check_free(endpoint: str) -> None:
+    """Raise `ConfigError` if somebody listens there, or a file is there that is no socket.
+
+    libzmq removes whatever has the path of a socket of the file system, and listens.
+    """
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint or path.startswith("@"):
+        return
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigError(f"cannot listen on {endpoint}: there is a file that is no socket")
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            client.connect(path)
+    except (BlockingIOError, PermissionError):  # so many wait there already, or it is another user's
+        pass
+    except OSError:  # there is nothing, or what one left behind that has ended; the rest libzmq finds out
+        return
+    raise ConfigError(f"cannot listen on {endpoint}: address already in use")

@@ -5,6 +5,8 @@ The connections are real, since the system counts what comes on them. Time and m
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
+from malamute.protocol.codec import encode
+from malamute.protocol.messages import Hello, Welcome
 from malamute.server.intake import CHECK_SECONDS, GROWTH_BYTES, IDLE_SECONDS, Allowance, Intake
 from malamute.server.loop import Loop
 from malamute.server.transport import Transport
@@ -109,6 +113,23 @@ def test_nobody_is_looked_at_while_the_memory_stays(world):
     world.memory += GROWTH_BYTES - 1
     world.look()
     assert world.ended == []
+
+
+def test_where_nobody_can_tell_the_memory_all_connections_are_looked_at(monkeypatch):
+    """There is no /proc, or no descriptor left."""
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    world = World()
+    del world.intake.anonymous_bytes
+    client, descriptor = world.connect()
+    monkeypatch.setattr(os, "open", refuse)
+    for size, ended in ((PEER_BYTES, []), (100, [descriptor])):
+        world.send(client, descriptor, size)
+        world.look()
+        assert world.ended == ended
+    world.close()
 
 
 def test_the_watch_rests_when_nothing_comes_and_wakes_when_something_does(world):
@@ -215,3 +236,35 @@ def test_an_arrival_is_no_iteration_of_the_loop(world):
     assert not waiting.loop._wait(PATIENCE_MS)
     assert waiting.polls == [PATIENCE_MS, IDLE_SECONDS * 1000]
     assert not world.intake.resting
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["curve", "null"])
+def test_what_was_taken_of_a_connection_is_all_that_came_on_it_encrypted_or_not(context, sealed):
+    """CURVE makes each frame longer. Commands that are taken at once are never too much, however many."""
+    transport = Transport(context, {}, allowance=Allowance(PEER_BYTES, ALL_BYTES))
+    memory = 0
+    transport.intake.anonymous_bytes = lambda: memory
+    public, secret = zmq.curve_keypair()
+    endpoint = transport.bind("tcp://127.0.0.1:*", mechanism="curve" if sealed else "null", secret_key=secret)
+    client = context.socket(zmq.DEALER)
+    client.setsockopt(zmq.ROUTING_ID, PEER)
+    if sealed:
+        client.curve_serverkey = public
+        client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
+    client.connect(endpoint)
+    now = 100.0
+    for frames in [
+        encode(Hello([2], "")),
+        *([bytes([0xC1]) * n, b"x"] for n in (1, 222, 223, 255, 256) * 10),
+    ]:
+        client.send_multipart(frames)
+        assert transport.socket.poll(PATIENCE_MS)
+        now += IDLE_SECONDS
+        memory += GROWTH_BYTES
+        transport.watch(now, [transport.socket, transport.guard.monitor])
+        for peer, message in transport.receive():
+            if isinstance(message, Hello):
+                transport.send(peer, Welcome(2, PEER, b"b", False, "", {}))
+    transport.watch(now + IDLE_SECONDS, ())
+    assert transport.guard.refused == 0, "it was ended"
+    transport.close(0)

@@ -31,7 +31,7 @@ from malamute.protocol.messages import (
 from malamute.server import transport as module
 from malamute.server.flow import PING_BYTES, Windows
 from malamute.server.stalls import CAN_TELL, Stalls
-from malamute.server.transport import Transport
+from malamute.server.transport import RETRIES_MAX, Transport
 
 PEER = b"\x01" * 16
 OTHER = b"\x02" * 16
@@ -245,6 +245,37 @@ def test_the_file_of_a_socket_has_its_mode(context, tmp_path, mode):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "broker").stat().st_mode) == mode
+    transport.close(0)
+
+
+def test_the_socket_file_of_a_broker_that_listens_is_not_taken_from_it(context, tmp_path):
+    """libzmq would remove it, and whoever connects next would come to the other broker."""
+    endpoint = f"ipc://{tmp_path}/broker"
+    first, second = Transport(context, {}), Transport(context, {})
+    first.bind(endpoint)
+    with pytest.raises(ConfigError, match="address already in use"):
+        second.bind(endpoint)
+    connect(first, context)
+    first.close(0)
+    second.close(0)
+
+
+def test_the_socket_file_that_a_broker_has_left_behind_is_in_nobodys_way(context, tmp_path):
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(f"{tmp_path}/broker")
+    transport = Transport(context, {})
+    transport.bind(f"ipc://{tmp_path}/broker")
+    connect(transport, context)
+    transport.close(0)
+
+
+def test_a_file_that_is_no_socket_is_not_removed_for_one(context, tmp_path):
+    file = tmp_path / "notes"
+    file.write_text("important")
+    transport = Transport(context, {})
+    with pytest.raises(ConfigError, match="no socket"):
+        transport.bind(f"ipc://{file}")
+    assert file.read_text() == "important"
     transport.close(0)
 
 
@@ -614,3 +645,45 @@ def test_the_end_of_what_came_is_known_without_a_refusal(transport, context, mon
     assert not refused
     assert list(transport.receive()) == []
     assert refused
+
+
+def test_of_very_many_full_pipes_some_are_tried_again_at_a_time_and_all_in_their_turn(context):
+    """Everybody else waits for that, and each costs as much as a message."""
+    transport = Transport(context, {zmq.SNDHWM: HWM})
+    transport.bind("inproc://many")
+    peers = [bytes([number]) * 16 for number in range(1, 201)]
+    clients = [connect(transport, context, peer) for peer in peers]
+    filled = [fill(transport, peer) for peer in peers]
+    for client, count in zip(clients, filled, strict=True):
+        for _ in range(count):
+            next_from(client)
+    unblocked: list[bytes] = []
+    while len(unblocked) < len(peers):
+        turn = transport.retry()
+        assert len(turn) <= RETRIES_MAX
+        unblocked += turn
+        assert (transport.next_check(100.0) is None) == (len(unblocked) == len(peers))
+    assert sorted(unblocked) == peers
+    transport.close(0)
+
+
+class Compared(bytes):
+    """A routing id that counts how often it is compared with another."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return super().__eq__(other)
+
+    __hash__ = bytes.__hash__
+
+
+def test_many_peers_that_are_gone_at_once_are_found_one_by_one(transport):
+    """A fan-out finds out about all of them, and must not look for each among the others."""
+    peers = [Compared(number.to_bytes(16, "big")) for number in range(1, 1_001)]
+    for peer in peers:
+        assert not transport.send(peer, Pong())
+        assert not transport.send(peer, Pong())
+    assert transport.pop_lost() == peers
+    assert Compared.count < 20 * len(peers)
