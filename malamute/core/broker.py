@@ -326,8 +326,8 @@ class Core(Engines):
         self.refusals.close()
         guard("the end of the audit", self.audit.close)
         guard("the end of the events", self.events.stop)
-        self.streams.flush()
-        self.feeds.keep()
+        guard("the end of the streams", self.streams.flush)
+        guard("the end of the feeds", self.feeds.close)
         guard("the end of the streams", self.streams.close)
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from malamute.core.faults import Faults
@@ -34,10 +35,12 @@ Then = Callable[[Any], None]
 Failed = Callable[[MalamuteError], None]
 
 
-class LoadConfiguration(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class LoadConfiguration:
     """Read the configuration and check it: a `settings.ConfigurationLoaded`, or why it is refused.
 
-    With `dry_run` nobody is to go by it.
+    With `dry_run` nobody is to go by it. None equals another, and so none shares the answer of another: the
+    files may have changed since that was begun.
     """
 
     dry_run: bool = False

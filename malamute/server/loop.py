@@ -68,6 +68,9 @@ INTAKE_SECONDS = 0.004
 COSTLY_SECONDS = 0.001
 """A command that takes longer is the last of its iteration: two would hold everybody up for twice as long."""
 
+DRAIN_MS = 10
+"""How often it looks whether the pipes of peers have room for what it confirms then."""
+
 LINGER_MS = 2_000
 """How long the last messages have to leave when the broker stops."""
 
@@ -140,8 +143,11 @@ class Loop:
         self._reloading = True
         self._results.wake()
 
-    def run(self) -> None:
-        """Serve until stopped; then store and confirm what was accepted, and close everything."""
+    def run(self, on_stopping: Callable[[], None] = lambda: None) -> None:
+        """Serve until stopped; then store and confirm what was accepted, and close everything.
+
+        `on_stopping` is called between the two.
+        """
         self._writer.start()
         self._reader.start()
         self._copier.start()
@@ -150,6 +156,7 @@ class Loop:
             while not self._stopping:
                 self._iterate()
                 self._supervisor.iterated()
+            on_stopping()
             self._supervisor.stopping()
             self._drain()
         finally:
@@ -288,7 +295,7 @@ class Loop:
     def _answered(self, found: ReadDone, now: float) -> None:
         question, result = found
         self.core.answered(question, result, now)
-        if question == LoadConfiguration():
+        if isinstance(question, LoadConfiguration) and not question.dry_run:
             # Behind the core, which goes by what was loaded before until here: that is let go now.
             if isinstance(result, ConfigurationLoaded):
                 self._on_loaded(result)
@@ -365,10 +372,17 @@ class Loop:
 
         The listeners stay until the end: libzmq would end their connections with them.
         """
+        # What peers still say is left unread, and would end each wait at once.
+        for source in chain.from_iterable(self._inputs):
+            self._poller.unregister(source)
         self.core.close()
         self._flush(self.clock())
         while not self.core.idle:
-            self._wait(1_000)
+            if self._poller.poll(DRAIN_MS):
+                self._results.clear()
+            for edge in self.edges:
+                # The core does not learn who has room again: it would begin to send what can wait.
+                edge.retry()
             now = self.clock()
             self._handle_results(now)
             self._flush(now)
@@ -376,10 +390,13 @@ class Loop:
 
     def _close(self) -> None:
         workers = self._writer, self._reader, self._copier
+        self._copier.give_up()
         for worker in workers:
             worker.finish()
         for worker in workers:
-            worker.join()
+            while worker.is_alive():
+                worker.join(IDLE_SECONDS)
+                self._supervisor.iterated()
         self._results.close()
         for edge in self.edges:
             edge.close(LINGER_MS)

@@ -31,7 +31,7 @@ from malamute.errors import (
 )
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import StreamMeta
-from malamute.journal.store import Store
+from malamute.journal.store import Progress, Store, no_progress
 from malamute.protocol.admin import BackupMade, StoreDamage, StoredStream, StoreUsage
 from malamute.store.commit import Append, Committer, Written
 from malamute.store.operations import (
@@ -206,6 +206,11 @@ class ReaderThread(Worker[Question]):
     def __init__(self, name: str, store: Store, results: Results, load: Load = no_configuration) -> None:
         super().__init__(name, store, results)
         self._load = load
+        self._ending = False
+
+    def give_up(self) -> None:
+        """Do not complete a backup: the broker ends, and it may take hours. Called by the loop."""
+        self._ending = True
 
     def work(self, jobs: Sequence[Question]) -> None:
         """Answer each question."""
@@ -216,6 +221,8 @@ class ReaderThread(Worker[Question]):
         try:
             if type(question) is LoadConfiguration:
                 return self._load()
+            if type(question) is Backup:
+                return _back_up(self._store, question, self._check_ending)
             return ANSWERS[type(question)](self._store, question)
         except StoreLost:
             raise
@@ -224,16 +231,29 @@ class ReaderThread(Worker[Question]):
         except Exception as error:
             return self.failed(f"reading ({type(question).__name__})", error)
 
+    def _check_ending(self, done: int, total: int) -> None:
+        if self._ending:
+            raise StoreError(
+                "the broker is stopping, and removes what was copied: back up when it runs again"
+            )
 
-def _back_up(store: Store, backup: Backup) -> BackupMade | MalamuteError:
+
+def _back_up(store: Store, backup: Backup, progress: Progress = no_progress) -> BackupMade | MalamuteError:
     if not isinstance(store, DiskStore):
         return InvalidValue("no store to back up: this broker keeps everything in memory")
+    try:
+        return _back_up_below(store, backup, progress)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to themselves
+        return StoreError(f"cannot back up into {backup.directory}: {error}")
+
+
+def _back_up_below(store: DiskStore, backup: Backup, progress: Progress) -> BackupMade | MalamuteError:
     below, directory = Path(backup.below).resolve(), Path(backup.directory).resolve()
     if not directory.is_relative_to(below) or directory == below:
         return AccessRefused(
             f"backup directory {backup.directory} leads to {directory}: expected one below {below}"
         )
-    copied = store.backup(directory)
+    copied = store.backup(directory, progress)
     return BackupMade(
         directory=backup.directory,
         streams=copied.streams,

@@ -6,7 +6,6 @@ import pytest
 from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.configuration import CONFIGURED
-from malamute.core.effects import LoadConfiguration
 from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
@@ -110,11 +109,11 @@ def test_a_reload_is_asked_for_and_reported_and_remembered():
     bench.now += 5
     bench.core.reload(bench.now)
     bench.iterate()
-    bench.reads.clear()
+    question = bench.reads.pop()
     loaded = ConfigurationLoaded(
         bench.settings._replace(limits=Limits(streams=3)), ("limits.streams",), ("listen.endpoints",)
     )
-    bench.core.answered(LoadConfiguration(), loaded, bench.now)
+    bench.core.answered(question, loaded, bench.now)
     bench.settle()
     told = status(bench)
     assert told["waiting_for_restart"] == ["listen.endpoints"]
@@ -124,14 +123,30 @@ def test_a_reload_is_asked_for_and_reported_and_remembered():
     assert [n.event for n in bench.notices] == [CONFIGURED]
 
 
+def test_a_reload_that_is_asked_for_while_the_files_are_read_reads_them_again():
+    """They may have changed since. Both are answered, and the one that was read last is in force."""
+    bench = Bench()
+    questions = []
+    for _ in range(2):
+        bench.core.reload(bench.now)
+        bench.iterate()
+        questions += bench.reads
+        bench.reads.clear()
+    for question, streams in zip(questions, (3, 4), strict=True):
+        limits = Limits(streams=streams)
+        loaded = ConfigurationLoaded(bench.settings._replace(limits=limits), ("limits.streams",), ())
+        bench.core.answered(question, loaded, bench.now)
+        assert bench.core.streams.limits.streams == streams
+
+
 def test_a_configuration_that_is_refused_changes_nothing_and_is_reported():
     bench = Bench()
     bench.open("op")
     started = status(bench)["configured_at"]
     bench.now += 5
     bench.tell("op", Change(1, "broker.reload", {}))
-    bench.core.answered(LoadConfiguration(), ConfigError("limits.streams = 'x' is no number"), bench.now)
-    bench.reads.clear()
+    question = bench.reads.pop()
+    bench.core.answered(question, ConfigError("limits.streams = 'x' is no number"), bench.now)
     bench.settle()
     (refused,) = bench.sent("op")
     assert (refused.code, refused.text) == (700, "limits.streams = 'x' is no number")
@@ -139,7 +154,8 @@ def test_a_configuration_that_is_refused_changes_nothing_and_is_reported():
     assert told["configured_at"] == started
     assert "limits.streams" in told["config_error"]
     bench.core.reload(bench.now)
-    bench.core.answered(LoadConfiguration(), ConfigurationLoaded(bench.settings), bench.now)
+    bench.iterate()
+    bench.core.answered(bench.reads.pop(), ConfigurationLoaded(bench.settings), bench.now)
     assert status(bench)["config_error"] == ""
 
 
@@ -150,8 +166,7 @@ def test_a_dry_run_shows_and_changes_nothing():
     other = ConfigurationLoaded(
         bench.settings._replace(limits=Limits(streams=3)), ("limits.streams",), ("listen.x",)
     )
-    bench.core.answered(LoadConfiguration(dry_run=True), other, bench.now)
-    bench.reads.clear()
+    bench.core.answered(bench.reads.pop(), other, bench.now)
     bench.settle()
     (done,) = bench.sent("op")
     assert done.value == {"changed": ["limits.streams"], "waiting_for_restart": ["listen.x"]}

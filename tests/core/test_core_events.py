@@ -24,7 +24,7 @@ from core_bench import (
 
 from malamute.access import AccessRule, Policy, Quota, Quotas
 from malamute.core.access import Principal
-from malamute.core.effects import ClockStep, LoadConfiguration
+from malamute.core.effects import ClockStep
 from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
 from malamute.core.grace_period import GRACE_SECONDS
 from malamute.core.settings import ConfigurationLoaded
@@ -690,8 +690,7 @@ def everything_happens():
         bench.core.receive(peer_id(name), Hello([2], ""), bench.now, Principal("mia"))
     bench.core.reload(bench.now)
     bench.iterate()
-    bench.reads.clear()
-    bench.core.answered(LoadConfiguration(), ConfigurationLoaded(bench.settings), bench.now)
+    bench.core.answered(bench.reads.pop(), ConfigurationLoaded(bench.settings), bench.now)
     bench.settle()
     defects = [Defect("chunk", "s", 1, 2, "told"), Defect(OPENED_AGAIN, "", 1, 1, "a write failed")]
     bench.core.damaged(defects, bench.now)

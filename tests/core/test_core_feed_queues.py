@@ -705,3 +705,23 @@ def test_what_is_durable_somewhere_is_once_and_what_was_in_memory_is_gone(
     lost = target_in_memory if dies == "behind it" else source_in_memory
     assert entries(bench, "service/w") == []
     assert bodies(bench, "service/v") == ([] if lost else [b"1"])
+
+
+def test_a_feed_moves_no_more_of_what_waits_once_the_broker_ends() -> None:
+    """There may be more than there is time for. The next life goes on with it."""
+    bench = Bench()
+    bench.open("operator", "alice")
+    for _ in range(10):
+        bench.tell("alice", request(*[b"x"] * 1_000))
+    bench.settle()
+    bench.tell("operator", feed(target="mailbox/carl"))
+    while not entries(bench, "mailbox/carl"):
+        bench.commit() if bench.appends else bench.iterate()
+    bench.core.close()
+    bench.settle()
+    moved = len(entries(bench, "mailbox/carl"))
+    assert moved + len(entries(bench, "service/w")) == 10_000
+    assert moved <= 5_000
+    bench.restart()
+    bench.settle()
+    assert len(entries(bench, "mailbox/carl")) == 10_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from time import monotonic
 
 import pytest
 import zmq
@@ -12,11 +13,14 @@ from malamute.core.admin import queries
 from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
 from malamute.core.settings import Settings
+from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
+from malamute.journal.store import Store, no_progress
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import Protocol2, decode, encode
 from malamute.protocol.messages import (
     MAILBOX,
+    Change,
     Credit,
     Deliver,
     Error,
@@ -31,7 +35,8 @@ from malamute.protocol.messages import (
     Welcome,
 )
 from malamute.server.clock import Clock
-from malamute.server.loop import LOOK_SECONDS, SUSPENDED_SECONDS, WAKING_SECONDS, Loop
+from malamute.server.loop import DRAIN_MS, LOOK_SECONDS, SUSPENDED_SECONDS, WAKING_SECONDS, Loop
+from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
 from malamute.store.policies import QueuePolicy
 
@@ -39,10 +44,20 @@ WAIT_MS = 60_000
 
 
 class Disk(MemoryStore):
-    """A store with a fault of ours in it, for one stream, and the end of its thread, for another."""
+    """A store with a fault of ours in it, for one stream, and the end of its thread, for another.
+
+    For a third one it is slow, until `slow` is set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing, self.slow = threading.Event(), threading.Event()
 
     def write(self, operations):
         streams = {getattr(operation, "stream", "") for operation in operations}
+        if "slow" in streams:
+            self.writing.set()
+            assert self.slow.wait(WAIT_MS / 1000)
         assert "broken" not in streams, "a fault"
         if "lost" in streams:
             raise SystemExit
@@ -52,11 +67,14 @@ class Disk(MemoryStore):
 class Running:
     """A loop on a thread of its own, and a client of it."""
 
-    def __init__(self, context: zmq.Context) -> None:
-        self.store = Disk()
+    def __init__(
+        self, context: zmq.Context, store: Store | None = None, settings: Settings | None = None
+    ) -> None:
+        self.store = store or Disk()
         transport = Transport(context, {})
         clock = Clock()
-        self.loop = Loop(Core(clock()), self.store, [transport], clock=clock)
+        recovered = self.store.recover()
+        self.loop = Loop(Core(clock(), settings, recovered), self.store, [transport], clock=clock)
         endpoint = transport.bind("tcp://127.0.0.1:*")
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
@@ -175,6 +193,66 @@ def test_a_loop_that_is_stopped_confirms_what_it_has_taken(running):
     while confirmed < taken:
         confirmed = running.hear().ranges[-1][1]
     assert confirmed == taken
+
+
+class Counted(Supervisor):
+    """Counts the iterations from when the loop is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped = threading.Event()
+        self.several = threading.Event()
+        self.count = 0
+
+    def stopping(self) -> None:
+        self.stopped.set()
+
+    def iterated(self) -> None:
+        self.count += self.stopped.is_set()
+        if self.count == 20:
+            self.several.set()
+
+
+def test_what_peers_say_while_the_broker_stops_does_not_keep_its_loop_busy(running):
+    """The disk is slow, and input waits that is not read any more."""
+    supervisor = running.loop._supervisor = Counted()
+    running.say(Hello([2], "alice"))
+    assert isinstance(running.hear(), Welcome)
+    running.store.slow.clear()
+    running.say(publish("slow"))
+    assert running.store.writing.wait(WAIT_MS / 1000)
+    running.loop.stop()
+    assert supervisor.stopped.wait(WAIT_MS / 1000)
+    begun = monotonic()
+    for number in range(2, 100):
+        running.say(publish("s", number))
+    assert supervisor.several.wait(WAIT_MS / 1000)
+    assert monotonic() - begun > 20 * DRAIN_MS / 1000 / 2
+    running.store.slow.set()
+    running.join()
+    assert running.hear() == Stored([[1, 1, 1]])
+
+
+class Copied(DiskStore):
+    """A store of which a backup takes for ever."""
+
+    def backup(self, directory, progress=no_progress):
+        self.copying.set()
+        while True:
+            progress(1, 2)
+
+
+def test_a_broker_that_is_stopped_does_not_complete_a_backup(context, tmp_path):
+    store = Copied.open(tmp_path / "data", size=1 << 20, preallocate=False)
+    store.copying = threading.Event()
+    running = Running(context, store, Settings(backups=str(tmp_path)))
+    running.say(Hello([2], "alice"))
+    assert isinstance(running.hear(), Welcome)
+    running.say(Change(1, "journal.backup", {"directory": "monday"}))
+    assert store.copying.wait(WAIT_MS / 1000)
+    running.loop.stop()
+    running.join()
+    assert running.failure is None
 
 
 PEER = b"\x01" * 16

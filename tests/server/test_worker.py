@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from malamute.errors import InternalError, MalamuteError, StorageFull, StoreError, StoreLost
+from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.server.worker import Crashed, Faulty, ReadDone, ReaderThread, Results, Worker, WriterThread
 from malamute.store.commit import Append, Written, done_anyway
 from malamute.store.operations import (
     AppendChunk,
+    Backup,
     Chunk,
     DeleteMessages,
     DeleteValue,
@@ -267,3 +269,14 @@ def test_the_reader_fetches_records(results):
     question = FetchRecords("mailbox", "bob", (2, 3))
     (found,) = work(ReaderThread("reader", store, results), results, question)
     assert found == ReadDone(question, {2: b"x"})
+
+
+def test_a_backup_that_the_system_refuses_is_no_fault_of_the_brokers_own(results, tmp_path):
+    """Links that lead to themselves, or a directory that nobody may read."""
+    (tmp_path / "round").symlink_to("round")
+    store = DiskStore.open(tmp_path / "data", size=1 << 20, preallocate=False)
+    backup = Backup(str(tmp_path / "round" / "monday"), str(tmp_path))
+    ((question, found),) = work(ReaderThread("copier", store, results), results, backup)
+    assert question == backup
+    assert isinstance(found, StoreError)
+    store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from malamute.core.access import Principal
@@ -501,3 +502,9 @@ class Feeds:
         """Store how far each has looked."""
         for feed in self.by_name.values():
             self.effects.guard("a feed", feed.keep)
+
+    def close(self) -> None:
+        """The broker ends: store how far each has looked, and put no more. There may be very much to put."""
+        self.keep()
+        for feed in self.by_name.values():
+            feed.retry_at = inf
