@@ -58,7 +58,7 @@ class Broker:
         try:
             self._loop = open_broker(replace(self._config, listen=listen), self._context)
         except BaseException:
-            self._context.term()
+            self._context.destroy(linger=0)
             raise
         self._endpoint = self._loop.endpoints[0]
         self._thread = threading.Thread(target=self._run, name="malamute-broker", daemon=True)

@@ -33,6 +33,7 @@ from malamute.server.bearers import METHOD, NO_ISSUER, NOT_ASKED, UNPROVED, Bear
 from malamute.server.edge import RefusedConnection
 from malamute.server.guard import descriptor_of
 from malamute.server.passwords import BUSY, Passwords, usable
+from malamute.server.sampling import Sampler
 
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
@@ -56,9 +57,6 @@ REQUESTS_MAX = 64
 BY_PASSWORD = "password"
 """The method of a user that gave a password in HELLO."""
 
-REASONS_MAX = 1_000
-"""Different reasons that are reported."""
-
 _METHOD = "X-Method"
 
 
@@ -67,22 +65,17 @@ class Reported:
 
     def __init__(self, log: Any, timer: Callable[[], float] = monotonic) -> None:
         self._log = log
-        self._timer = timer
-        self._waiting: Counter[str] = Counter()
-        self._at: dict[str, float] = {}
+        self._sampler = Sampler(timer)
 
     def __call__(self, refusal: RefusedConnection) -> None:
         """Take note of one."""
-        reason, now = refusal.reason, self._timer()
-        self._waiting[reason] += 1
-        if now >= self._at.get(reason, now) and (reason in self._at or len(self._at) < REASONS_MAX):
-            self._at[reason] = now + 1.0
+        if count := self._sampler.count(refusal.reason):
             self._log.warning(
                 "connection refused",
                 address=refusal.address,
                 mechanism=refusal.mechanism,
-                reason=reason,
-                count=self._waiting.pop(reason),
+                reason=refusal.reason,
+                count=count,
             )
 
 

@@ -6,11 +6,12 @@ import gc
 import os
 import random
 import resource
+import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,7 @@ from malamute.server.guard import Rules
 from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.privileges import ProcessUser
+from malamute.server.sampling import Sampler
 from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
@@ -77,6 +79,9 @@ are until it looks at what has survived one. A look at 50,000 objects holds ever
 SWITCH_INTERVAL = 0.0005
 """Seconds that a thread may keep the interpreter from the others. With the usual 5 ms, each of the writer's
 steps beside a busy loop would take that long."""
+
+LOG_PIECE = select.PIPE_BUF // 4
+"""Characters of the log that are written at once, of 4 bytes at the most: a pipe with any room takes them."""
 
 OTHERS_MASK = 0o077
 """What nobody but the owner may do with the files that the broker makes."""
@@ -207,7 +212,7 @@ def open_broker(
         store,
         [transport],
         clock=clock,
-        on_store_error=_on_store_error,
+        on_store_error=partial(_report_store_error, Sampler()),
         on_notice=_on_notice,
         load=configuration.load if configuration else no_configuration,
         on_loaded=configuration.apply if configuration else lambda loaded: None,
@@ -330,37 +335,102 @@ def run(
     config = _within_files(config, files)
     sys.setswitchinterval(SWITCH_INTERVAL)
     load_plugins()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
-    context.set(zmq.MAX_SOCKETS, 1024)
-    try:
-        again = read and (lambda: _within_files(read(), files))
-        loop = open_broker(config, context, files, again, Supervisor.of(os.environ), user)
-    except BaseException:
-        context.term()
-        raise
-    endpoints = loop.endpoints
-    with _signals(loop), quiet_collector():
-        log.info("started", endpoints=endpoints, directory=data_directory(config), pid=os.getpid())
-        started(endpoints)
-        loop.run()
-    context.term()
-    log.info("stopped")
+    signalled = Signalled()
+    with _signals(signalled.while_starting):
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
+        context.set(zmq.MAX_SOCKETS, 1024)
+        try:
+            again = read and (lambda: _within_files(read(), files))
+            loop = open_broker(config, context, files, again, Supervisor.of(os.environ), user)
+        except BaseException:
+            # Of what was half open somebody may hold a socket still, for which `term` would wait.
+            context.destroy(linger=0)
+            raise
+        signalled.serve(loop)
+        with _signals(signalled.while_serving):
+            endpoints = loop.endpoints
+            with quiet_collector():
+                log.info("started", endpoints=endpoints, directory=data_directory(config), pid=os.getpid())
+                started(endpoints)
+                loop.run(lambda: log.info("stopping", signal=signalled.stop_signal))
+            context.term()
+            log.info("stopped")
+
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+class Signalled:
+    """What signals have asked of a broker.
+
+    A handler runs in the midst of anything, such as a line of the log. So it notes what is asked, wakes the
+    loop, and does no more: to write a line there would wait for the one that it has interrupted.
+    """
+
+    def __init__(self) -> None:
+        self.stop_signal = ""
+        """The first that has asked it to stop."""
+        self._loop: Loop | None = None
+        self._reloading = False
+        # A terminal that hangs up sends it, too: a user who closes the window wants no broker without one.
+        self._on_terminal = sys.stdin is not None and sys.stdin.isatty()
+
+    @property
+    def while_starting(self) -> Mapping[int, Handler]:
+        """The handlers until it serves. What asks it to stop ends it at once: it has promised nothing yet."""
+        return {} if self._on_terminal else {signal.SIGHUP: self._reload}
+
+    @property
+    def while_serving(self) -> Mapping[int, Handler]:
+        """The handlers from then until it has ended."""
+        stopping: dict[int, Handler] = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop}
+        return {**stopping, signal.SIGHUP: self._stop if self._on_terminal else self._reload}
+
+    def serve(self, loop: Loop) -> None:
+        """It is about to serve: have it do what was asked while it started."""
+        self._loop = loop
+        if self._reloading:
+            loop.reload()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stop_signal = self.stop_signal or signal.Signals(number).name
+        if self._loop is not None:
+            self._loop.stop()
+
+    def _reload(self, number: int, frame: FrameType | None) -> None:
+        self._reloading = True
+        if self._loop is not None:
+            self._loop.reload()
 
 
 class LogStream:
-    """A stream for the log that never fails: a full disk or a closed terminal must not end the broker.
+    """A stream for the log that neither fails nor waits: whatever becomes of the log, the broker continues.
 
-    What could not be written is counted, and the next line that is written has the count as `lines_lost`.
+    A disk may be full, a terminal closed or halted by Control-S, and what reads a pipe may read no more. What
+    could not be written is counted, and the next line that is written has the count as `lines_lost`.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.lines_lost = 0
         self._stream = stream
         self._failed = False
+        """Whether something of this line is lost."""
+        self._room = select.poll()
+        self._is_file = False
+        with suppress(OSError, ValueError):
+            self._room.register(stream.fileno(), select.POLLOUT)
+            self._is_file = True
 
     def write(self, text: str) -> None:
         """Write a part of a line."""
-        self._try(partial(self._stream.write, text))
+        for first in range(0, len(text), LOG_PIECE):
+            self._try(partial(self._write, text[first : first + LOG_PIECE]))
+
+    def _write(self, text: str) -> None:
+        if self._is_file and not self._room.poll(0):
+            raise BlockingIOError
+        self._stream.write(text)
+        self._stream.flush()
 
     def flush(self) -> None:
         """End a line."""
@@ -373,6 +443,8 @@ class LogStream:
         return {**event, "lines_lost": self.lines_lost} if self.lines_lost else event
 
     def _try(self, action: Callable[[], Any]) -> None:
+        if self._failed:  # so is the rest of the line
+            return
         try:
             action()
         except (OSError, ValueError):  # ValueError: it was closed
@@ -398,8 +470,10 @@ def configure_logs(config: LogConfig) -> None:
     )
 
 
-def _on_store_error(error: MalamuteError) -> None:
-    log.error("not stored", error=str(error), code=error.code, hint=error.hint)
+def _report_store_error(sampler: Sampler, error: MalamuteError) -> None:
+    """Report what was not stored. A full store may be asked for room as often as clients like."""
+    if count := sampler.count(str(error.code)):
+        log.error("not stored", error=str(error), code=error.code, hint=error.hint, count=count)
 
 
 def _on_notice(notice: Notice) -> None:
@@ -414,7 +488,10 @@ def raise_file_limit() -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):  # the system has a limit of its own, below that one
+            hard = soft
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
@@ -443,17 +520,8 @@ def _within_files(config: Config, files: int) -> Config:
 
 
 @contextmanager
-def _signals(loop: Loop) -> Iterator[None]:
-    def stop(number: int, frame: FrameType | None) -> None:
-        log.info("stopping", signal=signal.Signals(number).name)
-        loop.stop()
-
-    def reload(number: int, frame: FrameType | None) -> None:
-        loop.reload()
-
-    # A terminal that hangs up sends it, too: a user who closes the window wants no broker without one.
-    hung_up = stop if sys.stdin is not None and sys.stdin.isatty() else reload
-    handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: hung_up}
+def _signals(handlers: Mapping[int, Handler]) -> Iterator[None]:
+    """Have these handlers for a while."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -55,6 +55,43 @@ def test_after_a_signal_everything_confirmed_is_there_and_sequences_continue_wit
     assert '"stopped"' in daemon.log
 
 
+RELOADED_AT_THE_START = """
+import os, signal
+from malamute.config import Config, ListenConfig, StorageConfig
+from malamute.server import daemon
+
+open_store = daemon.open_store
+
+def interrupted(config):
+    signal.raise_signal(signal.SIGHUP)
+    return open_store(config)
+
+daemon.open_store = interrupted
+listen = ListenConfig(endpoints=("tcp://127.0.0.1:*",))
+config = Config(listen=listen, storage=StorageConfig(kind="memory"))
+
+def read():
+    os.kill(os.getpid(), signal.SIGTERM)
+    return config
+
+daemon.run(config, read=read)
+"""
+
+
+def test_a_reload_that_is_asked_for_while_the_broker_starts_follows_the_start() -> None:
+    """SIGHUP would end a process that does not expect it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", RELOADED_AT_THE_START],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_signal_under_load_confirms_what_was_accepted_before_the_end(daemon: Daemon) -> None:
     """WP32: what is under way when the signal comes is confirmed, or sent again to the next life."""
     with malamute.connect(daemon.url, timeout=PATIENCE) as client:

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from time import monotonic
 from types import NoneType
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import malamute
 from malamute.client.events import Event, Gap, Refusal
@@ -329,3 +331,16 @@ def test_when_the_queues_budget_is_used_up_streams_flow_and_nothing_accepted_is_
     rig.broker.restart()
     mail = connect("bob").mailbox()
     assert [int(mail.receive(PATIENCE).body) for _ in accepted] == accepted
+
+
+def test_clients_that_ask_a_full_store_for_room_do_not_fill_the_log(rig: Rig, connect: Connect) -> None:
+    """A line a second says how often."""
+    client = connect()
+    rig.gate.fault = StorageFull("the disk is full")
+    begun = monotonic()
+    with capture_logs() as log:
+        for _ in range(200):
+            with suppress(StorageFull):
+                client.send("bob", "a", b"1", assurance="stored")
+    lines = [line for line in log if line["event"] == "not stored"]
+    assert 1 <= len(lines) <= monotonic() - begun + 2

@@ -22,6 +22,7 @@ from malamute.server.authentication import ENDPOINT, Authenticator, Reported
 from malamute.server.edge import RefusedConnection
 from malamute.server.failures import ADDRESSES_MAX, FAILURE_SECONDS, FAILURES_MAX, Failures
 from malamute.server.passwords import Busy
+from malamute.server.sampling import KINDS_MAX, Sampler
 
 KEY = bytes(range(32))
 
@@ -333,3 +334,9 @@ def test_refusals_are_written_once_a_second_for_each_reason() -> None:
         ("a", "unknown", 1),
         ("b", "wrong", 5),
     ]
+
+
+def test_of_very_many_reasons_the_first_ones_are_counted_and_no_more():
+    sampler = Sampler(lambda: 0.0)
+    assert sum(sampler.count(f"reason {number}") for number in range(2 * KINDS_MAX)) == KINDS_MAX
+    assert len(sampler._waiting) == 0
