@@ -71,6 +71,9 @@ COSTLY_SECONDS = 0.001
 DRAIN_MS = 10
 """How often it looks whether the pipes of peers have room for what it confirms then."""
 
+READING_SECONDS = 2.0
+"""How long it waits for its readers in the end. A disk may hang, and nobody waits for what they find."""
+
 LINGER_MS = 2_000
 """How long the last messages have to leave when the broker stops."""
 
@@ -393,14 +396,16 @@ class Loop:
         self._copier.give_up()
         for worker in workers:
             worker.finish()
+        ends = self._timer() + READING_SECONDS
         for worker in workers:
-            while worker.is_alive():
-                worker.join(IDLE_SECONDS)
+            while worker.is_alive() and (worker is self._writer or self._timer() < ends):
+                worker.join(READING_SECONDS / 10)
                 self._supervisor.iterated()
         self._results.close()
         for edge in self.edges:
             edge.close(LINGER_MS)
-        self.store.close()
+        if not any(worker.is_alive() for worker in workers):
+            self.store.close()
         self._supervisor.close()
 
 

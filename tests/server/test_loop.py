@@ -38,6 +38,7 @@ from malamute.server.clock import Clock
 from malamute.server.loop import DRAIN_MS, LOOK_SECONDS, SUSPENDED_SECONDS, WAKING_SECONDS, Loop
 from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
+from malamute.server.worker import Load, no_configuration
 from malamute.store.policies import QueuePolicy
 
 WAIT_MS = 60_000
@@ -68,13 +69,18 @@ class Running:
     """A loop on a thread of its own, and a client of it."""
 
     def __init__(
-        self, context: zmq.Context, store: Store | None = None, settings: Settings | None = None
+        self,
+        context: zmq.Context,
+        store: Store | None = None,
+        settings: Settings | None = None,
+        load: Load = no_configuration,
     ) -> None:
         self.store = store or Disk()
         transport = Transport(context, {})
         clock = Clock()
         recovered = self.store.recover()
-        self.loop = Loop(Core(clock(), settings, recovered), self.store, [transport], clock=clock)
+        core = Core(clock(), settings, recovered)
+        self.loop = Loop(core, self.store, [transport], clock=clock, load=load)
         endpoint = transport.bind("tcp://127.0.0.1:*")
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
@@ -252,6 +258,27 @@ def test_a_broker_that_is_stopped_does_not_complete_a_backup(context, tmp_path):
     assert store.copying.wait(WAIT_MS / 1000)
     running.loop.stop()
     running.join()
+    assert running.failure is None
+
+
+def test_a_broker_that_is_stopped_does_not_wait_for_a_file_that_cannot_be_read(context):
+    """As a configuration on a disk that hangs, or in a pipe that nobody writes to."""
+    reading, done = threading.Event(), threading.Event()
+
+    def load():
+        reading.set()
+        done.wait()
+        return no_configuration()
+
+    running = Running(context, load=load)
+    running.loop.reload()
+    assert reading.wait(WAIT_MS / 1000)
+    running.loop.stop()
+    running.thread.join(WAIT_MS / 1000)
+    stopped = not running.thread.is_alive()
+    done.set()
+    running.join()
+    assert stopped
     assert running.failure is None
 
 
