@@ -145,7 +145,7 @@ def peers_goals() -> str:
         row = found.get((WORKS[work].what, peer))
         what = f"{WORKS[work].what}: in parts of {peer}"
         rows.append(_goal(what, relation, limit, row and row["malamute_ratio"]))
-    rows += [*_stored_goals(measured, found), _fanout_goal(measured, found)]
+    rows += [*_stored_goals(measured, found), _fanout_goal()]
     return table(rows)
 
 
@@ -167,11 +167,11 @@ def _stored_goals(measured: Measurement, found: Mapping[tuple[str, str], Row]) -
         yield _goal(f"{what}: p99 in parts of p50", "≤", TAIL, stored["p99_ms"] / stored["p50_ms"])
 
 
-def _fanout_goal(measured: Measurement, found: Mapping[tuple[str, str], Row]) -> list[str]:
-    enough = measured.parameters["subscribers"] == FANOUT_SUBSCRIBERS
-    row = found.get((WORKS[FANOUT].what, OWN.name)) if enough else None
-    what = f"fan-out to {FANOUT_SUBSCRIBERS:,} (`--subscribers {FANOUT_SUBSCRIBERS}`)"
-    return _goal(what, "≥", FANOUT_PER_SECOND, row and row["per_second"], "/s")
+def _fanout_goal() -> list[str]:
+    points = load("scale").results
+    fanned = [row for row in points if row["what"] == FANOUT and row["point"] == FANOUT_SUBSCRIBERS]
+    what = f"fan-out to {FANOUT_SUBSCRIBERS:,} connections (`malamute bench scale --axis {FANOUT}`)"
+    return _goal(what, "≥", FANOUT_PER_SECOND, fanned[0].get("per_second") if fanned else None, "/s")
 
 
 def peers_chart() -> Drawing:

@@ -9,6 +9,7 @@ is flat where that is small. `AXES` has in words what the design expects.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -108,7 +109,7 @@ class ScaleRow(NamedTuple):
     """One point of a curve: the median of the rounds.
 
     `cost_us` is processor time of the broker in microseconds for a message, or for a delivery where there are
-    more of them. `bytes_each` is what memory has grown since the first point, for each one more. `slope` is
+    more of them, of which there are `per_second` while all clients share the machine. `bytes_each` is what memory has grown since the first point, for each one more. `slope` is
     that of the whole curve; it is `flat` up to `FLAT_SLOPE`.
     """
 
@@ -117,6 +118,7 @@ class ScaleRow(NamedTuple):
     messages: int
     cost_us: float
     extent: list[float]
+    per_second: float
     memory_mib: float
     bytes_each: float | None
     slope: float | None
@@ -125,11 +127,12 @@ class ScaleRow(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What was measured once: processor time of the broker for so many messages, and its memory."""
+    """What was measured once: processor time of the broker for so many messages, its memory, and how long."""
 
     messages: int
     seconds: float
     memory_bytes: int
+    elapsed_seconds: float
 
 
 class Axis(NamedTuple):
@@ -166,6 +169,7 @@ def rows_of(name: str, expected: str, costs: Mapping[int, Sequence[Cost]]) -> It
             messages=found[0].messages,
             cost_us=middle(each[point]),
             extent=extent(each[point]),
+            per_second=middle(cost.messages / cost.elapsed_seconds for cost in found),
             memory_mib=round(memory[point] / MEBIBYTE, 1),
             bytes_each=None if grown is None else round(grown, 1),
             slope=slope,
@@ -220,10 +224,11 @@ class Scene:
 
     def cost(self, work: Callable[[], int], deliveries: int = 1) -> Cost:
         """What a work costs the broker, which returns how many messages it had, delivered so often."""
-        before = cpu_seconds(self._broker.pid)
+        before, begun = cpu_seconds(self._broker.pid), time.monotonic()
         messages = work()
+        elapsed = time.monotonic() - begun
         seconds = cpu_seconds(self._broker.pid) - before
-        return Cost(messages * deliveries, seconds, anonymous_bytes(self._broker.pid))
+        return Cost(messages * deliveries, seconds, anonymous_bytes(self._broker.pid), elapsed)
 
 
 def _bytes_of(batch: Publish | Send) -> int:
@@ -437,7 +442,7 @@ def _batches(options: ScaleOptions, point: int) -> Cost:
 
 def _fanout(options: ScaleOptions, point: int) -> Cost:
     """Subscribers of everything, a connection each, in processes that have files for so many."""
-    messages = max(BATCH, options.messages // point)
+    messages = max(10 * BATCH, options.messages // point)
     batches = _publishes(messages, BATCH, options.size_bytes)
     with workspace.broker(options.directory) as broker, ExitStack() as stack:
         scene = Scene(broker, stack)
@@ -487,7 +492,8 @@ def _depth(options: ScaleOptions, point: int) -> Cost:
     )
     (row,) = queues.dispatch(given, [point])
     seconds = (row.broker_cpu_us or 0.0) * row.messages / 1e6
-    return Cost(row.messages, seconds, int((row.rss_anon_max_mib or 0.0) * MEBIBYTE))
+    memory_bytes = int((row.rss_anon_max_mib or 0.0) * MEBIBYTE)
+    return Cost(row.messages, seconds, memory_bytes, row.messages / row.per_second)
 
 
 AXES: dict[str, Axis] = {

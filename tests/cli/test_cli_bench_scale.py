@@ -49,7 +49,7 @@ def test_a_point_beyond_the_highest_is_not_measured_but_for_the_first(tmp_path: 
     ],
 )
 def test_the_slope_is_the_exponent_of_the_cost(grows, slope: float, flat: str) -> None:
-    costs = {point: [Cost(1000, grows(point) / 1e3, 10**6)] for point in DECADES}
+    costs = {point: [Cost(1000, grows(point) / 1e3, 10**6, 1.0)] for point in DECADES}
     rows = [*rows_of("x", "flat", costs)]
     assert {(row.slope, row.flat) for row in rows} == {(slope, flat)}
     assert [row.cost_us for row in rows] == [round(grows(point), 3) for point in DECADES]
@@ -58,8 +58,8 @@ def test_the_slope_is_the_exponent_of_the_cost(grows, slope: float, flat: str) -
 
 def test_medians_extents_and_what_each_more_takes() -> None:
     costs = {
-        10: [Cost(100, seconds, 1 << 20) for seconds in (3e-4, 1e-4, 2e-4)],
-        110: [Cost(100, 2e-4, (1 << 20) + grown) for grown in (0, 5000, 90_000)],
+        10: [Cost(100, seconds, 1 << 20, 1.0) for seconds in (3e-4, 1e-4, 2e-4)],
+        110: [Cost(100, 2e-4, (1 << 20) + grown, 1.0) for grown in (0, 5000, 90_000)],
     }
     first, last = rows_of("x", "flat", costs)
     assert (first.cost_us, first.extent, first.memory_mib, first.bytes_each) == (2, [1, 3], 1, None)
