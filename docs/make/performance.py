@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from drawing import Drawing
 
-from malamute.bench.peers.table import FANOUT, OWN, PEERS, WORKS
+from malamute.bench.peers.table import OWN, PEERS, WORKS
 
 DOCS = Path(__file__).parents[1]
 PAGE, MEASURED = DOCS / "performance.md", DOCS / "performance"
@@ -133,7 +133,8 @@ STORED_BEYOND_MS = 0.15
 TAIL = 5.0
 """Its p99, in parts of its p50, at the most."""
 
-FANOUT_SUBSCRIBERS, FANOUT_PER_SECOND = 1_000, 1_000_000
+FANOUT, FANOUT_SUBSCRIBERS, FANOUT_PER_SECOND = "fan-out", 1_000, 1_000_000
+"""The axis of the fan-out, the point of it that has a goal, and the goal."""
 
 
 def peers_goals() -> str:

@@ -109,8 +109,9 @@ class ScaleRow(NamedTuple):
     """One point of a curve: the median of the rounds.
 
     `cost_us` is processor time of the broker in microseconds for a message, or for a delivery where there are
-    more of them, of which there are `per_second` while all clients share the machine. `bytes_each` is what memory has grown since the first point, for each one more. `slope` is
-    that of the whole curve; it is `flat` up to `FLAT_SLOPE`.
+    more of them; there are `per_second`, while the clients share the machine. `bytes_each` is what memory has
+    grown since the first point, for each one more. `slope` is that of the whole curve; it is `flat` up to
+    `FLAT_SLOPE`.
     """
 
     what: str
