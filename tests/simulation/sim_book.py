@@ -71,6 +71,7 @@ from malamute.store.operations import (
     Defect,
     DeleteStream,
     DeleteValue,
+    ForgetStream,
     Operation,
     PutValue,
     Recovered,
@@ -481,6 +482,8 @@ class Book:
                 self.streams.floor = max(self.streams.floor, operation.reserved)
             elif isinstance(operation, DeleteStream):
                 self.cursors = _without(self.cursors, operation.stream)
+            elif isinstance(operation, ForgetStream):
+                self.streams.forgetting.add(operation.stream)
         self.queues.handed_out(self._puts.of(append))
         self._answers.handed_out(self.queues.ends.withdrawn)
         self.queues.ends.withdrawn.clear()
@@ -542,6 +545,7 @@ class Book:
                 self._answers.sent(peer, message)
                 if handler := _SENT.get(type(message)):
                     handler(self, peer, message, peer in blocked)
+        self.streams.sent()
         self.recent.clear()
 
     def _deliver(self, peer: bytes, message: Delivery, blocked: bool) -> None:

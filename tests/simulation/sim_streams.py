@@ -66,6 +66,8 @@ class StreamBook:
         """Whether the store is the copy of an older one."""
         self.heads: dict[tuple[bytes, int], int] = {}
         """Where a stream ended when a subscription was last answered."""
+        self.forgetting: set[str] = set()
+        """Streams of which the broker believes nothing reserved, since it has begun to delete them."""
         self.unsent: dict[str, set[int]] = {}
         """What the disk would not reserve: nobody learns of it before there is more."""
         self.times = TimeBook()
@@ -91,6 +93,8 @@ class StreamBook:
         self._numbers: dict[tuple[bytes, str], int] = {}
         self._waiting: dict[tuple[str, int], Sequence[int]] = {}
         self._told: dict[str, int] = {}
+        self._were_expired: set[Place] = set()
+        """Until time was given back in this iteration, in which a reader may have been told so."""
 
     # What the broker does
 
@@ -138,6 +142,7 @@ class StreamBook:
     def committed(self, append: AppendChunk) -> None:
         """A chunk is on the disk."""
         self.unsent.pop(append.stream, None)
+        self.forgetting.discard(append.stream)
         self.times.committed(append)
         for sequence in self._waiting.pop((append.stream, append.chunk.first)):
             place = self.places[append.stream][sequence]
@@ -152,7 +157,8 @@ class StreamBook:
             sequences = self._waiting.pop((operation.stream, operation.chunk.first))
             self._lose(operation.stream, sequences)
             state = self.store.status().streams.get(operation.stream)
-            if sequences[-1] > (state.reserved if state else 0):
+            is_reserved = state is not None and operation.stream not in self.forgetting
+            if not is_reserved or sequences[-1] > state.reserved:
                 self.unsent.setdefault(operation.stream, set()).update(sequences)
 
     def purged(self, stream: str) -> None:
@@ -177,6 +183,7 @@ class StreamBook:
         """What was not committed is gone."""
         self.life += 1
         self.unsent.clear()
+        self.forgetting.clear()
         self.unseen.clear()
         for places in self.places.values():
             for place in places.values():
@@ -227,7 +234,13 @@ class StreamBook:
         for places in self.places.values():
             for place in places.values():
                 if place.life < self.life:
+                    if self.has_expired(place, MOMENT):
+                        self._were_expired.add(place)
                     place.born = min(place.time_ns / 1e9 + seconds, self.began)
+
+    def sent(self) -> None:
+        """All was sent that the broker had decided until now, by the clock of before, too."""
+        self._were_expired.clear()
 
     def told(self, stream: str, sequence: int) -> None:
         """Somebody knows a sequence: it may not be used again."""
@@ -270,7 +283,10 @@ class StreamBook:
 
     def was_there(self, stream: str, sequence: int) -> bool:
         """Whether a message is available, and was when an earlier broker sent what comes only now."""
-        return self.is_there(stream, sequence) and not self.places[stream][sequence].had_expired
+        return self.is_there(stream, sequence) and not self._had_expired(self.places[stream][sequence])
+
+    def _had_expired(self, place: Place) -> bool:
+        return place.had_expired or place in self._were_expired
 
     def has_expired(self, place: Place, late: float) -> bool:
         """Whether a message is unavailable, `late` seconds after now."""
@@ -298,7 +314,7 @@ class StreamBook:
             if self.was_there(stream, sequence):
                 raise Violation("a gap was sent for what is there", stream=stream, sequence=sequence, gap=gap)
             place = self.places[stream][sequence]
-            if gap.reason == EXPIRED and not (place.had_expired or self.has_expired(place, MOMENT)):
+            if gap.reason == EXPIRED and not (self._had_expired(place) or self.has_expired(place, MOMENT)):
                 raise Violation("a gap has another reason than it says", stream=stream, gap=gap)
 
     def check_aged(self, age_seconds: float) -> None:
