@@ -612,7 +612,7 @@ NOTICED = {
     "what a damaged block held is forgotten": (plan_of, 58),
     "a session that a damaged block held is forgotten": (plan_of, 58),
     "a feed that was set back goes on where it was before": (set_back, 51),
-    "a restored feed goes on at the head": (plan_of, 1412),
+    "a restored feed goes on at the head": (plan_of, 1883),
     "a restored feed begins again": (plan_of, 155),
     "a lost cursor that is set again stays lost": (plan_of, 888),
     "a feed that is set again is reported as lost": (plan_of, 178),
