@@ -104,8 +104,10 @@ class Bearers:
         """The connections whose proofs are being verified: one HELLO of each."""
         self._done: deque[tuple[WaitingHello, _Verified | Principal | MalamuteError]] = deque()
         self._thread = ThreadPoolExecutor(1, "malamute-tokens")
-        # A byte for each that is done: there is input until the last of them is taken.
+        # There is input while any that is done is not taken.
         self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
 
     def fileno(self) -> int:
         """What has input when a HELLO is ready to be taken."""
@@ -158,7 +160,10 @@ class Bearers:
     def done(self, waiting: WaitingHello, found: _Verified | Principal | MalamuteError) -> None:
         """The proof of a HELLO was verified. Any thread may call this."""
         self._done.append((waiting, found))
-        with suppress(OSError):  # the loop has ended
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # so many bytes are there that it is full, or the loop has ended
             self._sender.send(b"!")
 
     def _verify(self, waiting: WaitingHello, token: str) -> None:
@@ -178,16 +183,21 @@ class Bearers:
     def pop(self, now: float) -> Iterator[ProvedHello]:
         """The HELLOs whose proofs were verified. `now` is the loop's time."""
         self._claimed.clear()
-        while self._done:
-            waiting, found = self._done.popleft()
-            self._receiver.recv(1)
-            self.give_up(waiting)
-            outcome = self._outcome(waiting, *found, now) if isinstance(found, _Verified) else found
-            if isinstance(outcome, Principal):
-                self._claimed[waiting.peer] = waiting.connection, outcome.user
-            else:
-                outcome.about, outcome.ref = _HELLO, waiting.hello.attempt
-            yield ProvedHello(waiting, outcome)
+        with suppress(BlockingIOError):
+            self._receiver.recv(WAITING_MAX)
+        try:
+            while self._done:
+                waiting, found = self._done.popleft()
+                self.give_up(waiting)
+                outcome = self._outcome(waiting, *found, now) if isinstance(found, _Verified) else found
+                if isinstance(outcome, Principal):
+                    self._claimed[waiting.peer] = waiting.connection, outcome.user
+                else:
+                    outcome.about, outcome.ref = _HELLO, waiting.hello.attempt
+                yield ProvedHello(waiting, outcome)
+        finally:
+            if self._done:
+                self._wake()
 
     def _outcome(
         self, waiting: WaitingHello, found: Bearer | MalamuteError, reason: str, at: float, now: float

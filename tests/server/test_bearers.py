@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -13,7 +15,7 @@ from malamute.errors import AccessRefused, MalamuteError, TryLater
 from malamute.protocol.messages import Hello
 from malamute.server import bearers as module
 from malamute.server.addresses import Gateways
-from malamute.server.bearers import METHOD, Bearers, WaitingHello
+from malamute.server.bearers import METHOD, WAITING_MAX, Bearers, WaitingHello
 from malamute.server.failures import FAILURE_SECONDS, FAILURES_MAX
 from malamute.server.passwords import BUSY, Busy
 
@@ -156,3 +158,24 @@ def test_few_wait_and_one_of_each_connection(desk: Desk, monkeypatch: pytest.Mon
         Principal(user, method=METHOD, expires_at=60.0, key="k") for user in ("ann", "bob")
     ]
     desk.put("ann")
+
+
+def test_the_loop_itself_never_waits_to_say_that_proofs_are_verified(desk):
+    """Passwords that were right before are verified at once, by the thread that takes them."""
+    bearers = desk.bearers
+    bearers._sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    waiting = [WaitingHello(PEER, Hello([2], ""), f"$token.{n}", desk.address, 7) for n in range(WAITING_MAX)]
+
+    def verify() -> None:
+        for each in waiting:
+            bearers.wait(each)
+            bearers.done(each, Principal("ann"))
+
+    loop = threading.Thread(target=verify, daemon=True)
+    loop.start()
+    loop.join(10)
+    assert not loop.is_alive()
+    for each in waiting:
+        assert select.select([bearers.fileno()], [], [], 0)[0]
+        assert next(bearers.pop(0.0)).waiting == each
+    assert not select.select([bearers.fileno()], [], [], 0)[0]
