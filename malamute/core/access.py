@@ -213,6 +213,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "options": (),
     "storage": (),
     "totals": (),
+    "metrics": (),
     "access": (),
     "quotas": (),
     "stored": (Access("view", "stream", "stream"),),
@@ -227,6 +228,9 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "message": (Access("browse", "", "name"),),
 }
 """The same of each topic of QUERY. A list is the broker's: it has the names of all that there is."""
+
+ANSWERS_ALL: dict[str, tuple[str, ...]] = {"metrics": ("status", "totals", "storage")}
+"""Topics that answer what others do: they need what those need, and nothing of their own."""
 
 _OF_BROKER: dict[type[Any], tuple[str, dict[str, tuple[Access, ...]]]] = {
     Query: ("view", QUERIES),
@@ -548,7 +552,8 @@ def _needs_of_topic(
             named = True
             yield _action(access, kind), kind, name, access.subjects
     if not named:
-        yield action, "broker", message.topic.rpartition(".")[2], ()
+        for topic in ANSWERS_ALL.get(message.topic, (message.topic,)):
+            yield action, "broker", topic.rpartition(".")[2], ()
 
 
 def _action(access: Access, kind: str) -> str:

@@ -133,6 +133,8 @@ class Effects:
         self.committed_bytes = 0
         self.switches: Counter[str] = Counter()
         """How often a reader of any stream came to live or to replay."""
+        self.delivered: Counter[str] = Counter()
+        """Messages that subscribers and consumers were sent, by the kind of where they came from."""
         self.gaps: Counter[str] = Counter()
         """Gaps that readers were sent, by the reason."""
         self.refusals: Counter[int] = Counter()

@@ -1,8 +1,8 @@
 """What a monitoring system scrapes, as OpenMetrics: the figures of the broker, and of the gateway.
 
-A scrape asks the broker for its state, its totals and its store, whatever it has of streams and queues. A
-stream is looked at by itself where a scrape names it. The only names in labels are that of this stream and
-those of plug-ins that fail, so no client makes new series.
+A scrape is one query for the state of the broker, its totals and its store, whatever it has of streams and
+queues. A stream is looked at by itself where a scrape names it. The only names in labels are that of this
+stream and those of plug-ins that fail, so no client makes new series.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from malamute.aio import Client
+from malamute.errors import AccessRefused, InvalidValue
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.state import Gateway, gateway_of
 from malamute.protocol.admin import (
+    BrokerMetrics,
     BrokerTotals,
+    MetricsQuery,
     QueueTotals,
     ReaderTotals,
     StatusQuery,
@@ -43,8 +47,11 @@ class MetricField(NamedTuple):
     field: str
     words: str
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily] = GaugeMetricFamily
-    value: Callable[[Any], float] = float
-    """The number that the field is: for a text that is empty when all is well, whether there is one."""
+    value: Callable[[Any], float | None] = float
+    """The number that the field is: for a text that is empty when all is well, whether there is one.
+
+    None if the metric has no value now.
+    """
 
 
 STATUS = (
@@ -105,6 +112,12 @@ STORAGE = (
         "reader_lag",
         "The oldest reader of its directory: behind by.",
     ),
+    MetricField(
+        "malamute_store_first_time_seconds",
+        "first_time",
+        "When the oldest message that is kept of any stream came, without the broker's own, since the epoch.",
+        value=lambda first_time: to_seconds(first_time) if first_time else None,
+    ),
     MetricField("malamute_store_transactions", "lsn", "Transactions of the store.", CounterMetricFamily),
 )
 """The figures of its store."""
@@ -147,7 +160,9 @@ def _figures(
 ) -> Iterator[Metric]:
     for figure in figures:
         metric = figure.kind(figure.name, figure.words, labels=[*(labels or ())])
-        metric.add_metric([*(labels or {}).values()], figure.value(getattr(row, figure.field)))
+        value = figure.value(getattr(row, figure.field))
+        if value is not None:
+            metric.add_metric([*(labels or {}).values()], value)
         yield metric
 
 
@@ -170,7 +185,14 @@ def _totals(totals: BrokerTotals) -> Iterator[Metric]:
         "malamute_committed_bytes", "Bytes of messages that became durable.", totals.committed_bytes
     )
     no_switches = {"live": 0, "replay": 0}
+    no_deliveries = {"stream": 0, "mailbox": 0, "service": 0}
     for name, words, label, counts in (
+        (
+            "delivered_messages",
+            "Messages that subscribers and consumers were sent, by the kind of where they came from.",
+            "kind",
+            no_deliveries | totals.delivered,
+        ),
         ("settlements", "Messages that left queues, by what became of them.", "outcome", totals.settlements),
         (
             "switches",
@@ -264,15 +286,28 @@ def _stored(streams: Iterable[StoredStream]) -> Iterator[Metric]:
             yield metric
 
 
+async def _of_broker(client: Client, timeout: float) -> BrokerMetrics:
+    """The figures of the broker as a whole. An older one does not know the query for all of them."""
+    try:
+        return await client.query(MetricsQuery(), timeout=timeout)
+    except (InvalidValue, AccessRefused):
+        return BrokerMetrics(
+            status=await client.query(StatusQuery(), timeout=timeout),
+            totals=await client.query(TotalsQuery(), timeout=timeout),
+            storage=await client.query(StorageQuery(), timeout=timeout),
+        )
+
+
 async def metrics(request: Request, arguments: Arguments) -> Response:
     """Answer a scrape."""
     gateway = gateway_of(request)
     timeout = gateway.settings.timeout_seconds
     found: list[Metric] = []
     async with gateway.session(request) as client:
-        found += _figures(STATUS, await client.query(StatusQuery(), timeout=timeout))
-        found += _totals(await client.query(TotalsQuery(), timeout=timeout))
-        found += _figures(STORAGE, await client.query(StorageQuery(), timeout=timeout))
+        broker = await _of_broker(client, timeout)
+        found += _figures(STATUS, broker.status)
+        found += _totals(broker.totals)
+        found += _figures(STORAGE, broker.storage)
         for name in dict.fromkeys(arguments["stream"]):
             details = await client.query(StreamQuery(name=name), timeout=timeout)
             found += _figures(STREAM, details, {"stream": details.name})

@@ -33,6 +33,7 @@ from malamute.journal.disk import DiskStore
 from malamute.journal.format import StreamMeta
 from malamute.journal.store import Progress, Store, no_progress
 from malamute.protocol.admin import BackupMade, StoreDamage, StoredStream, StoreUsage
+from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.commit import Append, Committer, Written
 from malamute.store.operations import (
     Backup,
@@ -266,12 +267,14 @@ def _back_up_below(store: DiskStore, backup: Backup, progress: Progress) -> Back
 
 def _usage(store: Store) -> StoreUsage:
     status = store.status()
+    streams = (one for name, one in status.streams.items() if not name.startswith(RESERVED_PREFIX))
+    first_time = min((one.first_time for one in streams if one.chunks), default=0)
     sizes = {name: value for name, value in status._asdict().items() if isinstance(value, int)}
     damages = [
         StoreDamage(kind=one.kind, name=one.name, first=one.first, last=one.last, outcome=one.outcome)
         for one in status.defects
     ]
-    return StoreUsage(**sizes, damages=damages)
+    return StoreUsage(**sizes, damages=damages, first_time=first_time)
 
 
 def _stored_streams(store: Store, asked: StreamStats) -> list[StoredStream]:

@@ -117,6 +117,17 @@ def test_a_refusal_names_the_rule_that_is_missing_and_with_it_the_command_is_all
     assert refusals(bench.ask("ann", command)) == [f"'{rule}' is not allowed: refused by 'deny {rule}'"]
 
 
+@pytest.mark.parametrize("missing", ["status", "totals", "storage"])
+def test_all_figures_need_the_rule_of_each_query_that_they_answer(missing):
+    rules = {f"view broker/{topic}" for topic in ("status", "totals", "storage")}
+    bench = bench_with(*rules - {f"view broker/{missing}"})
+    hello(bench, "ann")
+    (words,) = refusals(bench.ask("ann", Query(1, "metrics", {})))
+    assert words == f"'view broker/{missing}' is not allowed: no rule allows it"
+    configure(bench, policy(*rules))
+    assert refusals(bench.ask("ann", Query(1, "metrics", {}))) == []
+
+
 def test_who_says_hello_has_the_mailboxes_that_a_rule_gives_him():
     bench = bench_with("receive mailbox/{user}")
     assert refusals([hello(bench, "ann", "bob")])

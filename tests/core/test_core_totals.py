@@ -113,3 +113,11 @@ def test_what_could_not_be_stored_is_no_commit(bench):
     bench.fail()
     after = totals(bench)
     assert (after["commits"], after["committed_bytes"]) == (before["commits"], before["committed_bytes"])
+
+
+def test_all_figures_are_one_answer(bench):
+    bench.tell("carl", Query(1, "metrics", {}))
+    bench.settle()
+    (answer,) = [message for message in bench.sent("carl") if isinstance(message, Answer)]
+    assert {*answer.value} == {"status", "totals", "storage"}
+    assert answer.value["totals"]["queues"] == totals(bench)["queues"]

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import malamute
+import malamute.aio
+from malamute.errors import InvalidValue
 from malamute.gateway.metrics import STATUS, STORAGE, STREAM
-from malamute.protocol.admin import StatusQuery, StorageQuery, StoredQuery, StreamPurge, StreamQuery
+from malamute.protocol.admin import (
+    AdminQuery,
+    StatusQuery,
+    StorageQuery,
+    StoredQuery,
+    StreamPurge,
+    StreamQuery,
+)
 
 
 def _scrape(http: httpx.Client, **params: object) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -43,6 +54,78 @@ def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute
     assert found["malamute_committed_bytes_total", ()] > 0
     assert found["malamute_iteration_seconds_sum", ()] >= found["malamute_iteration_longest_seconds", ()] > 0
     assert {name for _, labels in found for name, _ in labels} == {"kind", "state"}
+
+
+def test_deliveries_are_counted_by_the_kind_of_where_they_came_from(
+    http: httpx.Client, client: malamute.Client
+) -> None:
+    assert _delivered(_scrape(http)) == {"stream": 0, "mailbox": 0, "service": 0}
+    client.send("native", "s", b"x")
+    with (
+        client.subscribe("weather") as one,
+        client.subscribe("weather") as other,
+        client.mailbox() as mailbox,
+    ):
+        client.publish_batch("weather", ["a"] * 3, [b"x"] * 3)
+        for subscription in (one, other):
+            for _ in range(3):
+                subscription.receive(60)
+        mailbox.receive(60)
+        with client.work("shout") as work:
+            client.request("shout", "s", b"x")
+            work.receive(60)
+    assert _delivered(_scrape(http)) == {"stream": 6, "mailbox": 1, "service": 1}
+
+
+def _delivered(found: dict[tuple[str, tuple[tuple[str, str], ...]], float]) -> dict[str, float]:
+    return {
+        labels[0][1]: value
+        for (name, labels), value in found.items()
+        if name == "malamute_delivered_messages_total"
+    }
+
+
+def test_the_oldest_message_is_that_of_all_streams(http: httpx.Client, client: malamute.Client) -> None:
+    name = ("malamute_store_first_time_seconds", ())
+    assert name not in _scrape(http)
+    for stream in ("weather", "alarms"):
+        client.publish(stream, "a", b"x", assurance="stored")
+    first_times = {row.name: row.first_time / 1e9 for row in client.query(StoredQuery())}
+    assert _scrape(http)[name] == pytest.approx(first_times["weather"], abs=1e-6)
+    client.change(StreamPurge(stream="weather"))
+    assert _scrape(http)[name] == pytest.approx(first_times["alarms"], abs=1e-6)
+
+
+def test_a_scrape_is_one_query(
+    http: httpx.Client, client: malamute.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _noted_queries(monkeypatch)
+    _scrape(http)
+    assert asked == ["metrics"]
+
+
+def test_a_broker_that_does_not_know_the_query_for_all_figures_is_asked_for_each(
+    http: httpx.Client, client: malamute.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _noted_queries(monkeypatch, unknown="metrics")
+    found = _scrape(http)
+    assert asked == ["metrics", "status", "totals", "storage"]
+    assert {figure.name for figure in STATUS} < _names(found)
+
+
+def _noted_queries(monkeypatch: pytest.MonkeyPatch, unknown: str = "") -> list[str]:
+    """The topics that the gateway asks from now on; the broker refuses one as an older one does."""
+    asked: list[str] = []
+    query = malamute.aio.Client.query
+
+    async def noted(self: malamute.aio.Client, value: AdminQuery[Any], **options: Any) -> Any:
+        asked.append(value.topic)
+        if value.topic == unknown:
+            raise InvalidValue(f"unknown topic {unknown!r}")
+        return await query(self, value, **options)
+
+    monkeypatch.setattr(malamute.aio.Client, "query", noted)
+    return asked
 
 
 def test_what_readers_and_refusals_come_to_is_counted_over_all_streams(

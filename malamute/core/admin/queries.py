@@ -22,15 +22,18 @@ from malamute.protocol.admin import (
     QUERIES,
     AccessExplained,
     AccessQuery,
+    BrokerMetrics,
     BrokerOption,
     BrokerStatus,
     MessageQuery,
+    MetricsQuery,
     OptionsQuery,
     StatusQuery,
     StorageQuery,
     StoredQuery,
     StoredStream,
     StoreUsage,
+    TotalsQuery,
     encode,
 )
 from malamute.protocol.messages import BY_TYPE, Answer, Query, error_message
@@ -130,6 +133,22 @@ def storage(core: Engines, query: StorageQuery, answered: Callable[[StoreUsage],
     core.effects.ask(StoreStats(), answered)
 
 
+def metrics(core: Engines, query: MetricsQuery, answered: Callable[[BrokerMetrics], None]) -> None:
+    """The status of the broker, its totals, and how full the store is."""
+
+    def stored(usage: StoreUsage) -> None:
+        totals(
+            core,
+            TotalsQuery(),
+            lambda found: answered(
+                BrokerMetrics(status=status(core, StatusQuery()), totals=found, storage=usage)
+            ),
+        )
+
+    # The store comes first: only here it is known what to do if it cannot answer.
+    storage(core, StorageQuery(), stored)
+
+
 def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStream]], None]) -> None:
     """What the store has of each stream, or of one."""
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
@@ -163,5 +182,6 @@ ASKING: dict[str, Callable[[Engines, Any, Callable[[Any], None]], None]] = {
     "storage": storage,
     "stored": stored,
     "totals": totals,
+    "metrics": metrics,
 }
 """What answers each topic that asks the store or looks at very much, and is answered later."""

@@ -122,6 +122,7 @@ def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals],
                 gaps={**effects.gaps},
                 refusals={str(code): count for code, count in effects.refusals.items()},
                 family_failures={**effects.family_failures},
+                delivered={**effects.delivered},
                 queues=[one.row(kind, effects.now + effects.ahead) for kind, one in sums.items()],
             )
         )

@@ -354,7 +354,9 @@ class Subscription(Reader):
     def _send(self, part: ChunkPart) -> None:
         self.credit.consume(part.count, part.size_bytes)
         self.delivered += part.count
-        self.stream.effects.send(self.session.peer, Delivery(self.source, self.after, part))
+        effects = self.stream.effects
+        effects.delivered["stream"] += part.count
+        effects.send(self.session.peer, Delivery(self.source, self.after, part))
         self.after = part.columns.each_sequence()[-1]
         self.time_ns = part.time_ns
 

@@ -22,12 +22,14 @@ from typing import Any
 
 from malamute.protocol.admin.access import AccessExplained as AccessExplained
 from malamute.protocol.admin.access import AccessQuery as AccessQuery
+from malamute.protocol.admin.broker import BrokerMetrics as BrokerMetrics
 from malamute.protocol.admin.broker import BrokerOption as BrokerOption
 from malamute.protocol.admin.broker import BrokerReload as BrokerReload
 from malamute.protocol.admin.broker import BrokerReloaded as BrokerReloaded
 from malamute.protocol.admin.broker import BrokerStatus as BrokerStatus
 from malamute.protocol.admin.broker import BrokerTotals as BrokerTotals
 from malamute.protocol.admin.broker import DurationTotals as DurationTotals
+from malamute.protocol.admin.broker import MetricsQuery as MetricsQuery
 from malamute.protocol.admin.broker import OptionsQuery as OptionsQuery
 from malamute.protocol.admin.broker import QueueTotals as QueueTotals
 from malamute.protocol.admin.broker import ReaderTotals as ReaderTotals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from malamute.protocol.admin.store import StoreUsage
 from malamute.protocol.admin.topic import AdminChange, AdminQuery
 from malamute.protocol.admin.value import Row
 
@@ -108,7 +109,8 @@ class BrokerTotals(Row):
     `iterations` are those of its loop, `commits` the times until something was durable that somebody waited
     for. `settlements` are messages by outcome; `switches` those of readers to live and to replay, `gaps`
     those that they were sent, by reason, `refusals` the ERRORs that clients were sent, by code, and
-    `family_failures` those of families of patterns that are plug-ins.
+    `family_failures` those of families of patterns that are plug-ins. `delivered` are messages that were sent
+    to subscribers and consumers, each as often as it was, by the kind of where they came from.
     """
 
     iterations: DurationTotals
@@ -121,12 +123,27 @@ class BrokerTotals(Row):
     gaps: dict[str, int] = {}
     refusals: dict[str, int] = {}
     family_failures: dict[str, int] = {}
+    delivered: dict[str, int] = {}
 
 
 class TotalsQuery(AdminQuery[BrokerTotals]):
     """What the broker has done, and what all queues have together."""
 
     topic = "totals"
+
+
+class BrokerMetrics(Row):
+    """The answers to `status`, `totals` and `storage`, all of about one moment."""
+
+    status: BrokerStatus
+    totals: BrokerTotals
+    storage: StoreUsage
+
+
+class MetricsQuery(AdminQuery[BrokerMetrics]):
+    """All figures of the broker as a whole, in one answer. It needs what those three need."""
+
+    topic = "metrics"
 
 
 class BrokerReloaded(Row):

@@ -23,7 +23,9 @@ class StoreDamage(Row):
 class StoreUsage(Row):
     """How full the store is. The oldest reader of its directory is `reader_lag` transactions behind.
 
-    `lsn` is the number of the newest transaction.
+    `lsn` is the number of the newest transaction. The oldest message that any stream keeps came at
+    `first_time`, in nanoseconds since the epoch, 0 if there is none. The broker's own streams do not count:
+    the audit log stays when others have to leave.
     """
 
     size: int
@@ -40,6 +42,7 @@ class StoreUsage(Row):
     reader_lag: int
     lsn: int
     damages: list[StoreDamage]
+    first_time: int = 0
 
 
 class StorageQuery(AdminQuery[StoreUsage]):
