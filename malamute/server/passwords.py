@@ -21,7 +21,7 @@ from malamute.access import Account
 from malamute.access.account import PasswordHash
 from malamute.config.accounts import hash_password
 from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater
-from malamute.protocol.limits import PASSWORD_BYTES_MAX
+from malamute.protocol.limits import NAME_BYTES_MAX, PASSWORD_BYTES_MAX
 from malamute.server.addresses import NO_GATEWAYS, Gateways
 from malamute.server.failures import Failures
 
@@ -89,7 +89,7 @@ class Passwords:
         known = self._right.get(name)
         if hashed and known and known[0] == hashed and compare_digest(known[1], digest):
             answer(usable(account, ""))
-        elif len(password) > PASSWORD_BYTES_MAX:
+        elif len(password) > PASSWORD_BYTES_MAX or len(name) > NAME_BYTES_MAX:
             answer(AccessRefused(WRONG))
         elif self._failures.too_many(address, now, name):
             raise TryLater(TOO_MANY_WRONG)

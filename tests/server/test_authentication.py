@@ -14,6 +14,7 @@ from malamute.access import account as module
 from malamute.config.accounts import hash_password
 from malamute.core.access import Principal
 from malamute.errors import AccessRefused, MalamuteError, TryLater
+from malamute.protocol.limits import NAME_BYTES_MAX
 from malamute.protocol.messages import Hello
 from malamute.protocol.passwords import pack_login
 from malamute.server import passwords
@@ -276,6 +277,16 @@ def test_of_those_behind_a_gateway_only_he_has_to_wait_for_whom_wrong_passwords_
         assert asking.plain(name, "wrong", "10.0.0.9") == ("300", "")
     assert asking.plain("out", "secret", "10.0.0.9") == ("400", "")
     assert asking.plain("bob", "secret", "10.0.0.8") == ("200", "bob")
+
+
+def test_a_name_that_no_account_can_have_is_refused_untried_and_not_remembered(asking: Asking) -> None:
+    """HELLO has room for names of 8 KiB, and a gateway passes on those of many."""
+    answers: list[Account | MalamuteError] = []
+    for number in range(FAILURES_MAX + 1):
+        name = f"{number}".rjust(NAME_BYTES_MAX + 1, "x")
+        asking.handler.passwords.prove(name, b"wrong", "10.0.0.9", asking.now, answers.append)
+    assert [type(answer) for answer in answers] == [AccessRefused] * (FAILURES_MAX + 1)
+    assert asking.plain("x" * NAME_BYTES_MAX, "wrong", "10.0.0.9") == ("400", "")
 
 
 def test_a_password_that_cannot_be_tried_is_refused_and_takes_nobody_elses_place(
