@@ -4,8 +4,8 @@ A service of `Type=notify` gets the address of a datagram socket as `NOTIFY_SOCK
 that it is ready, reloads its configuration or stops. With `WatchdogSec=` it has to give a sign of life too,
 and does so in the loop and nowhere else: a broker whose loop hangs is one that is restarted.
 
-Nobody waits for the other side: what it does not take is left out, since a supervisor must not hold up what
-it supervises.
+Nobody waits for the other side, since a supervisor must not hold up what it supervises. How it goes is said
+again as long as it was not taken: a system that starts may be busy, and would end what is never ready.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from time import CLOCK_MONOTONIC, clock_gettime_ns, monotonic
 from typing import Self
 
@@ -38,6 +37,8 @@ class Supervisor:
         self._timer = timer
         self._next = timer()
         self._reloading = False
+        self._unsaid = ""
+        """How it goes, as long as the other side has not taken that."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self:
@@ -68,9 +69,11 @@ class Supervisor:
 
     def iterated(self) -> None:
         """An iteration of the loop is over: this is the sign of life, if it is time for one."""
+        if self._unsaid:
+            self._say(self._unsaid)
         if self._interval and (now := self._timer()) >= self._next:
             self._next = now + self._interval
-            self._say("WATCHDOG=1")
+            self._send("WATCHDOG=1")
 
     def close(self) -> None:
         """Say no more."""
@@ -79,6 +82,15 @@ class Supervisor:
             self._socket = None
 
     def _say(self, words: str) -> None:
+        self._unsaid = "" if self._send(words) else words
+
+    def _send(self, words: str) -> bool:
+        """Send something. Returns False if the other side takes nothing now."""
         if self._socket is not None:
-            with suppress(OSError, ValueError):
+            try:
                 self._socket.sendto(words.encode(), self._address)
+            except BlockingIOError:
+                return False
+            except (OSError, ValueError):  # there is none
+                pass
+        return True

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,26 @@ def test_a_supervisor_that_reads_nothing_holds_nobody_up(manager: Manager) -> No
     for _ in range(10_000):
         supervisor.ready()
     assert manager.heard() == "READY=1"
+    supervisor.close()
+
+
+def test_what_a_busy_supervisor_has_not_taken_is_said_again_and_a_sign_of_life_is_not(
+    manager: Manager,
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+        others.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                others.sendto(b"another", manager.socket.getsockname())
+    supervisor = Supervisor(manager.address, 8.0, Timer())
+    supervisor.ready()
+    supervisor.iterated()
+    while not manager.is_quiet:
+        pass
+    supervisor.iterated()
+    assert manager.heard() == "READY=1"
+    supervisor.iterated()
+    assert manager.is_quiet
     supervisor.close()
 
 
