@@ -266,6 +266,7 @@ class Guard:
         The reason is why, if it has not said HELLO yet; none is for what was reported.
         """
         waiting = self.waiting.pop(descriptor, None) if reason else self.waiting.get(descriptor)
+        known = waiting or self._welcomed.get(descriptor)
         try:
             os.dup2(descriptor, self._spare, inheritable=False)
         except OSError as error:
@@ -274,7 +275,7 @@ class Guard:
             return  # it has ended, which the monitor is about to tell
         # The descriptor may be another one's meanwhile.
         inode = _inode(self._spare)
-        if inode and (waiting is None or inode == waiting.inode):
+        if inode and (known is None or inode == known.inode):
             self._shut_down()
             if waiting is not None and reason:
                 self.refuse(RefusedConnection(waiting.address, "", reason))

@@ -176,6 +176,23 @@ def test_what_libzmq_has_not_read_does_not_make_who_said_it_late(make):
         assert theirs.recv(1) == b""
 
 
+def test_a_descriptor_that_was_a_sessions_and_is_another_connections_by_now_is_not_shut_down(make):
+    """libzmq closes one and accepts another at any moment, and tells of it later."""
+    guard = make(hello_seconds=10).guard
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        descriptor = ours.fileno()
+        inode = os.fstat(descriptor).st_ino
+        guard.waiting[descriptor] = PendingConnection(100.0, inode, False, HELLO_BYTES_MAX, "")
+        guard.welcome(descriptor)
+        later, client = socket.socketpair()
+        with later, client:
+            os.dup2(later.fileno(), descriptor)
+            guard.end(descriptor, "no heartbeat")
+            client.send(b"HELLO")
+            assert later.recv(5) == b"HELLO"
+
+
 def test_a_connection_with_a_session_stays(make):
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)
