@@ -169,6 +169,8 @@ class Machine:
                 if not ended or isinstance(message, Hello):
                     self.watch.received(peer, message)
                 core.receive(peer, message, self.now)
+            if core.effects.work <= 0:
+                break
         self._handle_results()
         with self._time():
             step = self._clock.look(self.now)

@@ -96,7 +96,6 @@ def change(core: Engines, session: Session, message: Change) -> None:
         raise InvalidValue(f"unknown change {message.topic!r}: expected one of {', '.join(CHANGES)}")
     wanted = CHANGES[message.topic].parse(message.arguments)
 
-    core.effects.work -= CHANGE_WORK
     if number:
         sessions.begin_change(session, number)
 
@@ -121,6 +120,7 @@ def change(core: Engines, session: Session, message: Change) -> None:
 
     with core.effects.failing(failed):
         MAKING[message.topic](core, session, wanted, answered, failed)
+    core.effects.work -= CHANGE_WORK
 
 
 def set_cursor(
