@@ -140,7 +140,9 @@ class Audit:
     def _write(self, details: Details, count: int) -> None:
         try:
             record = _packed(details, count)
-            self._publish(details["topic"], record, bound=details["append"] == self._effects.token)
+            # One that stands for others is of what is so, whether the disk takes the last of it or not.
+            bound = count == 1 and details["append"] == self._effects.token
+            self._publish(details["topic"], record, bound=bound)
         except Exception as error:
             # A change without its record is none.
             self._effects.spoil("a record of the audit", error)

@@ -312,6 +312,26 @@ def test_who_may_only_read_cannot_fill_the_audit_with_cursors(bench):
     assert sum(record["count"] for record in found) == 200
 
 
+def test_what_a_record_stands_for_is_not_lost_with_the_change_that_the_disk_refuses(bench):
+    """The last that was left out is of the iteration in which their time is over, and the disk takes it not."""
+    start = head(bench)
+    refused = REFUSALS_MAX + 5
+    for _ in range(refused):
+        bench.receive("op", Change(0, "cursor.delete", {"stream": "s", "cursor": "none"}))
+    bench.settle()
+    bench.now += PERIOD_SECONDS
+    bench.receive("op", Change(1, "cursor.delete", {"stream": "s", "cursor": "old"}))
+    bench.core.tick(bench.now)
+    bench.iterate()
+    while not is_recorded(bench.appends[0]):
+        bench.commit()
+    bench.fail()
+    bench.wait(RETRY_SECONDS)
+    found = new(bench, start)
+    assert sum(record["count"] for record in found if record["outcome"] != "failed") == refused + 1
+    assert [record["count"] for record in found if record["outcome"] == "failed"] == [1]
+
+
 def test_what_was_left_out_is_recorded_when_the_broker_ends(bench):
     start = head(bench)
     for _ in range(REFUSALS_MAX + 5):
