@@ -280,7 +280,9 @@ class Client:
 
     def _is_mail(self, offer: ConsumerSource) -> bool:
         """Whether what an offer brings is mail, to which there is no reply."""
-        return offer.command().kind == "mailbox"
+        # Not by `command`: that is a new OFFER, with the whole window.
+        asked = offer._offer
+        return asked is not None and asked.kind == "mailbox"
 
     def commit(self, a: int, b: int, c: int) -> str:
         """Commit what a subscription has had."""
