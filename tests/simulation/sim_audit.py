@@ -42,7 +42,7 @@ from malamute.store.tables import FEEDS, OUTCOMES, RETENTIONS, SESSIONS
 COUNTED = ("cursor.set", "cursor.delete")
 """Changes whose records are counted like refusals."""
 
-AT_ONCE = {"client.disconnect"}
+AT_ONCE = {"client.disconnect", "queue.delete"}
 """Changes that are in force whatever the disk says to that."""
 
 OUTCOMES_EVER = 100
