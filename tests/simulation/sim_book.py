@@ -132,6 +132,8 @@ class Book:
         """The sessions that the broker has forgotten at some time."""
         self.answers: dict[tuple[bytes, int], Any] = {}
         """What changes were answered."""
+        self._answered: dict[tuple[bytes, int], Any] = {}
+        """The last answer of all to each: a broker may know it though it has not resumed the session."""
         self._unnoted: set[bytes] = set()
         """Sessions whose outcomes of changes the disk has refused, and does not have since."""
         self.lost_cursors: set[tuple[str, str]] = set()
@@ -312,7 +314,8 @@ class Book:
 
     def _changed(self, peer: bytes, number: int, value: Any) -> None:
         """A change is answered: always with the same, however often it is asked for."""
-        again = (peer, number) in self.answers
+        again = number > 0 and self._answered.get((peer, number)) == value
+        self._answered[peer, number] = value
         if number and self.answers.setdefault((peer, number), value) != value:
             before = self.answers[peer, number]
             raise Violation("a change was made twice", number=number, before=before, now=value)
