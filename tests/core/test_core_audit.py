@@ -313,7 +313,7 @@ def test_who_may_only_read_cannot_fill_the_audit_with_cursors(bench):
 
 
 def test_what_a_record_stands_for_is_not_lost_with_the_change_that_the_disk_refuses(bench):
-    """The last that was left out is of the iteration in which their time is over, and the disk takes it not."""
+    """The last left out is of the iteration in which their time is over, and the disk takes it not."""
     start = head(bench)
     refused = REFUSALS_MAX + 5
     for _ in range(refused):

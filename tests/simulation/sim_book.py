@@ -486,7 +486,7 @@ class Book:
             elif isinstance(operation, DeleteStream):
                 self.cursors = _without(self.cursors, operation.stream)
             elif isinstance(operation, ForgetStream):
-                self.streams.forgetting.add(operation.stream)
+                self.streams.begin_to_forget(operation.stream)
         self.queues.handed_out(self._puts.of(append))
         self._answers.handed_out(self.queues.ends.withdrawn)
         self.queues.ends.withdrawn.clear()

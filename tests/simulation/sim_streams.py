@@ -69,8 +69,8 @@ class StreamBook:
         self.jumps: dict[str, float] = {}
         """How much later a broker started than the last chunk of a stream came, in seconds. Nobody knows how
         much of that has passed, so the times of the stream pass at twice the pace until they are here."""
-        self.forgetting: set[str] = set()
-        """Streams of which the broker believes nothing reserved, since it has begun to delete them."""
+        self.forgetting: dict[str, int] = {}
+        """Where streams ended when their deletion began: behind that the broker believes nothing reserved."""
         self.unsent: dict[str, set[int]] = {}
         """What the disk would not reserve: nobody learns of it before there is more."""
         self.times = TimeBook()
@@ -145,7 +145,9 @@ class StreamBook:
     def committed(self, append: AppendChunk) -> None:
         """A chunk is on the disk."""
         self.unsent.pop(append.stream, None)
-        self.forgetting.discard(append.stream)
+        if append.chunk.first > self.forgetting.get(append.stream, 0):
+            # What was on its way when the deletion began reserves nothing ahead.
+            self.forgetting.pop(append.stream, None)
         self.times.committed(append)
         for sequence in self._waiting.pop((append.stream, append.chunk.first)):
             place = self.places[append.stream][sequence]
@@ -163,6 +165,10 @@ class StreamBook:
             is_reserved = state is not None and operation.stream not in self.forgetting
             if not is_reserved or sequences[-1] > state.reserved:
                 self.unsent.setdefault(operation.stream, set()).update(sequences)
+
+    def begin_to_forget(self, stream: str) -> None:
+        """The broker wants to delete a stream."""
+        self.forgetting[stream] = self.last(stream)
 
     def purged(self, stream: str) -> None:
         """The history of a stream is gone from the disk."""

@@ -14,14 +14,16 @@ from unittest.mock import patch
 import pytest
 from sim_admin import LEFT_OUT, changing
 from sim_client import FEED_STARTS, SUBJECTS
+from sim_clock import Wall
 from sim_dead import DeadBook
 from sim_disk import Disk, Workers
 from sim_mail import Mail
 from sim_network import Connection, Link
 from sim_options import Wishes
-from sim_origin import Order, Origin, Violation
+from sim_origin import Author, Order, Origin, Violation
 from sim_plan import THEMES, Step, plan_of
 from sim_shrink import failure_of, shrink
+from sim_streams import Place, StreamBook
 from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
@@ -43,7 +45,15 @@ from malamute.matching import FAMILIES, Index, Selector
 from malamute.protocol.admin import CHANGES
 from malamute.protocol.messages import Subscribe
 from malamute.store.commit import Append
-from malamute.store.operations import DeleteMessages, MarkDelivered, PutValue, ReadChunks, StoredMessage
+from malamute.store.operations import (
+    AppendChunk,
+    Chunk,
+    DeleteMessages,
+    MarkDelivered,
+    PutValue,
+    ReadChunks,
+    StoredMessage,
+)
 from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS
 
@@ -723,6 +733,26 @@ def test_an_outcome_dies_whole_from_memory_or_marked_as_damaged(marked, record):
     )
     with nullcontext() if record == UNREADABLE else pytest.raises(Violation):
         DeadBook(QueuePolicy()).check(key, mail, letter, "max-deliver", (0.0, 1.0))
+
+
+def test_what_was_on_its_way_when_a_deletion_began_reserves_nothing_for_what_came_behind():
+    store = MemoryStore()
+    book = StreamBook(Author(), store, "live", Wall(0.0))
+    on_its_way, behind = (AppendChunk("s", Chunk(s, 1, 1, b""), s + 1_000) for s in (1, 2))
+    for append in (on_its_way, behind):
+        sequence = append.chunk.first
+        if sequence == 2:
+            book.begin_to_forget("s")
+        order = Order("publish", b"", "s", numbered=False)
+        book.places.setdefault("s", {})[sequence] = Place(
+            Origin(order, b"%d" % sequence, "a", "", {}), 0, 0, 0, 0
+        )
+        book.order.setdefault("s", []).append(sequence)
+        book._waiting["s", sequence] = [sequence]
+    store.write([on_its_way])
+    book.committed(on_its_way)
+    book.failed(behind)
+    assert book.unsent == {"s": {2}}
 
 
 def test_nothing_is_read_of_a_connection_before_the_monitor_has_told_of_it():
