@@ -90,6 +90,9 @@ def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Show what is kept of a stream, who reads it, and how far behind.
 
+    How much is kept, `run time` says if it was set for the stream, or else a rule of the configuration, an
+    option, or its defaults: that is the source.
+
     Lag is in messages, and in seconds between the newest message and the last one that a reader had. Switches
     are how often a reader has come to the head of the stream, or fallen behind it; failures are those of
     families of patterns that are plug-ins.
@@ -101,7 +104,7 @@ def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
         found = client.query(admin.StreamQuery(name=name)).as_map()
         stored = _stored(client, name)
     kept = vars(stored) if stored else {}
-    found |= {what: kept.get(what) for what in ("bytes", "chunks", *KEPT.values())}
+    found |= {what: kept.get(what) for what in ("bytes", "chunks", *KEPT.values(), "retain_source")}
     show_whole(found, as_json=as_json)
 
 

@@ -336,7 +336,10 @@ class StreamsConfig(Section):
             return getattr(self, option) if own is None else own
 
         retention = StreamRetention(value("bytes"), value("count"), value("age"))
-        return StreamPolicy(value("journal"), value("committed"), retention, value("ttl"))
+        policy = StreamPolicy(value("journal"), value("committed"), retention, value("ttl"))
+        if rule is None or (rule.bytes, rule.count, rule.age) == (None, None, None):
+            return policy
+        return policy._replace(retention_source=f"rule {rule.pattern}")
 
 
 _QUEUE = QueuePolicy()

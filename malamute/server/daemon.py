@@ -296,10 +296,11 @@ def _stream_policy(config: Config, stream: str) -> StreamPolicy:
     if stream == AUDIT:
         # Nobody is to read of a change that a crash may take back.
         policy = policy._replace(journal=True, committed=True)
-    size_bytes = {EVENTS: config.events.bytes, AUDIT: config.events.audit_bytes}.get(stream)
-    if size_bytes is None or policy.retention.bytes_max:
+    option = {EVENTS: "bytes", AUDIT: "audit_bytes"}.get(stream)
+    if option is None or policy.retention.bytes_max:
         return policy
-    return policy._replace(retention=policy.retention._replace(bytes_max=size_bytes))
+    retention = policy.retention._replace(bytes_max=getattr(config.events, option))
+    return policy._replace(retention=retention, retention_source=f"events.{option}")
 
 
 def data_directory(config: Config) -> str:

@@ -49,6 +49,8 @@ class StreamPolicy(NamedTuple):
     retention: StreamRetention = KEEP_ALL
     ttl_seconds: float = 0.0
     """After how long its messages expire, if they say nothing or a longer time; 0 is never."""
+    retention_source: str = "default"
+    """What in the configuration says how much is kept: `rule` and a pattern, or the name of an option."""
 
     @property
     def ttl_ms(self) -> int:

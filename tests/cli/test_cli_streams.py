@@ -60,6 +60,13 @@ def test_retention_is_edited_and_a_dry_run_only_shows(run: Run) -> None:
     assert [kept[f"retain_{limit}"] for limit in ("bytes", "count", "age")] == [1 << 20, 2, 604_800.0]
 
 
+def test_a_stream_shows_what_says_how_much_of_it_is_kept(run: Run) -> None:
+    assert _info(run)["retain_source"] == "default"
+    assert _info(run, "$sys")["retain_source"] == "events.bytes"
+    run("stream", "edit", "weather", "--count", "2")
+    assert _info(run)["retain_source"] == "run time"
+
+
 def test_what_cannot_be_edited(run: Run) -> None:
     edit = ("stream", "edit", "weather")
     assert "error 412" in run(*edit, "--count", "8", "--expect", "count=123", exit_code=1).stderr

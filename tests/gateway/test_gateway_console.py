@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 
 import malamute
 from malamute.client.options import TIMEOUT_SECONDS
-from malamute.config import Config
+from malamute.config import Config, StreamRule, StreamsConfig
 from malamute.config.sections import SECTIONS, types_of
 from malamute.gateway.console.rendering import static_files
 from malamute.gateway.console.sessions import (
@@ -36,6 +36,7 @@ from malamute.gateway.console.visits import RENEWS
 from malamute.gateway.console.words import link
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import Identity
+from malamute.protocol.admin import StreamRetain
 from malamute.testing import Broker
 
 PAGE_BYTES_MAX = 100 * 1024
@@ -684,6 +685,26 @@ def test_lists_that_are_longer_than_a_page_of_the_broker() -> None:
             assert http.get("/console/streams?find=many/009").text.count(">many/") == 1
             assert http.get("/").status_code == 200
         gateway.stop()
+
+
+def test_settings_and_the_page_of_a_stream_say_which_rule_says_how_much_is_kept() -> None:
+    streams = StreamsConfig(rule=(StreamRule("metrics.*", count=5),))
+    config = replace(Config.load(None, {"MALAMUTE_STORAGE__KIND": "memory"}), streams=streams)
+    with Broker(config=config) as broker:
+        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
+        with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
+            for name in ("metrics.cpu", "metrics.set", "weather"):
+                client.publish(name, "s", b"x", assurance="stored")
+            client.change(StreamRetain(stream="metrics.set", count=7))
+            text = http.get("/console/settings").text
+            page = http.get("/console/stream", params={"name": "metrics.cpu"}).text
+            set_page = http.get("/console/stream", params={"name": "metrics.set"}).text
+        gateway.stop()
+    sources = dict(re.findall(r">([^<]*)</a></td>(?:<td class=\"n\">[^<]*</td>){3}<td>([^<]*)</td>", text))
+    assert sources["metrics.cpu"] == "rule metrics.*"
+    assert (sources["metrics.set"], sources["weather"]) == ("run time", "default")
+    assert "The configuration says so: rule metrics.*." in page
+    assert "It was set for this stream at run time." in set_page
 
 
 def test_settings_list_each_option_with_its_source_and_how_it_changes() -> None:

@@ -333,9 +333,18 @@ def test_the_first_rule_that_fits_decides_and_the_rest_stays_default() -> None:
             StreamRule("*.cpu", bytes=1),
         ),
     )
-    assert streams.policy("metrics.cpu") == StreamPolicy(True, False, StreamRetention(1000, 5, 60.0))
-    assert streams.policy("metrics.disk") == StreamPolicy(False, False, StreamRetention(1000, 0, 0.0))
+    assert streams.policy("metrics.cpu") == StreamPolicy(
+        True, False, StreamRetention(1000, 5, 60.0), retention_source="rule metrics.cpu"
+    )
+    assert streams.policy("metrics.disk") == StreamPolicy(
+        False, False, StreamRetention(1000, 0, 0.0), retention_source="rule metrics.*"
+    )
     assert streams.policy("other") == StreamPolicy(True, False, StreamRetention(1000, 0, 60.0))
+
+
+def test_a_rule_without_a_limit_is_not_what_says_how_much_is_kept() -> None:
+    streams = StreamsConfig(bytes=1000, rule=(StreamRule("metrics.*", committed=True),))
+    assert streams.policy("metrics.cpu").retention_source == "default"
 
 
 def test_a_pattern_minds_the_case_of_letters() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.feeds import feed, feeds
-from malamute.core.admin.pages import PAGE_ROWS, first
+from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, first
 from malamute.core.admin.queues import mailboxes, message, message_bytes, messages, service, services
 from malamute.core.admin.quotas import quotas
 from malamute.core.admin.streams import cursors, demand, explain, stream, streams
@@ -152,7 +152,18 @@ def metrics(core: Engines, query: MetricsQuery, answered: Callable[[BrokerMetric
 def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStream]], None]) -> None:
     """What the store has of each stream, or of one."""
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
-    core.effects.ask(StreamStats(query.stream, query.after_name, limit), answered)
+
+    def found(rows: list[StoredStream]) -> None:
+        core.effects.work -= ROW_WORK * len(rows)
+        answered([_with_source(core, row) for row in rows])
+
+    core.effects.ask(StreamStats(query.stream, query.after_name, limit), found)
+
+
+def _with_source(core: Engines, row: StoredStream) -> StoredStream:
+    """What the store has of a stream, and what says how much of it is kept, unless it was just deleted."""
+    stream = core.streams.by_name.get(row.name)
+    return row if stream is None else StoredStream(**{**vars(row), "retain_source": stream.retention_source})
 
 
 HANDLERS: dict[str, Callable[[Engines, Any], Any]] = {

@@ -402,6 +402,11 @@ class Stream:
         return self._retentions.get(self.name)
 
     @property
+    def retention_source(self) -> str:
+        """What says how much of it is kept: `run time`, or what in the configuration."""
+        return self.policy.retention_source if self.retention is None else "run time"
+
+    @property
     def age_seconds(self) -> float:
         """How old its messages may be; 0 is no limit."""
         return (self.retention or self.policy.retention).age_seconds

@@ -54,7 +54,9 @@ class StorageQuery(AdminQuery[StoreUsage]):
 class StoredStream(Row):
     """What the store has of a stream, and how much of it is kept; 0 is no limit. `retain_age` is in seconds.
 
-    `first_time` and `last_time` are nanoseconds since the epoch.
+    `first_time` and `last_time` are nanoseconds since the epoch. How much is kept, what `retain_source` names
+    says: `run time` if it was set for the stream, `rule` and a pattern for one of the configuration, the name
+    of an option, or `default`.
     """
 
     identifier: int
@@ -70,6 +72,7 @@ class StoredStream(Row):
     retain_bytes: int
     retain_count: int
     retain_age: float
+    retain_source: str = ""
 
 
 class StoredQuery(PagedQuery[list[StoredStream]]):
