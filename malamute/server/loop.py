@@ -8,6 +8,7 @@ iteration, not for a message, and the busier the broker is, the larger its itera
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import ceil, inf
@@ -37,7 +38,7 @@ from malamute.server.worker import (
     WriterThread,
     no_configuration,
 )
-from malamute.store.commit import Append, Written
+from malamute.store.commit import Append
 from malamute.store.operations import Backup
 
 SUSPENDED_SECONDS = 2.0
@@ -119,6 +120,8 @@ class Loop:
         for source in chain.from_iterable(self._inputs):
             self._poller.register(source, zmq.POLLIN)
         self._wake_fd = self._results.fileno()
+        self._settling: deque[tuple[int, MalamuteError | None]] = deque()
+        """Appends whose outcome is known and was not passed on yet: one commit may have very many."""
         self._held: list[Append] = []
         self._held_until = 0.0
         self._stopping = False
@@ -180,7 +183,7 @@ class Loop:
             if not inputs.isdisjoint(ready):
                 self._take_in(edge, now)
                 self._drained &= edge.drained
-        if self._results.done:
+        if self._results.done or self._settling:
             self._handle_results(now)
         if (step := self.clock.look(now)) is not None:
             self.core.clock(step, now)
@@ -268,7 +271,7 @@ class Loop:
 
     def _timeout_ms(self, now: float) -> float:
         self._due = due = self.core.next_deadline()
-        if self._again:
+        if self._again or self._settling or self._results.done:
             return 0
         until = now + (IDLE_SECONDS if self._woken is None else LOOK_SECONDS)
         if due < until and self._woken is None:
@@ -283,7 +286,15 @@ class Loop:
         return ceil((until - now) * 1000) if until > now else 0
 
     def _handle_results(self, now: float) -> None:
-        for result in self._results.pop():
+        """Pass on what the threads have done, as long as that may take; the rest in the next iteration."""
+        ends = self._timer() + INTAKE_SECONDS
+        while self._settling or self._results.done:
+            if self._settling:
+                self._settle(*self._settling.popleft(), now)
+                if self._timer() >= ends:
+                    return
+                continue
+            result = self._results.done.popleft()
             if isinstance(result, ReadDone):
                 self._answered(result, now)
             elif isinstance(result, DamageFound):
@@ -293,7 +304,9 @@ class Loop:
             elif isinstance(result, Crashed):
                 raise result.error
             else:
-                self._settle(result, now)
+                if result.error is not None:
+                    self._on_store_error(result.error)
+                self._settling.extend((token, result.error) for token in result.tokens)
 
     def _answered(self, found: ReadDone, now: float) -> None:
         question, result = found
@@ -304,14 +317,11 @@ class Loop:
                 self._on_loaded(result)
             self._supervisor.reloaded()
 
-    def _settle(self, written: Written, now: float) -> None:
-        if written.error is not None:
-            self._on_store_error(written.error)
-        for token in written.tokens:
-            if written.error is None:
-                self.core.stored(token, now)
-            else:
-                self.core.store_failed(token, written.error, now)
+    def _settle(self, token: int, error: MalamuteError | None, now: float) -> None:
+        if error is None:
+            self.core.stored(token, now)
+        else:
+            self.core.store_failed(token, error, now)
 
     def _handle_peers(self, edge: Edge, now: float) -> None:
         for peer in edge.retry():
@@ -381,7 +391,7 @@ class Loop:
         self.core.close()
         self._flush(self.clock())
         while not self.core.idle:
-            if self._poller.poll(DRAIN_MS):
+            if self._poller.poll(0 if self._settling or self._results.done else DRAIN_MS):
                 self._results.clear()
             for edge in self.edges:
                 # The core does not learn who has room again: it would begin to send what can wait.

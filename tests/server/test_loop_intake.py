@@ -1,9 +1,12 @@
-"""An iteration of the loop takes in commands until its share of time or work is used up."""
+"""An iteration of the loop takes in commands and passes on outcomes as long as its share of time lasts."""
 
+from collections import deque
 from types import SimpleNamespace
 
+from malamute.errors import StorageFull
 from malamute.protocol.messages import Ping
 from malamute.server.loop import COSTLY_SECONDS, INTAKE_SECONDS, Loop
+from malamute.store.commit import Written
 
 
 class Intake:
@@ -57,3 +60,50 @@ def test_a_costly_command_is_the_last_of_an_iteration():
 def test_commands_that_use_up_the_work_end_the_intake():
     intake = Intake(5, work=400)
     assert [intake.iteration() for _ in range(3)] == [3, 2, 0]
+
+
+class Outcomes:
+    """A loop without its threads, whose core takes as long for the outcome of an append as is said."""
+
+    def __init__(self, *written, seconds=0.0):
+        self.now = 0.0
+        self.passed_on = []
+
+        def stored(token, now):
+            self.passed_on.append(token)
+            self.now += seconds
+
+        def store_failed(token, error, now):
+            self.passed_on.append((token, error))
+            self.now += seconds
+
+        self.loop = Loop.__new__(Loop)
+        self.loop.core = SimpleNamespace(
+            stored=stored, store_failed=store_failed, next_deadline=lambda: float("inf")
+        )
+        self.loop._results = SimpleNamespace(done=deque(written))
+        self.loop._settling = deque()
+        self.loop._timer = lambda: self.now
+        self.errors = []
+        self.loop._on_store_error = self.errors.append
+        self.loop._again = False
+
+    def iteration(self):
+        self.passed_on.clear()
+        self.loop._handle_results(0.0)
+        return [*self.passed_on]
+
+
+def test_the_outcomes_of_a_commit_of_very_many_appends_are_spread_over_iterations_in_order():
+    outcomes = Outcomes(Written([1, 2, 3, 4, 5]), Written([6]), seconds=INTAKE_SECONDS * 0.4)
+    assert outcomes.iteration() == [1, 2, 3]
+    assert outcomes.loop._timeout_ms(0.0) == 0
+    assert outcomes.iteration() == [4, 5, 6]
+    assert outcomes.iteration() == []
+
+
+def test_a_commit_that_failed_is_reported_once_and_each_of_its_appends_fails():
+    error = StorageFull("the disk is full")
+    outcomes = Outcomes(Written([1, 2], error))
+    assert outcomes.iteration() == [(1, error), (2, error)]
+    assert outcomes.errors == [error]
