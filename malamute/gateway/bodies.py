@@ -7,6 +7,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -247,6 +248,8 @@ def messages_of(columns: Columns) -> Iterator[Message]:
     )
 
 
+# All messages of a chunk have one time, and making the words of it was over two fifths of what an event took.
+@lru_cache(maxsize=16)
 def time_of(time_ns: int) -> str:
     """A moment as RFC 3339 has it, in UTC, to the microsecond."""
     return (_EPOCH + timedelta(microseconds=time_ns // 1000)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
