@@ -97,7 +97,7 @@ class StreamBook:
         self._waiting: dict[tuple[str, int], Sequence[int]] = {}
         self._told: dict[str, int] = {}
         self._were_expired: set[Place] = set()
-        """Until time was given back in this iteration, in which a reader may have been told so."""
+        """Until time was given back in this iteration, in which that may have been reported to a reader."""
 
     # What the broker does
 

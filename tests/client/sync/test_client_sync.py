@@ -511,7 +511,7 @@ def test_a_handler_answers_and_one_that_raises_says_so(broker, client, caplog):
 
 
 def test_a_cursor_that_the_broker_does_not_move_for_a_handler_is_reported(broker, client):
-    """Nobody waits for it: what was handled comes again to the next reader."""
+    """Nobody waits for it: what was handled is redelivered to the next reader."""
     events: list[object] = []
     client.on_event = events.append
     broker.answers[wire.Subscribe] = lambda m: [Ok(6, m.source, 1), stream(m.source, 0, 1)]
