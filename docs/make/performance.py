@@ -146,7 +146,7 @@ def peers_goals() -> str:
         row = found.get((WORKS[work].what, peer))
         what = f"{WORKS[work].what}: in parts of {peer}"
         rows.append(_goal(what, relation, limit, row and row["malamute_ratio"]))
-    rows += [*_stored_goals(measured, found), _fanout_goal()]
+    rows += [*_stored_goals(measured, found), _fanout_goal(load("scale").results)]
     return table(rows)
 
 
@@ -168,8 +168,7 @@ def _stored_goals(measured: Measurement, found: Mapping[tuple[str, str], Row]) -
         yield _goal(f"{what}: p99 in parts of p50", "≤", TAIL, stored["p99_ms"] / stored["p50_ms"])
 
 
-def _fanout_goal() -> list[str]:
-    points = load("scale").results
+def _fanout_goal(points: Sequence[Row]) -> list[str]:
     fanned = [row for row in points if row["what"] == FANOUT and row["point"] == FANOUT_SUBSCRIBERS]
     what = f"fan-out to {FANOUT_SUBSCRIBERS:,} connections (`malamute bench scale --axis {FANOUT}`)"
     return _goal(what, "≥", FANOUT_PER_SECOND, fanned[0].get("per_second") if fanned else None, "/s")
