@@ -18,6 +18,9 @@ ENTRY_BYTES = 64
 PROPERTY_BYTES = 64
 """What each of its properties takes."""
 
+FEW = 16
+"""Messages that are put into columns by row."""
+
 ASKED = "asked"
 """The property of a request that was moved: the service that it was made to, as its replies say."""
 
@@ -148,10 +151,8 @@ class Entries(dict[int, Entry]):
 
 _bytes, _properties, _origin = attrgetter("bytes"), attrgetter("properties"), attrgetter("time_ns", "sender")
 _subject, _record = attrgetter("subject"), attrgetter("record")
-_columns = [
-    attrgetter(name)
-    for name in ("sequence", "time_ns", "sender", "subject", "record", "attempts", "properties")
-]
+_FIELDS = "sequence", "time_ns", "sender", "subject", "record", "attempts", "properties"
+_row, _columns = attrgetter(*_FIELDS), [*map(attrgetter, _FIELDS)]
 
 
 def bytes_of(entries: Sequence[Entry]) -> int:
@@ -167,8 +168,13 @@ def size_of(entries: Sequence[Entry]) -> int:
 
 def columns_of(entries: Sequence[Entry]) -> list[list[Any]]:
     """Messages by columns, in the order of those of a payload. A record that is on the disk only is empty."""
-    # One column after the other: a tuple for each message would set off the garbage collector.
-    columns = [[*map(get, entries)] for get in _columns]
+    columns: list[list[Any]]
+    if len(entries) < FEW:
+        # Most are one message, for which a comprehension for each column would be seven calls.
+        columns = [*map(list, zip(*map(_row, entries), strict=True))]
+    else:
+        # A tuple for each of very many would set off the garbage collector.
+        columns = [[*map(get, entries)] for get in _columns]
     if None in columns[_RECORDS]:
         columns[_RECORDS] = [record or b"" for record in columns[_RECORDS]]
     return columns
@@ -181,7 +187,8 @@ def puts(kind: QueueKind, queue: str, entries: Iterable[Entry]) -> Iterator[PutM
     """What adds messages with consecutive sequences to a queue of the store."""
     for (time_ns, sender), group in groupby(entries, _origin):
         run = [*group]
-        subjects, records, properties = ([*map(get, run)] for get in (_subject, _record, _properties))
+        subjects, records = [*map(_subject, run)], [*map(_record, run)]
+        properties = [*map(_properties, run)]
         wanted = properties if any(properties) else None
         yield PutMessages(kind, queue, run[0].sequence, time_ns, sender, subjects, records, wanted)
 
