@@ -188,6 +188,7 @@ class Book:
         positions = {(n, FEED_PREFIX + s): f.course.position for (s, n), f in feeds if f.course is not None}
         self.set_back = {key: at for key, at in positions.items() if at < self.cursors_stored.get(key, 0)}
         self.lost_cursors = {key for table, key in recovered.lost if table == CURSORS}
+        self._named |= {stream for stream, _ in self.lost_cursors}
         for table, (peer, _) in recovered.doubtful:
             if table == SESSIONS:
                 self._may_come_again(peer)
