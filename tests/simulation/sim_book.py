@@ -28,7 +28,7 @@ from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
 from malamute.core.events import EVENTS
 from malamute.core.refusals import TEXT as REFUSED_BEFORE
-from malamute.errors import NotFound, TryLater
+from malamute.errors import Disconnected, NotFound, TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Columns
@@ -81,7 +81,7 @@ from malamute.store.operations import (
 from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, OUTCOMES, RETENTIONS, SESSIONS
 
-CHANGE = 15
+HELLO, CHANGE = 1, 15
 NO_DISK = "write backlog is full"
 """What may be said against a final reply that comes at a bad time."""
 
@@ -134,6 +134,9 @@ class Book:
         """What changes were answered."""
         self._answered: dict[tuple[bytes, int], Any] = {}
         """The last answer of all to each: a broker may know it though it has not resumed the session."""
+        self._dismissed: set[bytes] = set()
+        """Whose sessions an operator has ended. There may have been two with the same numbers, and what both
+        were to be answered comes now."""
         self._unnoted: set[bytes] = set()
         """Sessions whose outcomes of changes the disk has refused, and does not have since."""
         self.lost_cursors: set[tuple[str, str]] = set()
@@ -317,7 +320,8 @@ class Book:
         """A change is answered: always with the same, however often it is asked for."""
         again = number > 0 and self._answered.get((peer, number)) == value
         self._answered[peer, number] = value
-        if number and self.answers.setdefault((peer, number), value) != value:
+        known = self.answers.get((peer, number)) if peer in self._dismissed else None
+        if number and self.answers.setdefault((peer, number), value) != value and known is None:
             before = self.answers[peer, number]
             raise Violation("a change was made twice", number=number, before=before, now=value)
         readers = self._readers.pop((peer, number), set())
@@ -642,6 +646,7 @@ class Book:
         return ("mailbox", self.mailboxes[peer])
 
     def _welcome(self, peer: bytes, message: Welcome, blocked: bool) -> None:
+        self._dismissed.discard(peer)
         if not message.resumed:
             # What an earlier session was answered is forgotten, and its numbers begin anew.
             self.answers = {key: value for key, value in self.answers.items() if key[0] != peer}
@@ -683,6 +688,8 @@ class Book:
                     sequence += len(order.bodies) if sequence else 0
 
     def _error(self, peer: bytes, message: Error, blocked: bool) -> None:
+        if message.about == HELLO and message.code == Disconnected.code:
+            self._dismissed.add(peer)
         if message.about == CHANGE and message.code not in NO_OUTCOME:
             self.queues.deletions.pop((peer, message.ref), None)
         if message.about == SUBSCRIBE:
