@@ -325,24 +325,22 @@ class Index:
         senders: Sequence[str],
     ) -> tuple[list[Groups], int]:
         """The groups of messages by their keys, and how many were not known."""
-        known, new = self._known, 0
+        known, new, grown = self._known, 0, 0
         found = [*map(known.get, keys)]
         if None in found:
             for place, groups in enumerate(found):
-                if groups is None and (groups := known.get(keys[place])) is None:
+                if groups is None and (groups := known.get(key := keys[place])) is None:
+                    message = MessageFields(subjects[place], headers[place], senders[place])
+                    groups = self._match_message(message)
+                    if len(known) >= self._known_max:
+                        known.clear()
+                    known[key] = groups
                     new += 1
-                    groups = self._match_message(
-                        MessageFields(subjects[place], headers[place], senders[place])
-                    )
-                    self._remember(keys[place], groups)
+                    grown += ENTRY_BYTES + sum([len(value) for value in key if type(value) is str])
                 found[place] = groups
+            if known is self._known:  # else all was forgotten meanwhile
+                self._grown(grown)
         return cast("list[Groups]", found), new
-
-    def _remember(self, key: tuple[Hashable, ...], groups: Groups) -> None:
-        if len(self._known) >= self._known_max:
-            self._known.clear()
-        self._known[key] = groups
-        self._grown(ENTRY_BYTES + sum(len(value) for value in key if type(value) is str))
 
     def matches_any(self, subject: str, headers: Headers | None = None, sender: str = "") -> bool:
         """Whether any selector matches; stops at the first one that does."""
