@@ -172,6 +172,47 @@ def _check_pages(data: Path) -> None:
         raise StoreCorrupt(f"{data} is damaged in {len(faults)} pages that lead to values; {page}")
 
 
+def check_pages_for_reading(path: Path) -> None:
+    """Refuse damaged pages on behalf of a reader, which opens a store beside its broker or without one.
+
+    A broker has looked at them when it started, and changes them while they are read here: what is found
+    beside it means nothing.
+
+    Raises:
+        StoreCorrupt: nobody writes to the store, and its pages are damaged.
+        StoreError: it cannot be read.
+    """
+    data = path / "data.mdb"
+    try:
+        try:
+            _check_pages(data)
+        except StoreCorrupt:
+            with _kept_at_rest(path) as is_at_rest:
+                if is_at_rest:
+                    _check_pages(data)
+    except OSError as error:
+        raise StoreError(f"cannot read {error.filename or data}: {error.strerror}") from error
+
+
+@contextmanager
+def _kept_at_rest(path: Path) -> Iterator[bool]:
+    """Keep others from opening a store for writing. False if somebody has it open."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        is_at_rest = True
+    except FileNotFoundError:
+        is_at_rest = True
+    except BlockingIOError:
+        is_at_rest = False
+    try:
+        yield is_at_rest
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 def _check_length(environment: lmdb.Environment, data: Path) -> None:
     """Reading behind the end of a file that was cut off would kill the process.
 

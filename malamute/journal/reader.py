@@ -21,7 +21,7 @@ import lmdb
 
 from malamute.errors import StoreCorrupt, StoreError
 from malamute.journal.chunk_cursor import ChunkCursor
-from malamute.journal.directory import read_meta, translated, used_bytes
+from malamute.journal.directory import check_pages_for_reading, read_meta, translated, used_bytes
 from malamute.journal.format import StreamMeta
 from malamute.journal.states import read_states
 from malamute.store.operations import ReadResult
@@ -44,6 +44,7 @@ class StoreReader:
         data = Path(directory) / "data.mdb"
         if not data.is_file():
             raise StoreError(f"there is no store in {Path(directory)}")
+        check_pages_for_reading(Path(directory))
         with translated():
             environment = lmdb.open(str(directory), readonly=True, create=False, map_size=0)
         try:

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -23,6 +23,7 @@ from malamute.core.broker import Core
 from malamute.errors import StoreCorrupt, StoreError
 from malamute.journal.disk import DiskStore
 from malamute.journal.pages import Pages, check_pages
+from malamute.journal.reader import StoreReader
 from malamute.journal.repair import repair
 from malamute.store.operations import AppendChunk, Chunk, Damage, DeleteMessages, PutMessages, PutValue
 from malamute.store.tables import CURSORS, FEEDS, SESSIONS
@@ -167,6 +168,7 @@ def case(image: bytes, pages: dict[str, list[int]], number: int, seed: int) -> C
 def outcome(directory: Path, image: bytes, whole: Contents) -> str:
     """What comes of a damaged file: unharmed, reported, repaired, or refused for good."""
     (directory / "data.mdb").write_bytes(image)
+    _check_reader(directory, whole)
     word = "reported"
     try:
         store = DiskStore.open(directory, size=SIZE, preallocate=False)
@@ -191,15 +193,28 @@ def outcome(directory: Path, image: bytes, whole: Contents) -> str:
         assert same or found.reported or word == "repaired", (
             "what it has is other than before, and nobody is notified"
         )
-        _check_chunks(found, whole)
+        _check_chunks(found.chunks, whole)
         _write(store)
     assert not check_pages(directory / "data.mdb"), "writing to it damaged it"
     return "unharmed" if same and not found.reported else word
 
 
-def _check_chunks(found: Contents, whole: Contents) -> None:
+def _check_reader(directory: Path, whole: Contents) -> None:
+    """Who reads the store without a broker, as an export does, is refused, or gets all of it or a damage."""
+    try:
+        with StoreReader.open(directory) as reader:
+            chunks = {name: reader.read(name, 0, bytes_max=1 << 30).found for name in reader.streams()}
+    except StoreError:
+        return
+    _check_chunks(chunks, whole)
+    found = [chunk for every in chunks.values() for chunk in every]
+    is_whole = len(found) == sum(map(len, whole.chunks.values()))
+    assert is_whole or any(isinstance(chunk, Damage) for chunk in found), "a reader lacks what it is not told"
+
+
+def _check_chunks(found: Mapping[str, Sequence[Chunk | Damage]], whole: Contents) -> None:
     """What is read is what was stored, and what is not is a damage, or in a gap."""
-    for name, chunks in found.chunks.items():
+    for name, chunks in found.items():
         # A stream whose name is lost has another one.
         names = [name] if name in whole.chunks else [*whole.chunks]
         known = [chunk for one in names for chunk in whole.chunks[one]]

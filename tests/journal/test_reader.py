@@ -11,7 +11,9 @@ from stores import MIB, append, put
 
 from malamute.errors import StoreCorrupt, StoreError, StoreTooNew
 from malamute.journal import format as codec
+from malamute.journal.directory import PAGE, acquire_lock, check_pages_for_reading
 from malamute.journal.disk import DiskStore
+from malamute.journal.pages import BRANCH
 from malamute.journal.reader import StoreReader
 from malamute.store.operations import Chunk, Damage, DeleteStream, ReadResult
 
@@ -108,7 +110,7 @@ def test_no_store_and_stores_that_cannot_be_read(disk):
         StoreReader.open(disk.directory)
     data = disk.directory / "data.mdb"
     os.truncate(data, 8192)
-    with pytest.raises(StoreCorrupt, match="was cut off"):
+    with pytest.raises(StoreCorrupt, match="it is cut off"):
         StoreReader.open(disk.directory)
     data.write_bytes(b"this is no store" * 1000)
     with pytest.raises(StoreCorrupt):
@@ -131,3 +133,31 @@ def test_a_store_in_this_process_is_refused(disk):
         StoreReader.open(disk.directory)
     assert isinstance(disk.store, DiskStore)
     disk.store.write([append(2)])
+
+
+def damage_a_branch(directory):
+    """Fill the second half of a page of keys with zeros."""
+    data = directory / "data.mdb"
+    image = bytearray(data.read_bytes())
+    branch = next(n for n in range(2, len(image) // PAGE) if image[n * PAGE + 10] == BRANCH)
+    image[branch * PAGE + PAGE // 2 : branch * PAGE + PAGE] = bytes(PAGE // 2)
+    data.write_bytes(image)
+
+
+def test_damaged_pages_are_refused_before_a_reader_is_led_astray(disk):
+    disk().write([append(first, stream=f"s{first}") for first in range(1, 200)])
+    disk.close()
+    damage_a_branch(disk.directory)
+    with pytest.raises(StoreCorrupt, match="damaged in 1 pages"):
+        StoreReader.open(disk.directory)
+
+
+def test_pages_that_a_broker_writes_meanwhile_are_not_taken_for_damaged(disk):
+    disk().write([append(first, stream=f"s{first}") for first in range(1, 200)])
+    disk.close()
+    damage_a_branch(disk.directory)
+    lock = acquire_lock(disk.directory)
+    check_pages_for_reading(disk.directory)
+    os.close(lock)
+    with pytest.raises(StoreCorrupt):
+        check_pages_for_reading(disk.directory)
