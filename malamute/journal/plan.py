@@ -133,4 +133,6 @@ def _pieces(entry: PutMessages, bytes_max: int) -> Iterator[PutMessages]:
 
 
 def _bytes_in(entry: Operation) -> int:
-    return sum(map(len, entry.records)) if type(entry) is PutMessages else 0
+    if type(entry) is PutMessages:
+        return sum(map(len, entry.records))
+    return len(entry.value) if type(entry) is PutValue and type(entry.value) is bytes else 0

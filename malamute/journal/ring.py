@@ -65,6 +65,10 @@ STEP_CHUNKS = 64
 SPARED_SHARE = 1 / 8
 """The part of the budget up to which the audit loses nothing to other streams."""
 
+HEAP_SLACK = 1_000
+"""Entries of the heap whose streams are no more, beside one for each stream, that are left until they come to
+the top. As long as the budget is not reached none does."""
+
 PACE = 2
 """How fast the time of a stream may pass for its limit by age, beside that which is counted."""
 
@@ -206,6 +210,7 @@ class Ring:
         for name in changes.forgotten:
             self.streams.pop(name, None)
             self.given.pop(name, None)
+            self.passed.pop(name, None)
         self.given |= changes.given
         self.streams.update(changes.changed)
         self.leaving = {number: stream for number, stream in changes.leaving.items() if stream.chunks}
@@ -213,11 +218,13 @@ class Ring:
         self.identifier_next = changes.identifier_next
         self.overrides = changes.overrides
         self.late = changes.late
-        self.passed |= changes.passed
+        self.passed |= {name: passed for name, passed in changes.passed.items() if name in self.streams}
         for name, stream in changes.changed.items():
             if stream.chunks and name not in self.in_heap:
                 self.in_heap.add(name)
                 heapq.heappush(self.heap, (stream.first_time, name))
+        if len(self.heap) > 2 * len(self.streams) + HEAP_SLACK:
+            self._rebuild()
 
     def abandon(self) -> None:
         """Forget the changes of a transaction that failed. Only the heap was touched by it."""

@@ -429,6 +429,14 @@ def test_a_batch_goes_into_as_many_blocks_as_it_takes(disk, count, size, blocks)
     assert len(store.fetch("mailbox", "q", range(1, count + 1))) == count
 
 
+@pytest.mark.parametrize(("size", "blocks"), [(BLOCK_BYTES_MAX // 4, 1), (BLOCK_BYTES_MAX // 4 + 1, 2)])
+def test_values_go_into_as_many_blocks_as_they_take(disk, size, blocks):
+    store = disk(size=16 * MIB)
+    before = store.status().log_blocks
+    store.write([PutValue(SESSIONS, (b"s", n), bytes(size)) for n in range(4)])
+    assert store.status().log_blocks - before == blocks
+
+
 def test_fetching_beside_a_writer_that_compacts(disk):
     store = disk()
     kept = list(range(1, 400, 4))

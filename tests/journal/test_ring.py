@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from stores import append
 
-from malamute.journal.ring import Dropped, Ring
+from malamute.journal.ring import HEAP_SLACK, Dropped, Ring
+from malamute.store.operations import DeleteStream, ForgetStream
+from malamute.store.policies import StreamRetention
 
 
 class ChunkDeleter:
@@ -86,3 +88,26 @@ def test_an_audit_that_is_larger_than_its_part_gives_way_down_to_it():
     ring.commit(transaction(ring, shelf, ("$audit", 100)))
     ring.commit(transaction(ring, shelf, ("a", 101)))
     assert kept(shelf)["$audit"] == [7, 100]
+
+
+def test_streams_that_come_and_go_leave_nothing_behind():
+    ring, shelf = Ring((), 10**9, counted=lambda: 0.0), ChunkDeleter()
+    for number in range(1, 3 * HEAP_SLACK):
+        name = f"s{number}"
+        changes = ring.begin()
+        changes.append(append(number, stream=name)._replace(retention=StreamRetention(age_seconds=60.0)), 10)
+        shelf.chunks[name] = [(number, number)]
+        changes.trim(shelf)
+        ring.commit(changes)
+        changes = ring.begin()
+        changes.apply(DeleteStream(name))
+        shelf.chunks[""] = shelf.chunks.pop(name)
+        changes.trim(shelf)
+        changes.apply(ForgetStream(name))
+        ring.commit(changes)
+    assert not ring.streams
+    assert not ring.leaving
+    assert not ring.passed
+    assert not ring.given
+    assert len(ring.heap) <= HEAP_SLACK
+    assert len(ring.in_heap) <= HEAP_SLACK
