@@ -118,7 +118,8 @@ class Access(NamedTuple):
     The kind is one of `access.KINDS`, or `cursor` or `topic`. If it is empty, the command says in its own
     field `kind` what it is; if it is `PLACE`, the field names a place. The action `CONSUME` is the one for
     the kind. An action that is none of `access.ACTIONS` needs no rule. The subjects are `WHOLE` if it needs
-    the whole of the thing: every subject, and every row.
+    the whole of the thing: every subject, and every row. Of a stream any part will do: what reads it for the
+    principal is narrowed to that.
     """
 
     action: str
@@ -300,14 +301,16 @@ class Permissions:
             self.require("create", kind, name)
 
     def require(self, action: str, kind: str, name: str, subjects: Sequence[str] = ()) -> None:
-        """Check one action on one thing, under each of these subjects, or on the `WHOLE` of it.
+        """Check one action on one thing, under each of these subjects, or on the `WHOLE` of a queue.
 
         Raises:
             AccessRefused: the principal may not do that.
         """
         if subjects == WHOLE:
-            self._require_whole(action, kind, name)
-            return
+            if kind != "stream":
+                self._require_whole(action, kind, name)
+                return
+            subjects = ()
         if name in self._names(action, kind):
             return
         known = self._subjects.get((action, kind, name))

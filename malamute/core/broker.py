@@ -104,7 +104,7 @@ class Core(Engines):
             self.services,
             self.selectors,
             self.recovery,
-            partial(review.feed_refusal, self),
+            partial(review.feed_selector, self),
         )
         startup.restore(self, recovered)
         if settings.unjournaled:

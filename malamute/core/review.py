@@ -22,9 +22,10 @@ from malamute.protocol.admin import FeedSet
 from malamute.protocol.messages import MAILBOX, Change
 
 if TYPE_CHECKING:
-    from malamute.core.access import Permissions, Principal
+    from malamute.core.access import Permissions
     from malamute.core.engines import Engines
     from malamute.core.feed.feed import Feed
+    from malamute.core.feed.rule import FeedRule
     from malamute.core.session import Session
     from malamute.matching import Selector
     from malamute.protocol.names import Place
@@ -93,7 +94,7 @@ def _look_at(core: Engines, looks: Iterable[Look]) -> Workflow:
 
 
 def _review_feed(core: Engines, feed: Feed) -> None:
-    """Stop a feed whose setter may not have it any more."""
+    """Narrow a feed to what its setter may have, or stop it if that is nothing any more."""
     core.effects.work -= REVIEW_WORK
     core.effects.guard("a look at what a feed may do", core.feeds.review, feed)
 
@@ -149,12 +150,14 @@ def _check_subscription(may: Permissions, subscription: Subscription) -> None:
         raise AccessRefused("the rules have changed, and allow less than this subscription has")
 
 
-def feed_refusal(core: Engines, setter: Principal, source: Place, target: Place) -> str:
-    """Why a principal may not feed one place from another; empty if it may."""
-    try:
-        core.access.confirm_change(
-            setter, Change(0, FeedSet.topic, {"source": str(source), "target": str(target)})
-        )
-    except AccessRefused as error:
-        return error.text
-    return ""
+def feed_selector(core: Engines, source: Place, rule: FeedRule) -> Selector:
+    """What a feed may take of what it is to take, by the rights of the principal that has set it.
+
+    Raises:
+        AccessRefused: the principal may not have this feed, or nothing is left.
+    """
+    ends = {"source": str(source), "target": str(rule.target)}
+    core.access.confirm_change(rule.setter, Change(0, FeedSet.topic, ends))
+    if source.kind != "stream":
+        return rule.selector
+    return core.access.of(rule.setter).narrow("subscribe", "stream", source.name, rule.selector)

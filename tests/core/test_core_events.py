@@ -660,8 +660,8 @@ def everything_happens():
     bench.settle()
     bench.tell("alice", publish(b"y"))
     bench.settle()
-    rules = Policy(map(AccessRule.parse, ("* */#", "deny admin service/w")))
-    for policy in (rules, Policy()):
+    for rules in (("* */#", "deny subscribe stream/s/a.#"), ("* */#", "deny admin service/w"), ()):
+        policy = Policy(map(AccessRule.parse, rules))
         bench.core.configure(bench.settings._replace(access=policy), bench.now)
     for topic in ("feed.disable", "feed.enable"):
         bench.tell("alice", Change(0, topic, {"source": "stream/s", "feed": "w"}))

@@ -221,13 +221,20 @@ def test_tenants_of_one_stream_do_not_see_each_other():
     assert [item.headers for item in bench.got("two")] == [{"ward": "two"}] * 2
 
 
-def test_a_feed_needs_the_whole_of_its_stream():
-    bench = bench_with("admin service/w", "admin stream/s", "subscribe stream/s where ward = '3'")
+def test_a_feed_needs_the_whole_of_its_queue_and_any_part_of_its_stream():
+    bench = bench_with("admin service/#", "admin stream/s", "offer service/v/bw.#")
     hello(bench, "ann")
-    feed = Change(0, "feed.set", {"source": "stream/s", "feed": "w", "target": "service/w"})
-    assert refusals(bench.ask("ann", feed)) == ["'subscribe stream/s' is not allowed: no rule allows it"]
-    configure(bench, policy("admin service/w", "admin stream/s", "subscribe stream/s"))
-    assert refusals(bench.ask("ann", feed)) == []
+    ends = {"feed": "w", "target": "service/w"}
+    from_queue = Change(0, "feed.set", {"source": "service/v", **ends})
+    from_stream = Change(0, "feed.set", {"source": "stream/s", **ends})
+    assert refusals(bench.ask("ann", from_queue)) == ["'offer service/v' is not allowed: no rule allows it"]
+    assert refusals(bench.ask("ann", from_stream)) == [
+        "'subscribe stream/s' is not allowed: no rule allows it"
+    ]
+    wider = ("offer service/v", "subscribe stream/s where ward = '3'")
+    configure(bench, policy("admin service/#", "admin stream/s", *wider))
+    assert refusals(bench.ask("ann", from_queue)) == []
+    assert refusals(bench.ask("ann", from_stream)) == []
 
 
 def test_an_offer_that_is_wider_than_the_rules_is_refused():

@@ -63,16 +63,25 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
     From now on it acts with the rights of the user of this session.
 
     Raises:
+        AccessRefused: the user may have nothing of what it is to take.
         InvalidValue: the feed would close a circle, or has a start that its source has not.
         NotFound, TooMany, TryLater: what stands against it.
     """
     name = FeedName(Place.parse(wanted.source), wanted.feed)
     rule = _rule(wanted, session)
     _check(core, name, rule)
+    taken = core.feeds.allowed(name.source, rule)
+    core.selectors.check(taken)
     begin = one_position(wanted.start, "a feed") if wanted.start else None
     if begin and rule.moves:
         raise InvalidValue(f"a feed from {name.source} takes all that waits there: expected no 'start'")
-    value = partial(FeedChanged, source=wanted.source, feed=wanted.feed, target=wanted.target)
+    value = partial(
+        FeedChanged,
+        source=wanted.source,
+        feed=wanted.feed,
+        target=wanted.target,
+        limited=taken != rule.selector,
+    )
     if wanted.dry_run:
         answered(value(created=name not in core.feeds.values))
         return

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from malamute.core.feed.target import FeedTarget
     from malamute.core.selectors import SelectorBudget
     from malamute.core.timers import Timers
-    from malamute.matching import CompiledSelector
+    from malamute.matching import CompiledSelector, Selector
     from malamute.protocol.admin import FeedRow
     from malamute.protocol.names import Place
 
@@ -40,7 +40,7 @@ class Feed:
     cost_bytes = 0
     """What its selector takes of memory."""
     compiled: CompiledSelector
-    """Its selector, made ready for very many messages."""
+    """What it takes, made ready for very many messages."""
 
     def __init__(
         self, feeds: FeedOwner, name: FeedName, rule: FeedRule, target: FeedTarget, effects: Effects
@@ -81,6 +81,9 @@ class Feed:
         """End it."""
         raise NotImplementedError
 
+    def narrow(self, selector: Selector) -> None:
+        """Take what this selector takes from now on: all of what its rule says, or a part of that."""
+
     def keep(self) -> None:
         """Store how far it has looked, when it has found nothing to take for a while."""
 
@@ -100,7 +103,6 @@ class Feed:
         self.rule, self.target = rule, target
         self.feeds.waiting.pop(id(self), None)
         self.full = 0
-        self._cost(rule.selector.cost_bytes)
 
     def _let_go(self) -> None:
         """It has ended."""

@@ -112,7 +112,6 @@ class QueueFeed(Feed):
         self._unstored_bytes = 0
         """What it has put, until the outcome is known: it brings no more while that is much."""
         self._compile(rule)
-        self._cost(rule.selector.cost_bytes)
         target.hold()
         queue.feeds += 1
         (queue.fed or QueueFeeds(queue)).join(self)
@@ -121,6 +120,7 @@ class QueueFeed(Feed):
         selector = rule.selector
         self.compiled = CompiledSelector(selector, self.queue.dispatcher.family_failed)
         self._by_record = rule.when == "default" or selector.needs_headers
+        self._cost(selector.cost_bytes)
 
     def begin(self) -> None:
         """Look at all that waits, from the next iteration on."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from malamute.core.feed.feed import Feed, FeedOwner
 from malamute.core.feed.target import FED_BYTES
 from malamute.core.stream.subscription import Position, Reader
-from malamute.matching import CompiledSelector
+from malamute.matching import CompiledSelector, Selector
 from malamute.protocol.admin import FeedRow
 from malamute.protocol.batch import headers_of
 
@@ -71,14 +71,30 @@ class StreamFeed(Reader, Feed):
 
     def change(self, rule: FeedRule, target: FeedTarget, position: Position | None) -> None:
         """Go by another rule from now on, and from elsewhere if a position is given."""
-        selector = rule.selector
         self._go_by(rule, target)
-        self.group = self.stream.audience.modify(id(self), selector, self)
-        self.compiled = CompiledSelector(selector, self.stream.audience.failed)
-        self.stream.set_back(self)
+        self._take(rule.selector)
         if position is not None:
             self.stream.replay.rewind(self, 0)
             self.begin(position)
+
+    @property
+    def limited(self) -> bool:
+        """Whether it takes a part of what its rule says: its setter may not have all of that."""
+        return self.group.selector != self.rule.selector
+
+    def narrow(self, selector: Selector) -> None:
+        """Take what this selector takes from now on; where it stands stays."""
+        if selector != self.group.selector:
+            was_limited = self.limited
+            self._take(selector)
+            if was_limited or self.limited:
+                self.feeds.report("limited", self.name, user=self.rule.setter.user, limited=self.limited)
+
+    def _take(self, selector: Selector) -> None:
+        self.group = self.stream.audience.modify(id(self), selector, self)
+        self.compiled = CompiledSelector(selector, self.stream.audience.failed)
+        self._cost(selector.cost_bytes)
+        self.stream.set_back(self)
 
     def offer(self, part: ChunkPart) -> int:
         """Put as much of a part to the target as there is room for."""
@@ -170,6 +186,7 @@ class StreamFeed(Reader, Feed):
         working = "full" if self.full else "replay" if lag else "live"
         return FeedRow(
             **self.rule.shown(self.name, working),
+            limited=self.limited,
             sequence=stream.cursors.get(self.name.cursor, 0),
             lag=lag,
             taken=self.delivered,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from malamute.core.access import Principal
 from malamute.core.feed.feed import RETRY_SECONDS, Feed
 from malamute.core.feed.queue_feed import QueueFeed
 from malamute.core.feed.rule import FeedName, FeedRule
@@ -24,6 +23,7 @@ from malamute.core.stream.stream import Streams
 from malamute.core.stream.subscription import Position
 from malamute.core.workflow import STORED, Workflow, run_workflow
 from malamute.errors import InvalidValue, MalamuteError, NotFound, TooMany, TryLater
+from malamute.matching import Selector
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import Place
@@ -60,10 +60,10 @@ class Feeds:
         services: Services,
         selectors: SelectorBudget,
         recovery: Recovery,
-        refusal: Callable[[Principal, Place, Place], str],
+        allowed: Callable[[Place, FeedRule], Selector],
     ) -> None:
-        """`refusal` says why a principal may not feed one place from another, or is empty if it may."""
-        self._refusal = refusal
+        """`allowed` says what a feed may take from a place by the rights of its setter, or raises."""
+        self.allowed = allowed
         self.effects = streams.effects
         self.timers = services.limits.timers
         self.limits = limits
@@ -319,13 +319,19 @@ class Feeds:
             self.drop_unused(target, start.source)
 
     def review(self, feed: Feed) -> None:
-        """Stop a feed if the rights of its setter have ended. An operator has to set it again."""
+        """Have a feed take what its setter may have of what it is to take, and nothing else.
+
+        If those rights have ended, or nothing is left, it is stopped. An operator has to set it again.
+        """
+        if feed.rule.stopped or not feed.open:
+            return
+        try:
+            feed.narrow(self.allowed(feed.name.source, feed.rule))
+        except MalamuteError as error:
+            self._refused(feed, error.text)
+
+    def _refused(self, feed: Feed, reason: str) -> None:
         name, rule = feed.name, feed.rule
-        if rule.stopped or not feed.open:
-            return
-        reason = self._refusal(rule.setter, name.source, rule.target)
-        if not reason:
-            return
         feed.rule = rule._replace(stopped=reason)
         self.report("stopped", name, user=rule.setter.user, reason=reason)
         self.effects.notice(

@@ -18,7 +18,7 @@ class FeedRow(Row):
     a `reason`, as the rights of the `user` who has set it have ended. The target has `credit` for so many
     more messages, -1 without limit. The feed has `taken` so many messages since the broker started, and
     `skipped` others that its target could never have. `sequence` is the last of its source that it is done
-    with.
+    with. One that is `limited` takes a part of what it is to take, as its user may not have the rest.
     """
 
     source: str
@@ -36,6 +36,7 @@ class FeedRow(Row):
     credit: int
     user: str
     reason: str
+    limited: bool = False
 
 
 class FeedsQuery(PagedQuery[list[FeedRow]]):
@@ -55,13 +56,17 @@ class FeedQuery(AdminQuery[FeedRow]):
 
 
 class FeedChanged(Row):
-    """Whether a feed is new, and the last sequence of its source that it is done with."""
+    """Whether a feed is new, and the last sequence of its source that it is done with.
+
+    It is `limited` if it takes a part of what was asked for: the rules allow no more.
+    """
 
     source: str
     feed: str
     target: str
     created: bool
     sequence: int | None = None
+    limited: bool = False
 
 
 class FeedSet(AdminChange[FeedChanged]):
