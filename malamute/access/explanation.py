@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from malamute.access.policy import Claims, Policy
-from malamute.access.rule import AccessRule, Thing
+from malamute.access.rule import IMPERSONATE, AccessRule, Thing
 from malamute.access.scope import Decision, Grant
 
 
@@ -54,7 +54,8 @@ def explain(
     """
     kind, name, subject = Thing.parse(action, target)
     if not (policy.in_force or in_force):
-        return DecisionReport(Decision(True), in_force=False)
+        # To act as others is the one thing that takes a rule in any case.
+        return DecisionReport(Decision(action != IMPERSONATE), in_force=False)
     scope = policy.grants(user, groups, claims, rules).scope(action, kind, name)
     about = tuple(term.by for term in (*scope.deny, *scope.allow))
     return DecisionReport(scope.decide(subject), in_force=True, about=about)

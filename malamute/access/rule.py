@@ -31,6 +31,9 @@ from malamute.matching.expression import And, Expression, Matches, Not, Or
 
 _THINGS = ("stream", "mailbox", "service", "client", "broker")
 
+IMPERSONATE = "impersonate"
+"""The action of a user who acts as another one."""
+
 ACTIONS: Mapping[str, tuple[str, ...]] = {
     "publish": ("stream",),
     "subscribe": ("stream",),
@@ -42,7 +45,7 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "browse": ("mailbox", "service"),
     "view": _THINGS,
     "admin": (*_THINGS, "user"),
-    "impersonate": ("user",),
+    IMPERSONATE: ("user",),
 }
 """Every action, with the kinds of things that it can be done to."""
 

@@ -215,11 +215,12 @@ context_option = click.option(
 
 
 def connects(function: Function) -> Function:
-    """Add --url, --context, --address and --timeout; the command gets them as `connection`."""
+    """Add --url, --context, --address, --act-as and --timeout; the command gets them as `connection`."""
 
     @click.option("--url", "-u", envvar="MALAMUTE_URL", help="The broker.", show_default=URL)
     @context_option
     @click.option("--address", metavar="NAME", help="Connect as the owner of this mailbox.")
+    @click.option("--act-as", metavar="USER", help="Have the rights of this user, if a rule allows that.")
     @click.option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
@@ -228,7 +229,9 @@ def connects(function: Function) -> Function:
         help="How long to wait for the broker, and for others unless --wait says it.",
     )
     @functools.wraps(function)
-    def command(*args: Any, url: str, context: str, address: str, timeout: float, **more: Any) -> Any:
+    def command(
+        *args: Any, url: str, context: str, address: str, act_as: str, timeout: float, **more: Any
+    ) -> Any:
         return function(*args, connection=connection_of(click.get_current_context()), **more)
 
     return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
@@ -240,7 +243,8 @@ def connection_of(ctx: click.Context) -> ConnectionOptions:
     Raises `InvalidContext` when a context is named that is not there, or the file of the contexts is none.
     """
     name, context = _context_of(ctx)
-    url, address, timeout = (ctx.params.get(option) for option in ("url", "address", "timeout"))
+    given = ("url", "address", "timeout", "act_as")
+    url, address, timeout, act_as = (ctx.params.get(option) for option in given)
     if ctx.get_parameter_source("url") is not ParameterSource.COMMANDLINE:
         url = context.url or url
     return ConnectionOptions(
@@ -249,7 +253,7 @@ def connection_of(ctx: click.Context) -> ConnectionOptions:
         timeout or context.timeout or TIMEOUT_SECONDS,
         ctx.meta.get(JSON, False),
         name,
-        context.credentials(),
+        {**context.credentials(), **({"act_as": act_as} if act_as else {})},
     )
 
 

@@ -34,8 +34,8 @@ class InvalidContext(MalamuteError):
     """Raised when there is no such context, or when their file is none."""
 
 
-CREDENTIALS = ("user", "password", "curve", "server_key", "token")
-"""What proves who a client is, by the names that `malamute.connect` has for it."""
+CREDENTIALS = ("user", "password", "curve", "server_key", "token", "act_as")
+"""What says who a client is, by the names that `malamute.connect` has for it."""
 
 SECRETS = ("password", "token")
 
@@ -59,6 +59,7 @@ class Context(NamedTuple):
     curve: str | None = None
     server_key: str | None = None
     token: str | None = None
+    act_as: str | None = None
 
     def credentials(self) -> dict[str, str]:
         """What it says of the user."""

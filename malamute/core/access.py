@@ -28,7 +28,7 @@ from malamute.access import (
     Scope,
     explain,
 )
-from malamute.access.rule import needed_rule
+from malamute.access.rule import IMPERSONATE, needed_rule
 from malamute.errors import AccessRefused
 from malamute.matching import Selector
 from malamute.protocol.messages import (
@@ -78,6 +78,8 @@ class Principal(NamedTuple):
     `method` is how the peer was authenticated, and `listener` the endpoint that it connected to; both are
     empty if that is not known. `claims` are what rules may name as `{claim.NAME}`.
 
+    One that was proved may act as another user: then it is that user here, and `by` the one that was proved.
+
     A principal that was proved by a token is nobody from `expires_at` on, in seconds since the epoch, or when
     the `key` that has signed the token is not trusted any more. `scope` are rules that narrow what it may do.
     """
@@ -90,6 +92,17 @@ class Principal(NamedTuple):
     expires_at: float = inf
     key: str = ""
     scope: tuple[AccessRule, ...] | None = None
+    by: Principal | None = None
+
+    @property
+    def proved(self) -> Principal:
+        """The one that was proved."""
+        return self.by or self
+
+    @property
+    def by_user(self) -> str:
+        """The user that was proved, if it acts as another one; else empty."""
+        return self.by.user if self.by is not None else ""
 
     def stored(self) -> tuple[Any, ...]:
         """What is kept of the principal as plain values, for what goes on with its rights when it has left.
@@ -97,15 +110,19 @@ class Principal(NamedTuple):
         That is who it is and what narrows its rights. It outlives the token, but not the key of the token.
         """
         scope = None if self.scope is None else [*map(str, self.scope)]
-        return self.user, sorted(self.groups), self.method, [*map(list, self.claims)], self.key, scope
+        own = self.user, sorted(self.groups), self.method, [*map(list, self.claims)], self.key, scope
+        return own if self.by is None else (*own, self.by.stored())
 
     @classmethod
     def of(cls, value: Sequence[Any]) -> Principal:
         """What `stored` made. Raises an exception of any kind for anything else."""
-        user, groups, method, claims, key, scope = value
+        user, groups, method, claims, key, scope, *by = value
         rules = None if scope is None else tuple(map(AccessRule.parse, scope))
         pairs = tuple((str(name), str(text)) for name, text in claims)
-        return cls(str(user), frozenset(groups), str(method), claims=pairs, key=str(key), scope=rules)
+        proved = cls.of(*by) if by else None
+        return cls(
+            str(user), frozenset(groups), str(method), claims=pairs, key=str(key), scope=rules, by=proved
+        )
 
 
 ANONYMOUS = Principal()
@@ -359,8 +376,9 @@ class Permissions:
     def _granted(self) -> list[Grants]:
         who, control = self.principal, self._control
         granted = [control.grants(who)] if control.in_force else []
-        if who.scope is not None:
-            granted.append(Policy(who.scope).grants(who.user, who.groups, who.claims))
+        proved = who.proved
+        if proved.scope is not None:
+            granted.append(Policy(proved.scope).grants(proved.user, proved.groups, proved.claims))
         return granted
 
     def narrow(self, action: str, kind: str, name: str, selector: Selector) -> Selector:
@@ -423,12 +441,48 @@ class AccessControl:
         permissions.renew()
         return permissions
 
+    def act_as(self, proved: Principal, user: str) -> Principal:
+        """The principal that one that was proved is to be, as another user.
+
+        Raises:
+            AccessRefused: no rule allows that, or there is no such user.
+        """
+        if user == proved.user:
+            return proved
+        self._check_act_as(proved, user)
+        return Principal(
+            user,
+            method=proved.method,
+            listener=proved.listener,
+            expires_at=proved.expires_at,
+            by=proved,
+        )
+
+    def _check_act_as(self, proved: Principal, user: str) -> None:
+        needed = IMPERSONATE, f"user/{user}", NO_RULE
+        if not proved.user:
+            words = "a client that proves nobody acts as nobody: expected a user, a key or a token beside it"
+            raise AccessRefused(words, *needed)
+        if not self.in_force:
+            # Without rules all else is allowed. This would make every name anybody's.
+            raise AccessRefused(f"'impersonate user/{user}' is not allowed: there are no rules", *needed)
+        self.of(proved).require(IMPERSONATE, "user", user)
+        if self.accounts.is_disabled(user):
+            raise AccessRefused(f"the account {user!r} is disabled", *needed)
+        if self.accounts.named(user) is None and user not in self.policy.users:
+            raise AccessRefused(f"there is no user {user!r} to act as", *needed)
+
     def confirm(self, principal: Principal) -> None:
         """Check that who a peer is still counts.
 
         Raises:
-            AccessRefused: its account was disabled, or the key that has signed its token is not trusted now.
+            AccessRefused: its account was disabled, or the key that has signed its token is not trusted now;
+                or it may not act any more as the user that it is.
         """
+        if principal.by is not None:
+            self.confirm(principal.by)
+            self._check_act_as(principal.by, principal.user)
+            return
         user, by_account = principal.user, principal.method and not principal.key
         if principal.key and principal.key not in self.policy.keys:
             raise AccessRefused(f"the token of {user!r} was signed by a key that is not trusted any more")
@@ -499,7 +553,7 @@ class AccessControl:
     def forget_user(self, user: str) -> None:
         """Decide anew what one user may do."""
         for permissions in [*self._permissions.values()]:
-            if permissions.principal.user == user:
+            if user in (permissions.principal.user, permissions.principal.by_user):
                 permissions.forget()
 
     def configure(self, policy: Policy) -> bool:

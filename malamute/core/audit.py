@@ -66,7 +66,7 @@ RETRY_SECONDS = 1.0
 HIDDEN = "…"
 """In place of what is secret."""
 
-BY_SIGNAL = {"user": "", "method": "signal", "origin": "", "client": "", "address": ""}
+BY_SIGNAL = {"user": "", "by": "", "method": "signal", "origin": "", "client": "", "address": ""}
 """The user of a change that came over no connection."""
 
 DROPPED_WORDS = "records of the audit are dropped: the disk has refused as many as can wait"
@@ -82,6 +82,7 @@ def who(session: Session) -> dict[str, str]:
     principal = session.may.principal
     return {
         "user": principal.user,
+        "by": principal.by_user,
         "method": principal.method,
         "origin": session.origin,
         "client": session.ident,

@@ -136,9 +136,9 @@ class Core(Engines):
         self.effects.guard("a report of a refusal", self.refusals.connection, origin, method, claimed, reason)
 
     def owner_of(self, peer: bytes) -> str | None:
-        """The user whose open session is that of a peer; None if there is none."""
+        """The user that was proved for the open session of a peer; None if there is none."""
         session = self.sessions.by_peer.get(peer)
-        return session.numbers.user if session is not None and session.open else None
+        return session.proved_user if session is not None and session.open else None
 
     def stored(self, token: int, now: float) -> None:
         """What `token` names is committed and fsynced."""

@@ -128,8 +128,8 @@ class ClientCommands:
                     # Only a client that has had WELCOME goes on: it knows that this is another session.
                     session.doubtful = command is Hello or not session.open
             if session is None or command is Hello:
-                may = self._sender = self.access.of(principal)
                 self._origin = origin
+                may = self._identify(peer, session, message, principal)
             else:
                 may = session.may
             needed = may.fast.get(command)
@@ -144,6 +144,25 @@ class ClientCommands:
             self.refuse(peer, _about(fault, message), now)
             if command not in UNATTACHED:
                 self.begin_anew(peer)
+
+    def _identify(
+        self, peer: bytes, session: Session | None, message: Message, principal: Principal
+    ) -> Permissions:
+        """What a peer may do that says HELLO, or speaks without a session.
+
+        Raises:
+            AccessRefused: the principal does not count any more, or may not act as it wants to.
+        """
+        self._sender = self.access.of(principal)
+        if type(message) is Hello:
+            if session is not None and session.proved_user != principal.user:
+                # Whatever becomes of this HELLO, the routing id is its connection's now.
+                self.sessions.lost(peer)
+            # The connection may have been proved before an account was disabled.
+            self.access.confirm(principal)
+            if message.act_as:
+                self._sender = self.access.of(self.access.act_as(principal, message.act_as))
+        return self._sender
 
     def _may(self, may: Permissions, session: Session | None, message: Message) -> bool:
         """Check what is not known to be allowed. False if the number of the command has been answered before.
@@ -207,9 +226,8 @@ class ClientCommands:
 
     def _expire(self, session: Session) -> None:
         """The token of a session's user has expired."""
-        error = AccessRefused(
-            f"the token of {session.may.principal.user!r} has expired: connect with a new one"
-        )
+        user = session.may.principal.proved.user
+        error = AccessRefused(f"the token of {user!r} has expired: connect with a new one")
         self.sessions.dismiss(session, error, "token expired")
 
     # Handlers: messages

@@ -58,7 +58,7 @@ class RefusalReports:
         `claimed` is who it said to be. That may be any text, so what could harm a reader of it is escaped.
         """
         target = f"user/{shown_name(claimed)}" if claimed else ""
-        nobody = dict(user="", client="", address="")
+        nobody = dict(user="", by="", client="", address="")
         details = {**nobody, "method": method, "origin": origin, "action": "connect"}
         details.update(target=target, rule=reason)
         self._strangers.note(origin, details)
@@ -79,7 +79,9 @@ def _who(session: Session | None, message: Message, sender: Principal, origin: s
         return who(session)
     # The user of a session of this name, if there is one, says nothing of the peer that asks for it.
     address = getattr(message, "address", "")
-    return dict(user=sender.user, method=sender.method, origin=origin, client="", address=address)
+    return dict(
+        user=sender.user, by=sender.by_user, method=sender.method, origin=origin, client="", address=address
+    )
 
 
 def shown_name(text: str) -> str:

@@ -52,7 +52,11 @@ def _review_user(core: Engines, user: str) -> None:
         review_all(core)
         looks: Iterable[Look] = each_look(core)
     else:
-        feeds = [feed for feed in core.feeds.by_name.values() if feed.rule.setter.user == user]
+        feeds = [
+            feed
+            for feed in core.feeds.by_name.values()
+            if user in (feed.rule.setter.user, feed.rule.setter.by_user)
+        ]
         looks = chain(
             (partial(_review_feed, core, feed) for feed in feeds),
             (partial(_review_session, core, session) for session in core.sessions.of_user(user)),

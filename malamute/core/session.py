@@ -80,12 +80,15 @@ CHANGE = BY_TYPE[Change].opcode
 class Numbers:
     """What became of each numbered command of a session, and the user whose it is.
 
+    If another one acts as that user, it is that of both: `by` is the other one.
+
     Numbers come without gaps, so `next` tells which were executed; those above `stored` wait for the
     disk. `refused` tells of those that were refused, back to `floor`: below it, a client cannot ask any more.
     """
 
-    def __init__(self, next_number: int = 1, user: str = "") -> None:
+    def __init__(self, next_number: int = 1, user: str = "", by: str = "") -> None:
         self.user = user
+        self.by = by
         self.next = next_number
         self.stored = next_number - 1
         self.floor = 1
@@ -139,7 +142,8 @@ class Numbers:
     def pack(self) -> bytes:
         """The form that is stored with each command. New refusals and outcomes are stored apart."""
         # The third is empty: refusals stood there once.
-        value: bytes = pack((self.next, self.floor, (), self.user) if self.user else (self.next, self.floor))
+        names = (self.user, self.by) if self.by else (self.user,) if self.user else ()
+        value: bytes = pack((self.next, self.floor, (), *names) if names else (self.next, self.floor))
         return value
 
     @classmethod
@@ -152,7 +156,7 @@ class Numbers:
         next_number, floor, *later = unpack(value)
         if not NUMBER.holds(next_number) or not NUMBER.holds(floor):
             raise Malformed("invalid numbers of a session: expected integers")
-        numbers = cls(next_number, later[1] if len(later) > 1 else "")
+        numbers = cls(next_number, *later[1:])
         if refused:
             numbers.refused = Refusals.unpack(refused)
         if outcomes:
@@ -221,6 +225,8 @@ class Session(BacklogShare):
         self.peer = peer
         self.numbers = numbers
         self.address = ""
+        self.proved_user = ""
+        """The user that the connection has proved: the one that it is of, or acts as."""
         self.origin = ""
         """The network address of its connection, where that is known."""
         self.software = ""
@@ -337,13 +343,13 @@ class Sessions:
         session.count_for(self.quotas.of(session.numbers.user, groups, self.effects.now))
 
     def of_user(self, user: str) -> list[Session]:
-        """The sessions of a user who has a name."""
+        """The sessions of a user who has a name, and those in which that user acts as another one."""
         return [*self._by_user.get(user, {}).values()]
 
     def _add(self, session: Session) -> None:
         self.by_peer[session.peer] = session
         self.by_ident[session.ident] = session
-        if user := session.numbers.user:
+        for user in {session.numbers.user, session.numbers.by} - {""}:
             self._by_user.setdefault(user, {})[session.peer] = session
 
     def _remove(self, peer: bytes) -> None:
@@ -353,7 +359,7 @@ class Sessions:
         # A peer that tries long enough finds an id whose name for people is that of another.
         if self.by_ident.get(session.ident) is session:
             del self.by_ident[session.ident]
-        if user := session.numbers.user:
+        for user in {session.numbers.user, session.numbers.by} - {""}:
             del self._by_user[user][peer]
             if not self._by_user[user]:
                 del self._by_user[user]
@@ -370,8 +376,8 @@ class Sessions:
         if VERSION not in hello.versions:
             raise UnsupportedVersion(f"unsupported version: expected {VERSION} among the versions")
         session = self.by_peer.get(peer)
-        user = may.principal.user
-        if session is not None and session.numbers.user != user:
+        user, by = may.principal.user, may.principal.by_user
+        if session is not None and (session.numbers.user, session.numbers.by) != (user, by):
             # Its own connection has lost the routing id to this one: nothing of the session may go there.
             self.lost(peer)
             raise AccessRefused("this session belongs to another user")
@@ -385,7 +391,7 @@ class Sessions:
         if session is None:
             if len(self.by_peer) >= self.limits.sessions:
                 raise TooMany(f"too many sessions: expected at most {self.limits.sessions}")
-            session = Session(peer, Numbers(hello.unsettled, user), self.effects.now)
+            session = Session(peer, Numbers(hello.unsettled, user, by), self.effects.now)
             self._add(session)
         elif session.open:
             self._leave(session)
@@ -394,6 +400,7 @@ class Sessions:
         self._take_address(session, hello.address)
         session.count_for(quotas)
         session.may = may
+        session.proved_user = may.principal.proved.user
         session.review = None
         session.open = True
         add_all(quotas, "connections", 1)

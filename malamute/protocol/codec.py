@@ -54,7 +54,7 @@ _GROWN: dict[type[Any], Any] = {
     kind: kind._field_defaults[kind._fields[-1]] for kind in (Hello, Error, Subscribe, Offer, Reject)
 }
 """Commands whose last field is left out while it has this default: a peer that does not know it refuses it.
-So is that of PUBLISH."""
+So is that of PUBLISH, and then the `token` of HELLO."""
 
 
 class Codec(Protocol):
@@ -98,6 +98,8 @@ def encode(message: Message) -> list[Frame]:
         fields: tuple[Any, ...] = message
         if spec.message in _GROWN and fields[-1] == _GROWN[spec.message]:
             fields = fields[:-1]
+            if spec.message is Hello and not message.token:  # type: ignore[union-attr]
+                fields = fields[:-1]
         return [pack((spec.opcode, *fields))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]

@@ -36,6 +36,7 @@ class Hello(NamedTuple):
     promise.
     `token` proves who the client is, where the connection does not: a bearer token, or a user and a password
     (`passwords.pack_login`). It is a secret, and is never shown.
+    `act_as` is the user that the session is to be of, if not the one that is proved.
     """
 
     versions: Sequence[int]
@@ -46,10 +47,13 @@ class Hello(NamedTuple):
     heartbeat: int = 0
     settled: Ranges = []  # what is decoded is a list
     token: str = ""
+    act_as: str = ""
 
     def __repr__(self) -> str:
-        shown = [f"{name}={value!r}" for name, value in zip(self._fields[:-1], self, strict=False)]
-        return f"Hello({', '.join([*shown, 'token=…'] if self.token else shown)})"
+        shown = {name: repr(value) for name, value in self._asdict().items()}
+        shown["token"] = "…"
+        left_out = {name for name in ("token", "act_as") if not getattr(self, name)}
+        return f"Hello({', '.join(f'{name}={shown[name]}' for name in self._fields if name not in left_out)})"
 
 
 class Publish(NamedTuple):
@@ -618,7 +622,7 @@ class Spec(NamedTuple):
 
 
 SPECS: tuple[Spec, ...] = (
-    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED, TOKEN), 2, 4),
+    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED, TOKEN, ADDRESS), 2, 4),
     Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS, DURATION), 4, 1, "large", 3, (2,)),
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES, HELD), 4, 1, "large", 3, (2, 4)),

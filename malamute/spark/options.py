@@ -4,7 +4,7 @@
     data       a data directory, which may be in use
     url        a broker
     context    a broker and who connects there, by the name that `malamute context add` gave it
-    user, password, token, curve, server_key
+    user, password, token, curve, server_key, act_as
                who connects there, as for `malamute.connect`; the environment of the program may say it, too
     stream     one stream; all of them without it
     since      nothing before: a time, seq:N, or since:1h

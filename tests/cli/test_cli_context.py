@@ -14,7 +14,7 @@ from malamute.cli.options import ConnectionOptions
 from malamute.client.contexts import Context, Contexts, InvalidContext, file_of, load, save
 from malamute.testing import Broker
 
-NOBODY = {"user": None, "curve": None, "server_key": None}
+NOBODY = {"user": None, "curve": None, "server_key": None, "act_as": None}
 HERE = {"url": "tcp://here:1", "address": "alice", "timeout": 2.5, **NOBODY}
 
 

@@ -8,11 +8,13 @@ from itertools import count
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, request, send, subscribe
 
+from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.core import access
 from malamute.core.access import ACCESS, ANONYMOUS, CHANGES, AccessControl, Principal
 from malamute.core.commands import STATES
 from malamute.errors import AccessRefused
 from malamute.protocol import admin
+from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import Change, Commit, Error, Hello, Ok, Query, Stored, Subscribe, Welcome
 
 ANN, BOB = Principal("ann", frozenset(("staff",)), "password", "tcp://*:1"), Principal("bob")
@@ -20,7 +22,10 @@ ANN, BOB = Principal("ann", frozenset(("staff",)), "password", "tcp://*:1"), Pri
 
 @pytest.fixture
 def bench():
-    return Bench(lifecycle=True)
+    bench = Bench(lifecycle=True)
+    bench.settings = bench.settings._replace(accounts=Accounts([Account("ann"), Account("bob")]))
+    bench.restart()
+    return bench
 
 
 def hello(bench, peer, principal, address=""):
@@ -202,6 +207,39 @@ def test_nobody_else_takes_a_session_over(bench):
     back = hello(bench, "one", ANN._replace(listener="tcp://*:2", groups=frozenset()))
     assert back.resumed
     assert bench.core.sessions.by_peer[peer_id("one")].numbers.next == 2
+
+
+RULES = ("create,publish,subscribe stream/s",)
+
+
+def test_a_hello_of_another_user_that_is_refused_for_any_reason_gets_nothing_of_the_session(bench):
+    bench.settings = bench.settings._replace(access=Policy(map(AccessRule.parse, RULES)))
+    bench.core.configure(bench.settings, bench.now)
+    for name in ("refused address", "acts as others", "disabled"):
+        assert isinstance(hello(bench, "one", ANN), Welcome)
+        bench.tell("one", publish(b"0"), subscribe(1, credit=10))
+        bench.settle()
+        told = {"refused address": (BOB, "desk", ""), "acts as others": (BOB, "", "ann")}
+        who, address, other = told.get(name, (Principal("eve", method="plain"), "", ""))
+        bench.sent("one")
+        bench.core.receive(peer_id("one"), Hello([2], address, act_as=other), bench.now, who)
+        bench.settle()
+        assert [m.code for m in bench.sent("one")] == [401], name
+        bench.core.streams.by_name["s"].publish("", ["a"], [pack_record(None, b"1")], 0)
+        bench.settle()
+        assert bench.sent("one") == [], name
+
+
+def test_a_user_who_was_disabled_says_hello_in_vain_on_a_connection_that_stands(bench):
+    proved = Principal("bob", method="plain")
+    assert isinstance(hello(bench, "one", proved), Welcome)
+    bench.settings = bench.settings._replace(accounts=Accounts([Account("bob", disabled=True)]))
+    bench.core.configure(bench.settings, bench.now)
+    bench.settle()
+    bench.sent("one")
+    refused = hello(bench, "one", proved)
+    assert (refused.code, refused.text) == (401, "the account 'bob' is disabled")
+    assert peer_id("one") not in bench.core.sessions.by_peer
 
 
 def test_nobody_else_takes_over_a_session_that_is_away_nor_one_from_before_a_restart(bench):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_core_events import read
 
-from malamute.access import AccessRule, Policy
+from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.core.access import Principal
 from malamute.core.effects import Effects
 from malamute.core.events import EVENTS, EVENTS_MAX
@@ -23,7 +23,8 @@ RULES = ("publish stream/s", "deny publish stream/s/secret", "subscribe stream/s
 @pytest.fixture
 def bench():
     bench = Bench(lifecycle=True)
-    bench.settings = bench.settings._replace(access=Policy(map(AccessRule.parse, RULES)))
+    accounts = Accounts([Account("ann"), Account("eve")])
+    bench.settings = bench.settings._replace(access=Policy(map(AccessRule.parse, RULES)), accounts=accounts)
     bench.core.configure(bench.settings, bench.now)
     hello(bench, "ann")
     return bench
@@ -60,6 +61,7 @@ def test_a_refusal_says_who_from_where_what_and_by_which_rule(bench, command, ac
     assert found == {
         "name": "ann",
         "user": "ann",
+        "by": "",
         "method": "curve",
         "origin": "192.0.2.7",
         "client": bench.core.sessions.by_peer[peer_id("ann")].ident,
@@ -146,6 +148,7 @@ def test_a_connection_that_was_refused_is_told_with_where_it_came_from(bench):
     assert refused(bench) == [
         {
             "user": "",
+            "by": "",
             "method": "PLAIN",
             "origin": "192.0.2.7",
             "client": "",

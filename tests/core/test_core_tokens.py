@@ -91,8 +91,8 @@ def test_no_timer_is_left_of_a_session_that_is_not_open(world):
 )
 def test_a_token_counts_as_long_as_its_key_and_its_user_do(world, change, words):
     world.hello(token_of())
-    world.hello(token_of("bob")._replace(key="other"), "bob")
     world.configure(keys=("k", "other"))
+    world.hello(token_of("bob")._replace(key="other"), "bob")
     assert world.bench.core.owner_of(peer_id("ann")) == "ann"
     world.configure(**{"keys": ("k", "other"), **change})
     assert [m.text for m in world.bench.sent("ann") if isinstance(m, Error)] == [words]

@@ -478,6 +478,7 @@ def test_a_connection_that_was_refused_is_an_event_with_the_name_that_it_gave(se
             refused = events.receive(timeout=30).headers
     assert refused == {
         "user": "",
+        "by": "",
         "method": "PLAIN",
         "origin": "127.0.0.1",
         "client": "",

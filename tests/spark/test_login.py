@@ -20,7 +20,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 import malamute
 from malamute.access import AccessRule, Account, Accounts
 from malamute.cli.root import cli
-from malamute.client.contexts import Context, Contexts, file_of, save
+from malamute.client.contexts import CREDENTIALS, Context, Contexts, file_of, save
 from malamute.client.link.credentials import given_by
 from malamute.config import AccessConfig, ListenConfig, UserRules
 from malamute.config.accounts import hash_password, save_accounts
@@ -120,7 +120,7 @@ def test_no_text_of_it_has_the_secret_and_a_task_does() -> None:
         assert pickle.loads(pickle.dumps(one)).credentials == ANN
 
 
-@pytest.mark.parametrize("name", ["user", "password", "token", "curve", "server_key"])
+@pytest.mark.parametrize("name", CREDENTIALS)
 def test_who_connects_is_asked_of_brokers_alone(name: str) -> None:
     with pytest.raises(InvalidValue, match=f"option '{name}' without a broker: .* url") as caught:
         SourceOptions.parse({"path": "/exports", name: SECRET})

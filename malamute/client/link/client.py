@@ -85,6 +85,10 @@ class ConnectOptions(TypedDict, total=False):
     token: str
     """A bearer token (JWT) that names the user, for a broker that takes tokens; with `server_key` the
     connection is encrypted. Default: MALAMUTE_TOKEN of the environment."""
+    act_as: str
+    """The user whose rights the client is to have, if not those of the user that it proves: a rule
+    `impersonate user/NAME` has to allow that. Default: MALAMUTE_ACT_AS of the environment, where the user is
+    that of the environment, too."""
     context: AnyContext | None
     """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""
 
@@ -107,6 +111,7 @@ async def open_driver(
     curve: str | os.PathLike[str] = "",
     server_key: str | os.PathLike[str] = "",
     token: str = "",
+    act_as: str = "",
     context: AnyContext | None = None,
 ) -> AnyDriver:
     """Connect, and wait until the broker has answered.
@@ -120,9 +125,14 @@ async def open_driver(
         raise InvalidValue(
             f"invalid heartbeat {heartbeat!r}: expected {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds"
         )
-    proof = credentials(os.environ, user, password, curve, server_key, token)
+    proof = credentials(os.environ, user, password, curve, server_key, token, act_as)
     session = ClientSession(
-        identity, address=address, software=software or _software(), heartbeat=heartbeat, token=proof.token
+        identity,
+        address=address,
+        software=software or _software(),
+        heartbeat=heartbeat,
+        token=proof.token,
+        act_as=proof.act_as,
     )
     route = Route(urls_of(url))
     connection = Connection(context or shared_context(), route, identity, heartbeat, proof.options)

@@ -28,10 +28,14 @@ SocketOptions = Mapping[int, bytes]
 
 
 class Proof(NamedTuple):
-    """What proves who a client is: options of its socket, and what HELLO has as its token; empty for none."""
+    """What proves who a client is: options of its socket, and what HELLO has as its token; empty for none.
+
+    `act_as` is the user that it is to be in place of that, if any.
+    """
 
     options: SocketOptions
     token: str = ""
+    act_as: str = ""
 
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -45,12 +49,26 @@ def credentials(
     curve: str | os.PathLike[str] = "",
     server_key: str | os.PathLike[str] = "",
     token: str = "",
+    act_as: str = "",
 ) -> Proof:
     """What proves who a client is; nothing by default.
 
     Raises:
         InvalidValue: they contradict each other, or a key cannot be read.
     """
+    if not (user or curve or token):
+        act_as = act_as or environ.get("MALAMUTE_ACT_AS", "")
+    return _proof(environ, user, password, curve, server_key, token)._replace(act_as=act_as)
+
+
+def _proof(
+    environ: Mapping[str, str],
+    user: str,
+    password: str,
+    curve: str | os.PathLike[str],
+    server_key: str | os.PathLike[str],
+    token: str,
+) -> Proof:
     if token := token_of(environ, token, user=user, curve=curve):
         server_key = server_key or environ.get("MALAMUTE_SERVER_KEY", "")
         return Proof(_of_nobody(server_key) if server_key else _PLAIN_OF_NOBODY, token)
@@ -87,6 +105,8 @@ def given_by(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, 
     found = {**given}
     if not found.keys() & {*_PROOFS}:
         found.update({name: known[name] for name in [*filter(known.get, _PROOFS)][:1]})
+        if "act_as" in known:
+            found.setdefault("act_as", known["act_as"])
     for name, needed in (("password", {"user"}), ("server_key", {*_PROOFS})):
         if name in known and found.keys() & needed:
             found.setdefault(name, known[name])

@@ -77,14 +77,17 @@ class ClientSession:
         software: str = "",
         heartbeat: float = 0.0,
         token: str = "",
+        act_as: str = "",
     ) -> None:
-        if address and not is_name(address):
-            raise InvalidName(f"invalid address {address!r}: expected {NAME_FORM}")
+        for what, name in (("address", address), ("user to act as", act_as)):
+            if name and not is_name(name):
+                raise InvalidName(f"invalid {what} {name!r}: expected {NAME_FORM}")
         self.identity = identity
         self.address = address
         self.software = software
         self._heartbeat_ms = int(heartbeat * 1000)
         self._token = token
+        self._act_as = act_as
         self.state = State.LOST
         self.error: MalamuteError | None = None
         self.broker = b""
@@ -174,6 +177,7 @@ class ClientSession:
                 self._heartbeat_ms,
                 self.outbox.settled(),
                 self._token,
+                self._act_as,
             )
         )
 

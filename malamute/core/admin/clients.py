@@ -73,6 +73,7 @@ def _session(session: Session) -> dict[str, Any]:
         "id": session.ident,
         "address": session.address,
         "user": session.numbers.user,
+        "by": session.numbers.by,
         "software": session.software,
         "connected": session.open,
         "since": session.since,

@@ -13,6 +13,7 @@ class _ClientSession(Row):
     id: str
     address: str
     user: str
+    by: str = ""
     software: str
     connected: bool
     since: float
@@ -21,7 +22,10 @@ class _ClientSession(Row):
 
 
 class ClientRow(_ClientSession):
-    """A client: how many subscriptions and offers it has, and how many messages it holds."""
+    """A client: how many subscriptions and offers it has, and how many messages it holds.
+
+    It has the rights of its `user`, as whom the user `by` acts if there is one.
+    """
 
     subscriptions: int
     offers: int
