@@ -20,7 +20,7 @@ from malamute.cli.options import URL, ConnectionOptions, connects, examples, jso
 from malamute.cli.printing import to_json
 from malamute.cli.progress import bar
 from malamute.cli.settings import configured
-from malamute.cli.tables import show_map
+from malamute.cli.tables import show_map, show_rows
 from malamute.errors import ConnectTimeout
 from malamute.version import __version__
 
@@ -117,8 +117,8 @@ def program() -> str:
 def status(connection: ConnectionOptions, *, as_json: bool) -> None:
     """Show how a broker is: its endpoints, its data, and how much of what it has.
 
-    The exit code is 0 when it answers, 1 when it answers and its store takes nothing, and 2 when it does not
-    answer. Times are in seconds, sizes in bytes.
+    The exit code is 0 when it answers, 1 when it answers and one of its stores takes nothing, and 2 when it
+    does not answer. Times are in seconds, sizes in bytes.
     """
     from malamute.protocol import admin
 
@@ -128,8 +128,12 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
     except ConnectTimeout as error:
         print_error(error, as_json=as_json)
         raise click.exceptions.Exit(UNREACHABLE) from None
-    show_map({"url": connection.url, **found.as_map()}, as_json=as_json)
-    if found.store_error:
+    shown = {"url": connection.url, **found.as_map()}
+    stores = [] if as_json else shown.pop("stores", [])
+    show_map(shown, as_json=as_json)
+    if stores:
+        show_rows(stores, as_json=False, title="\nstores")
+    if found.store_error or any(store.error for store in found.stores):
         raise click.exceptions.Exit(ERROR)
 
 
@@ -170,11 +174,11 @@ def reload(*, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> No
 @connects
 @json_option
 def backup(directory: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
-    """Copy the store of a running broker into DIRECTORY, which must not hold one.
+    """Copy the stores of a running broker into DIRECTORY, which must not hold any.
 
     It is a directory of the broker's machine, below the one that the option storage.backups names. The broker
     continues meanwhile; a backup is a data directory, which `malamute journal restore` or `broker run --data`
-    takes.
+    takes. A store with a name is copied into DIRECTORY/stores/NAME, unless it takes nothing now.
     """
     from malamute.protocol import admin
 

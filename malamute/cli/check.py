@@ -62,7 +62,7 @@ MEASURES: Mapping[str, CheckedFigure] = {
     "depth": CheckedFigure("", float, "messages in a mailbox or service"),
     "oldest": CheckedFigure("s", duration, "age of the oldest message in a mailbox or service"),
     "dead": CheckedFigure("", float, "dead letters, all together"),
-    "fill": CheckedFigure("%", float, "how full the store is, in percent"),
+    "fill": CheckedFigure("%", float, "how full the fullest store is, in percent"),
     "reader": CheckedFigure("", float, "transactions that the oldest reader of the data directory is behind"),
     "uptime": CheckedFigure("s", duration, "how long the broker has run", least=True),
     "faults": CheckedFigure("", float, "faults of the broker's own since it started, which are in its log"),
@@ -121,6 +121,14 @@ def faults(status: admin.BrokerStatus) -> list[tuple[PluginState, str]]:
     found = []
     if status.store_error:
         found.append((PluginState.CRITICAL, f"the store takes nothing: {printable(status.store_error)}"))
+    for store in status.stores:
+        if store.error:
+            words = f"the store {store.name} takes nothing: {printable(store.error)}"
+            found.append((PluginState.CRITICAL, words))
+        if store.damages:
+            found.append(
+                (PluginState.WARNING, f"{store.damages} parts of the store {store.name} are damaged")
+            )
     if status.damages:
         words = f"{status.damages} parts of the store are damaged; `malamute journal verify` shows them"
         found.append((PluginState.WARNING, words))
@@ -141,7 +149,10 @@ def measure(client: Client, status: admin.BrokerStatus) -> dict[str, Figure]:
         "depth": _worst(Figure(row.messages, where) for where, row in queues),
         "oldest": _worst(Figure(row.oldest_age or 0.0, where) for where, row in queues),
         "dead": Figure(sum(figure.value for figure in dead), _worst(dead).where),
-        "fill": Figure(100 * storage.used / storage.size),
+        "fill": _worst(
+            [Figure(100 * storage.used / storage.size)]
+            + [Figure(100 * one.used / one.size, f"store {one.name}") for one in status.stores if one.size]
+        ),
         "reader": Figure(storage.reader_lag, reader),
         "uptime": Figure(status.uptime),
         "faults": Figure(status.faults),
@@ -222,7 +233,7 @@ EXIT_CODES = """\b
 Exit codes:
   0  OK        it answers, and no figure is beyond its bounds
   1  WARNING   a figure is beyond its first bound, or the store is damaged
-  2  CRITICAL  a figure is beyond its second bound, the store takes nothing, or no broker answers
+  2  CRITICAL  a figure is beyond its second bound, a store takes nothing, or no broker answers
   3  UNKNOWN   it could not be found out, or the options are wrong
 
 """

@@ -46,6 +46,7 @@ _PLAIN = {"": Decimal(1)}
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)")
 _TCP = re.compile(r"tcp://(\*|[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(\*|[0-9]{1,5})")
+_STORE = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,31})?")
 _IPC_BYTES_MAX = 107  # what the address of a Unix socket holds
 _FLAGS = {
     "true": True,
@@ -217,6 +218,12 @@ def _read_flag(value: Any) -> bool:
     if not isinstance(flag, bool):
         raise ValueError
     return flag
+
+
+def _read_store(value: Any) -> str:
+    if not isinstance(value, str) or not _STORE.fullmatch(value):
+        raise ValueError
+    return value
 
 
 def _read_path(value: Any) -> Path:
@@ -396,6 +403,9 @@ PROCESS_USER = OptionType(
     "NAME or NAME:GROUP of this system; none if it is empty", _read_process_user, quoted
 )
 FILE = OptionType("a path; none if it is empty", _read_file, quoted)
+STORE = OptionType(
+    "a name of at most 32 letters, digits, hyphens and underscores", _read_store, quoted, '"archive"'
+)
 PATH = OptionType("a path", _read_path, quoted)
 TEXT = OptionType("a text", _read_text, quoted)
 PATTERN = OptionType("a pattern of names", _read_text, quoted, '"metrics.*"')

@@ -13,7 +13,7 @@ Where to read: here for how the core is put together, for the events that come a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,8 @@ from malamute.core.service import Services
 from malamute.core.session import Session, Sessions
 from malamute.core.settings import Settings
 from malamute.core.sources import end_source, take_back
-from malamute.core.stream.ageing import Ageing
+from malamute.core.stores import FoundStore, NamedStore, stream_stores
+from malamute.core.stream.store import StreamStore
 from malamute.core.stream.stream import Streams
 from malamute.core.timers import Timers
 from malamute.errors import Failed, InternalError, MalamuteError
@@ -48,11 +49,21 @@ from malamute.matching import CacheBudget
 from malamute.protocol.messages import BY_TYPE, Answer, Message, Query, error_message
 from malamute.store.operations import EMPTY, Defect, Recovered, Stranded
 
+NONE: Mapping[str, FoundStore] = {}
+
 
 class Core(Engines):
     """The broker without its edges. `now` is always seconds since the epoch, UTC, and never goes back."""
 
-    def __init__(self, now: float, settings: Settings | None = None, recovered: Recovered = EMPTY) -> None:
+    def __init__(
+        self,
+        now: float,
+        settings: Settings | None = None,
+        recovered: Recovered = EMPTY,
+        named: Mapping[str, FoundStore] = NONE,
+        begin: int = 0,
+    ) -> None:
+        """`named` are the stores that have names, as they were found. New streams begin behind `begin`."""
         self.settings = settings = settings or Settings()
         limits = settings.limits
         self.effects = Effects(now, settings.seed)
@@ -61,16 +72,19 @@ class Core(Engines):
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
         self.timers = Timers(partial(self.effects.fault, "a timer"))
+        self.stores = {
+            name: NamedStore(name, found, self.effects, self.timers) for name, found in named.items()
+        }
+        own = StreamStore(self.effects, self.timers, self.effects, recovered.incarnations, begin)
         self.streams = Streams(
             self.effects,
             limits,
             settings.streams,
             caches,
-            recovered.incarnations,
-            ageing=Ageing(self.effects, self.timers),
+            stream_stores(own, self.stores, self.effects, self.timers, begin),
             unjournaled=settings.unjournaled,
         )
-        self.health = Health(self.effects, self.timers)
+        self.health = Health(self.effects, self.timers, self.effects)
         self.queue_limits = QueueLimits(
             self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
         )
@@ -118,8 +132,8 @@ class Core(Engines):
             settled=settings.settled_events,
         )
         self.audit = Audit(self.effects, self.timers, self.streams, on=settings.audit)
-        own = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
-        self.access = AccessControl(own, settings.access, self.accounts)
+        reserved = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
+        self.access = AccessControl(reserved, settings.access, self.accounts)
         for feed in self.feeds.by_name.values():
             self.feeds.review(feed)
         self.refusals = RefusalReports(self.effects, self.timers, self.quotas, self.audit)
@@ -145,17 +159,29 @@ class Core(Engines):
         self.effects.now = now
         self.effects.settle(token, None)
         # Most commits follow on others that went well.
-        if self.events.failed_at:
-            self.events.stored()
-        if self.health.error:
+        if self.health.failed_at:
             self.health.stored()
 
     def store_failed(self, token: int, error: MalamuteError, now: float) -> None:
         """What `token` names could not be stored."""
         self.effects.now = now
         self.effects.settle(token, error if isinstance(error, Failed) else InternalError(str(error)))
-        self.events.store_failed(error)
         self.health.store_failed(error)
+
+    def settled_elsewhere(self, store: str, token: int, error: MalamuteError | None, now: float) -> None:
+        """What `token` names of a store with a name is committed and fsynced, or could not be stored."""
+        self.effects.now = now
+        self.stores[store].settle(token, error)
+
+    def store_lost(self, store: str, error: MalamuteError, now: float) -> None:
+        """A store with a name is lost until the broker starts again.
+
+        Nobody knows whether what is under way there was stored. So it stays under way, as with a disk that
+        hangs, and the next start finds out.
+        """
+        self.effects.now = now
+        self.effects.notice("a store is lost", store=store, error=str(error))
+        self.stores[store].lost = str(error)
 
     def answered(self, question: Question, result: Any, now: float) -> None:
         """The store has answered a question."""
@@ -177,12 +203,16 @@ class Core(Engines):
         self.effects.now = now
         configuration.configure(self, settings)
 
-    def damaged(self, defects: Sequence[Defect], now: float) -> None:
-        """The store has met something that it cannot read. What is known here as well is stored again."""
+    def damaged(self, defects: Sequence[Defect], now: float, store: str = "") -> None:
+        """A store has met something that it cannot read. What is known here as well is stored again."""
         self.effects.now = now
-        self.health.damaged(defects)
+        named = self.stores[store] if store else None
+        (named or self).health.damaged(defects)
         for defect in defects:
-            if defect.stranded is not None:
+            if defect.stranded is not None and named is not None:
+                self.streams.store_again(defect.stranded)
+                self.sessions.store_again(defect.stranded, named.stage)
+            elif defect.stranded is not None:
                 self._store_again(defect.stranded)
 
     def _store_again(self, stranded: Stranded) -> None:
@@ -336,5 +366,10 @@ class Core(Engines):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for the writer."""
+        """Whether nothing waits for the writer of the broker's own store."""
         return not self.effects.unsettled
+
+    @property
+    def idle_elsewhere(self) -> bool:
+        """Whether nothing waits for the writers of stores that have names."""
+        return not any(stage.unsettled for stage in self.effects.stages.values())

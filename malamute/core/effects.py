@@ -1,10 +1,9 @@
 """What one iteration of the loop gathers, and what the edge has to do about it.
 
 The engines never act. They note in the `Effects` what is to be sent, stored and read, and what is to happen
-once it is stored. At the end of the iteration the edge takes it all as one `Ready`. It hands `appends` to the
-writer, which commits them as one transaction and answers by `Core.stored(token)`. It runs `reads` and answers
-by `Core.answered`, and sends `sends` in their order. Since every confirmation is made by a
-callback of `when_stored`, "no confirmation before it is durable" lives in this file alone.
+once it is stored (`stage`). At the end of the iteration the edge takes it all as one `Ready`. It hands
+`appends` to the writer, which commits them as one transaction and answers by `Core.stored(token)`. It runs
+`reads` and answers by `Core.answered`, and sends `sends` in their order.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from malamute.core.faults import Faults
 from malamute.core.metrics import DurationTotal
+from malamute.core.stage import NamedStage, StoreStage
 from malamute.errors import InternalError, MalamuteError
 from malamute.protocol.messages import Error, Message
 from malamute.protocol.time_units import to_ns
 from malamute.store.commit import Append
-from malamute.store.operations import Operation, StoreRead
+from malamute.store.operations import StoreRead
 
 T = TypeVar("T")
-
-WhenStored = Callable[[MalamuteError | None], None]
 
 WORK_MAX = 4_000
 """What one iteration may spend on work that can go on in the next, in units of about a microsecond."""
@@ -79,14 +77,6 @@ class Notice(NamedTuple):
     details: Mapping[str, Any]
 
 
-class BacklogShare:
-    """What one sender has in the write backlog: messages that wait for the disk."""
-
-    backlog_bytes = 0
-    new_bytes = 0
-    """Those that came in this iteration."""
-
-
 class Ready(NamedTuple):
     """All there is to do after an iteration. `closed` are the peers whose sessions ended."""
 
@@ -97,12 +87,7 @@ class Ready(NamedTuple):
     notices: Sequence[Notice] = ()
 
 
-_Unsettled = tuple[list[WhenStored], int, Sequence[tuple[BacklogShare, int]], float | None]
-"""Of what was handed over to be stored: the callbacks, its bytes, whose shares of the backlog it takes,
-and since when anybody waits for it."""
-
-
-class Effects:
+class Effects(StoreStage):
     """The iteration under way: the engines' shared note pad.
 
     `now` is seconds since the epoch, UTC, as they were counted since the start: durations go by it. `ahead`
@@ -111,7 +96,11 @@ class Effects:
 
     def __init__(self, now: float, seed: int = 0) -> None:
         """`seed` is where the turns of equals begin."""
-        self.now = now
+        super().__init__(now)
+        self.stages: dict[str, NamedStage] = {}
+        """The stores that have names; what is stored in the one that has none is noted here."""
+        self.before_elsewhere: Callable[[], None] = lambda: None
+        """What is to be done before the former get what is for them."""
         self._turn = seed
         self.ahead = 0.0
         self.sends: list[tuple[bytes, Message]] = []
@@ -122,15 +111,9 @@ class Effects:
         self.events_max = 0
         """Events that one iteration may have; the others are counted. 0 while there are to be none."""
         self.events_dropped = 0
-        self.operations: list[Operation] = []
-        self.bound: list[Operation] = []
-        self.backlog_bytes = 0
         self.faults = Faults(self.notice)
         self.iterations = DurationTotal()
         """How long iterations of the loop took, without its waiting. Everybody else waits so long."""
-        self.commits = DurationTotal()
-        """From when something was handed over that somebody waits for, to when it was durable."""
-        self.committed_bytes = 0
         self.switches: Counter[str] = Counter()
         """How often a reader of any stream came to live or to replay."""
         self.delivered: Counter[str] = Counter()
@@ -160,15 +143,6 @@ class Effects:
         """What goes on in the next iterations, one after the other."""
         # Tuples of two types can be equal.
         self._asked: dict[tuple[type[Question], Question], list[tuple[Then, Failed | None]]] = {}
-        self._callbacks: list[WhenStored] = []
-        self._awaited = False
-        self._bytes = 0
-        self.backlog_shares: list[BacklogShare] = []
-        """The sessions that sent what this iteration stores; it is theirs until the outcome is known."""
-        self._token = 0
-        self._known = 0
-        self._needs: set[int] = set()
-        self._waiting: dict[int, _Unsettled] = {}
 
     @property
     def time_ns(self) -> int:
@@ -196,23 +170,6 @@ class Effects:
         first = (self._turn >> 32) * len(equals) >> 32
         found = [*equals]
         return found[first:] + found[:first]
-
-    def store(self, *operations: Operation, size_bytes: int = 0) -> None:
-        """Store something with all else of this iteration. `size_bytes` counts towards the backlog."""
-        self.operations += operations
-        self._bytes += size_bytes
-        self.backlog_bytes += size_bytes
-
-    def store_bound(self, operation: Operation) -> None:
-        """Store something that is to be done with all else of this iteration, or not at all."""
-        self.operations.append(operation)
-        self.bound.append(operation)
-
-    def rely_on(self, token: int) -> bool:
-        """Store this iteration only if what `token` names is stored. False: the outcome of that is known."""
-        if token in self._waiting:
-            self._needs.add(token)
-        return token in self._waiting or token == self.token
 
     def ask(self, read: Question, then: Then, failed: Failed | None = None) -> None:
         """Ask the store, and call back with its answer, or with why there is none.
@@ -297,39 +254,13 @@ class Effects:
             chore, failed = self.chores.popleft()
             self.guard("what goes on later", chore, failed=failed)
 
-    def when_stored(self, callback: WhenStored, *, awaited: bool = True) -> None:
-        """Call back when all of this iteration is durable, or with the error that kept it from being so.
-
-        `awaited` tells whether anybody waits for that.
-        """
-        self._callbacks.append(callback)
-        self._awaited |= awaited
-
-    def hurry(self) -> None:
-        """Somebody waits for what this iteration stores, besides those that are called back."""
-        self._awaited = True
-
-    def settle(self, token: int, error: MalamuteError | None) -> None:
-        """The operations of `token` are durable, or failed as a whole with `error`."""
-        callbacks, size_bytes, backlog_shares, since = self._waiting.pop(token)
-        self._known = token
-        if error is None:
-            self.committed_bytes += size_bytes
-            if since is not None:
-                self.commits.add(self.now - since, self.now)
-        self.backlog_bytes -= size_bytes
-        if backlog_shares:
-            _let_go(backlog_shares)
-        for callback in callbacks:
-            try:
-                callback(error)
-            except Exception as fault:
-                self.fault("what waited for the store", fault)
-
     def finish(self) -> Ready:
         """Hand over what was gathered, and begin the next iteration."""
         # What is handed over gets nothing of the next iteration; most have none of some of it.
-        ready = Ready(self._append(), self.reads or (), self.sends, self.closed or (), self.notices or ())
+        appends = self.hand_over(self._fault)
+        if self.stages:
+            appends = [*appends, *self._hand_over_elsewhere()]
+        ready = Ready(appends, self.reads or (), self.sends, self.closed or (), self.notices or ())
         self.sends = []
         if self.reads:
             self.reads = []
@@ -341,45 +272,9 @@ class Effects:
         self.work = self.replay_work = WORK_MAX
         return ready
 
-    def _append(self) -> Sequence[Append]:
-        """What is to be stored of this iteration, if anything is."""
-        backlog_shares: Sequence[tuple[BacklogShare, int]] = ()
-        if self.backlog_shares:
-            backlog_shares = [(holder, holder.new_bytes) for holder in self.backlog_shares]
-            for holder in self.backlog_shares:
-                holder.new_bytes = 0
-            self.backlog_shares.clear()
-        if not (self.operations or self._callbacks):
-            if backlog_shares:
-                _let_go(backlog_shares)
-            return ()
-        self._token += 1
-        since = self.now if self._awaited else None
-        self._waiting[self._token] = (self._callbacks, self._bytes, backlog_shares, since)
-        append = Append(
-            self._token,
-            self.operations,
-            self.bound,
-            self._known,
-            self._awaited or self._fault is not None,
-            frozenset(self._needs),
-            self._fault,
-        )
-        self._needs.clear()
-        self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
-        return (append,)
-
-    @property
-    def token(self) -> int:
-        """The token that the append of this iteration will have."""
-        return self._token + 1
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether anything handed to the writer has not been answered yet."""
-        return bool(self._waiting)
-
-
-def _let_go(backlog_shares: Sequence[tuple[BacklogShare, int]]) -> None:
-    for holder, size_bytes in backlog_shares:
-        holder.backlog_bytes -= size_bytes
+    def _hand_over_elsewhere(self) -> Iterator[Append]:
+        """What is to be stored in stores that have names."""
+        self.before_elsewhere()
+        for stage in self.stages.values():
+            stage.now = self.now
+            yield from stage.hand_over(self._fault)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from malamute.core.access import AccessControl
 from malamute.core.accounts import AccountDirectory
 from malamute.core.answers import Answers
@@ -20,6 +22,7 @@ from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Sessions
 from malamute.core.settings import Settings
+from malamute.core.stores import NamedStore
 from malamute.core.stream.stream import Streams
 from malamute.core.timers import Timers
 
@@ -39,6 +42,8 @@ class Engines:
     selectors: SelectorBudget
     streams: Streams
     health: Health
+    stores: Mapping[str, NamedStore]
+    """Those that have names."""
     queue_limits: QueueLimits
     mailboxes: Mailboxes
     services: Services

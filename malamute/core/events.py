@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.effects import Effects, Event
 from malamute.core.stream.chunk import chunk_bytes
-from malamute.errors import InvalidValue, MalamuteError
+from malamute.errors import InvalidValue
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import MAILBOX
@@ -42,9 +42,6 @@ EVENTS_MAX = 1_000
 
 PART_BYTES_MAX = 200
 """What a name may take of a subject, in bytes of UTF-8."""
-
-TROUBLE_SECONDS = 10.0
-"""How long trouble with the store is reported by one event, and how long none makes it over."""
 
 _UNSAFE = re.compile(r"[^\w-]")
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -70,10 +67,6 @@ class Events:
         self.settlement_log = settlement_log
         self._backlog_bytes_max = limits.backlog_bytes
         self._stream: Stream | None = streams.keep(EVENTS) if lifecycle or settled else None
-        self._failures = 0
-        self.failed_at = 0.0
-        """When the store has failed last; 0 if that trouble is over."""
-        self._tell_at = 0.0
         settlement_log.on = settled
         effects.events_max = EVENTS_MAX if lifecycle else 0
 
@@ -115,24 +108,6 @@ class Events:
         """Drop the events of the iteration: they cannot be published."""
         self.effects.events_dropped += len(self.effects.events) + self.settlement_log.forget()
         self.effects.events.clear()
-
-    # The store
-
-    def stored(self) -> None:
-        """Something was stored after a failure: if the last one was a while ago, the trouble is over."""
-        if self.effects.now >= self.failed_at + TROUBLE_SECONDS:
-            self.failed_at = 0.0
-            self.effects.event("store.recovered", failures=self._failures)
-            self._failures = 0
-
-    def store_failed(self, error: MalamuteError) -> None:
-        """Something could not be stored: report it, though not every time."""
-        now = self.effects.now
-        self._failures += 1
-        if not self.failed_at or now >= self._tell_at:
-            self._tell_at = now + TROUBLE_SECONDS
-            self.effects.event("store.failed", error=str(error), code=error.code, failures=self._failures)
-        self.failed_at = now
 
 
 def report_worker(what: str, offer: QueueSource) -> None:

@@ -1,16 +1,20 @@
-"""How the store is: whether it takes what it is given, and what of it was found damaged.
+"""How a store is: whether it takes what it is given, and what of it was found damaged.
 
 A fault of the disk is over when something is stored again. A broker without traffic would never know, so it
 stores nothing, once a second, until that succeeds: for the store this is a write like any other. A store
 that is full is no fault: it says so to commands that want more room.
+
+Trouble of both kinds is reported by one event for a while, since each report needs a store itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from malamute.core.effects import Effects
+from malamute.core.stage import StoreStage
 from malamute.core.timers import Timers
 from malamute.errors import MalamuteError, StorageFull
 from malamute.store.operations import OPENED_AGAIN, Defect
@@ -21,53 +25,74 @@ REPORTED_MAX = 20
 PROBE_SECONDS = 1.0
 """How often a store that failed is tried."""
 
+TROUBLE_SECONDS = 10.0
+"""How long trouble with the store is reported by one event, and how long none makes it over."""
+
 
 class Health:
-    """What is known of the store's health.
+    """What is known of the health of one store.
 
     `error` tells why it takes nothing, or is empty. `damages` is how many things in it were found damaged.
     """
 
-    def __init__(self, effects: Effects, timers: Timers) -> None:
+    def __init__(self, effects: Effects, timers: Timers, stage: StoreStage) -> None:
         self.error = ""
         self.damages = 0
+        self.failed_at = 0.0
+        """When it has failed last; 0 if that trouble is over."""
         self._effects = effects
         self._timers = timers
+        self._stage = stage
+        self._called: Mapping[str, Any] = {"store": stage.name} if stage.name else {}
         self._probing = False
+        self._failures = 0
+        self._tell_at = 0.0
 
     def stored(self) -> None:
-        """Something was stored."""
+        """Something was stored after a failure: if the last one was a while ago, the trouble is over."""
         self.error = ""
+        if self._effects.now >= self.failed_at + TROUBLE_SECONDS:
+            self.failed_at = 0.0
+            self._effects.event("store.recovered", **self._called, failures=self._failures)
+            self._failures = 0
 
     def store_failed(self, error: MalamuteError) -> None:
-        """Something could not be stored."""
+        """Something could not be stored: report it, though not every time."""
+        now = self._effects.now
+        self._failures += 1
+        if not self.failed_at or now >= self._tell_at:
+            self._tell_at = now + TROUBLE_SECONDS
+            details = {**self._called, "error": str(error), "code": error.code, "failures": self._failures}
+            self._effects.event("store.failed", **details)
+        self.failed_at = now
         if isinstance(error, StorageFull):
             return
         self.error = str(error)
         if not self._probing:
             self._probing = True
-            self._timers.at(self._effects.now + PROBE_SECONDS, self._probe)
+            self._timers.at(now + PROBE_SECONDS, self._probe)
 
     def damaged(self, defects: Sequence[Defect]) -> None:
         """Something in the store was found damaged: report it, of many alike the first ones."""
         reported = Counter[str]()
         for defect in defects:
             if defect.kind == OPENED_AGAIN:
-                self._effects.notice("the store was opened again", reason=defect.outcome)
-                self._effects.event("store.opened-again", reason=defect.outcome)
+                self._effects.notice("the store was opened again", **self._called, reason=defect.outcome)
+                self._effects.event("store.opened-again", **self._called, reason=defect.outcome)
                 continue
             self.damages += 1
             reported[defect.kind] += 1
             if reported[defect.kind] <= REPORTED_MAX:
-                details = defect._asdict()
+                details = {**self._called, **defect._asdict()}
                 del details["stranded"]
                 self._effects.notice("the store is damaged", **details)
                 self._effects.event("store.damaged", **details)
         for kind, count in reported.items():
             if count > REPORTED_MAX:
-                self._effects.notice("more of the store is damaged", kind=kind, count=count - REPORTED_MAX)
+                more = count - REPORTED_MAX
+                self._effects.notice("more of the store is damaged", **self._called, kind=kind, count=more)
 
     def _probe(self) -> None:
         self._probing = False
         if self.error:
-            self._effects.when_stored(lambda error: None)
+            self._stage.when_stored(lambda error: None)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from malamute.protocol.time_units import to_seconds
+from malamute.store.operations import Recovered
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.store.operations import Recovered
 
 RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
 
@@ -27,10 +27,17 @@ def restore(core: Engines, recovered: Recovered) -> None:
     core.clock_note.restore(recovered, recovery)
     core.accounts.restore(recovered, recovery)
     core.streams.restore(recovered, recovery)
+    named = [
+        (store.stage, store.found.recovered)
+        for store in core.stores.values()
+        if isinstance(store.found.recovered, Recovered)
+    ]
+    for store, (_, found) in zip(core.streams.stores.named, named, strict=True):
+        core.streams.restore(found, recovery, store)
     core.queue_limits.restore(recovered, recovery)
     core.mailboxes.restore(recovered, recovery)
     core.services.restore(recovered, recovery)
-    core.sessions.restore(recovered, recovery)
+    core.sessions.restore(recovered, recovery, named)
     # Which of them are anonymous is not known; the others have no request under this name.
     core.services.await_replies({session.mailbox for session in core.sessions.by_peer.values()})
     core.mailboxes.resume(recovery)
@@ -76,6 +83,12 @@ def report(core: Engines, recovered: Recovered) -> None:
     if recovered.restored:
         effects.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
         effects.event("broker.restored", incarnation=recovered.incarnation)
+    for store in core.stores.values():
+        if isinstance(store.found.recovered, Recovered):
+            store.health.damaged(store.found.recovered.defects)
+        else:
+            effects.notice("a store could not be opened", store=store.name, error=store.away)
+            effects.event("store.away", store=store.name, error=store.away)
     _report_clock(core)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.stage import StoreStage
     from malamute.errors import MalamuteError
 
 K = TypeVar("K", bound=Hashable)
@@ -20,10 +20,11 @@ V = TypeVar("V")
 class _Pending(Generic[V]):
     """The changes of one name that the disk has not answered."""
 
-    __slots__ = ("count", "stored", "token")
+    __slots__ = ("count", "stage", "stored", "token")
 
-    def __init__(self, stored: V | None) -> None:
+    def __init__(self, stored: V | None, stage: StoreStage) -> None:
         self.count = 0
+        self.stage = stage
         self.stored = stored
         self.token = 0
         """The append that has the last of them."""
@@ -32,22 +33,26 @@ class _Pending(Generic[V]):
 class StoredValues(dict[K, V]):
     """What the store keeps of one kind. What it has already is set as in any dict."""
 
-    __slots__ = ("_effects", "_pending")
+    __slots__ = ("_pending", "_stage")
 
-    def __init__(self, effects: Effects) -> None:
+    def __init__(self, stage: StoreStage) -> None:
         super().__init__()
-        self._effects = effects
+        self._stage = stage
         self._pending: dict[K, _Pending[V]] = {}
 
-    def put(self, name: K, value: V | None) -> None:
-        """Change a value, or remove it with None. The caller stores it in the same iteration."""
+    def put(self, name: K, value: V | None, stage: StoreStage | None = None) -> None:
+        """Change a value, or remove it with None. The caller stores it in the same iteration.
+
+        That is in the store of another `stage` than usual, if one is given: always the same one for a name.
+        """
+        stage = stage or self._stage
         pending = self._pending.get(name)
         if pending is None:
-            pending = self._pending[name] = _Pending(self.get(name))
+            pending = self._pending[name] = _Pending(self.get(name), stage)
         pending.count += 1
-        pending.token = self._effects.token
+        pending.token = stage.token
         self._become(name, value)
-        self._effects.when_stored(lambda error: self._settled(name, value, pending, error), awaited=False)
+        stage.when_stored(lambda error: self._settled(name, value, pending, error), awaited=False)
 
     def rely_on_changes(self, concerned: Callable[[K], bool]) -> None:
         """Store this iteration only if the changes of these names are stored that are under way.
@@ -57,7 +62,7 @@ class StoredValues(dict[K, V]):
         """
         for name, pending in self._pending.items():
             if concerned(name):
-                self._effects.rely_on(pending.token)
+                pending.stage.rely_on(pending.token)
 
     def _settled(self, name: K, value: V | None, pending: _Pending[V], error: MalamuteError | None) -> None:
         pending.count -= 1

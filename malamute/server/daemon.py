@@ -55,6 +55,7 @@ from malamute.server.loop import Loop, socket_options
 from malamute.server.privileges import ProcessUser
 from malamute.server.sampling import Sampler
 from malamute.server.stalls import FOR_EVER, Patience
+from malamute.server.stores import open_named, open_stores
 from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
 from malamute.server.worker import no_configuration
@@ -180,6 +181,7 @@ def open_broker(
     gateways = Gateways(config.listen.gateways)
     authenticator = Authenticator(context, accounts, issuers=issuers, gateways=gateways) if asking else None
     transport = _open_transport(config, context, files, authenticator)
+    named = None
     try:
         for mechanism, endpoint in listeners:
             bound = transport.bind(endpoint, int(config.listen.ipc_mode, 8), mechanism, key.encode())
@@ -190,8 +192,17 @@ def open_broker(
         clock = Clock()
         # Half of the memory stays free for what comes.
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
+        named = open_stores(config.storage.store, store, recovered, clock(), open_named)
+        for name in named.unknown:
+            log.warning(
+                "a store is not configured any more",
+                store=name,
+                hint="its streams are not there; what is new begins far behind them",
+            )
         settings = _settings(config, config, transport.endpoints, accounts, issuers)
-        core = Core(clock(), settings._replace(seed=random.getrandbits(64)), recovered)
+        core = Core(
+            clock(), settings._replace(seed=random.getrandbits(64)), recovered, named.found, named.begin
+        )
         check_anybody_may_log_in(config, core.accounts)
         transport.owner_of = core.owner_of
         transport.guard.on_refusal = partial(_refused, core, clock, Reported(log))
@@ -200,6 +211,8 @@ def open_broker(
             authenticator.accounts = core.accounts
     except BaseException:
         transport.close(0)
+        if named is not None:
+            named.close()
         store.close()
         raise
     configuration = (
@@ -212,6 +225,7 @@ def open_broker(
         store,
         [transport],
         clock=clock,
+        named=named.open,
         on_store_error=partial(_report_store_error, Sampler()),
         on_notice=_on_notice,
         load=configuration.load if configuration else no_configuration,
@@ -332,6 +346,7 @@ def run(
         check_private(Path(config.storage.directory))
         if user is not None:
             user.prepare(Path(config.storage.directory))
+            _prepare_stores(config, user)
     files = raise_file_limit()
     config = _within_files(config, files)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -471,15 +486,25 @@ def configure_logs(config: LogConfig) -> None:
     )
 
 
-def _report_store_error(sampler: Sampler, error: MalamuteError) -> None:
+def _report_store_error(sampler: Sampler, error: MalamuteError, store: str) -> None:
     """Report what was not stored. A full store may be asked for room as often as clients like."""
-    if count := sampler.count(str(error.code)):
-        log.error("not stored", error=str(error), code=error.code, hint=error.hint, count=count)
+    if count := sampler.count(f"{store}:{error.code}"):
+        where = {"store": store} if store else {}
+        log.error("not stored", **where, error=str(error), code=error.code, hint=error.hint, count=count)
 
 
 def _on_notice(notice: Notice) -> None:
     report = log.error if notice.event == FAULT else log.info if notice.event == CONFIGURED else log.warning
     report(notice.event, **notice.details)
+
+
+def _prepare_stores(config: Config, user: ProcessUser) -> None:
+    """See to it that the user can use the directories of stores with names, as far as that can be done."""
+    for table in config.storage.store:
+        if table.directory is not None:
+            # It is opened as that user later, and the reason why it cannot be is reported then.
+            with suppress(ConfigError, OSError):
+                user.prepare(table.directory)
 
 
 def raise_file_limit() -> int:

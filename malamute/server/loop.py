@@ -12,20 +12,21 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import ceil, inf
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from time import monotonic
 from typing import Any
 
 import zmq
 
 from malamute.core.broker import Core
-from malamute.core.effects import LoadConfiguration, Notice
+from malamute.core.effects import LoadConfiguration, Notice, Question
 from malamute.core.settings import ConfigurationLoaded
-from malamute.errors import MalamuteError
+from malamute.errors import MalamuteError, StoreError
 from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
 from malamute.server.clock import Clock
 from malamute.server.edge import Edge
+from malamute.server.store_threads import StoreThreads
 from malamute.server.supervisor import Supervisor
 from malamute.server.worker import (
     Crashed,
@@ -33,13 +34,10 @@ from malamute.server.worker import (
     Faulty,
     Load,
     ReadDone,
-    ReaderThread,
     Results,
-    WriterThread,
     no_configuration,
 )
 from malamute.store.commit import Append
-from malamute.store.operations import Backup
 
 SUSPENDED_SECONDS = 2.0
 """What took this much longer than it should: the host or this process stood still, and what peers said
@@ -57,12 +55,6 @@ IDLE_SECONDS = 1.0
 LOOK_SECONDS = 0.01
 """How long it waits at the most while it brings in what came before it was woken: nothing is due then."""
 
-HOLD_SECONDS = 0.005
-"""How long what nobody waits for may wait for more to be stored with it."""
-
-HELD_MAX = 64
-"""Appends that wait so at the most."""
-
 INTAKE_SECONDS = 0.004
 """How long an iteration takes in commands, before it does what they ask for. The rest stays in the socket."""
 
@@ -73,12 +65,17 @@ DRAIN_MS = 10
 """How often it looks whether the pipes of peers have room for what it confirms then."""
 
 READING_SECONDS = 2.0
-"""How long it waits for its readers in the end. A disk may hang, and nobody waits for what they find."""
+"""How long it waits in the end for its readers, and for stores that have names. A disk may hang: nobody waits
+for what readers find, and what was not confirmed was not promised."""
 
 LINGER_MS = 2_000
 """How long the last messages have to leave when the broker stops."""
 
-OnStoreError = Callable[[MalamuteError], None]
+OnStoreError = Callable[[MalamuteError, str], None]
+"""Called with what was not stored, and the name of the store."""
+
+NONE: Mapping[str, Store] = {}
+
 OnNotice = Callable[[Notice], None]
 OnLoaded = Callable[[ConfigurationLoaded], None]
 
@@ -94,7 +91,8 @@ class Loop:
         *,
         clock: Clock,
         timer: Callable[[], float] = monotonic,
-        on_store_error: OnStoreError = lambda error: None,
+        named: Mapping[str, Store] = NONE,
+        on_store_error: OnStoreError = lambda error, store: None,
         on_notice: OnNotice = lambda notice: None,
         load: Load = no_configuration,
         on_loaded: OnLoaded = lambda loaded: None,
@@ -110,20 +108,17 @@ class Loop:
         self._on_loaded = on_loaded
         self._supervisor = supervisor or Supervisor()
         self._results = Results()
-        self._writer = WriterThread("malamute-writer", store, self._results)
-        self._reader = ReaderThread("malamute-reader", store, self._results, load)
-        # A backup takes long, and replay must not wait for it.
-        self._copier = ReaderThread("malamute-copier", store, self._results)
+        self._threads = StoreThreads(store, self._results, load=load)
+        self._named = {name: StoreThreads(one, self._results, name) for name, one in named.items()}
+        self._all_threads = [self._threads, *self._named.values()]
         self._poller = zmq.Poller()
         self._poller.register(self._results.fileno(), zmq.POLLIN)
         self._inputs = [frozenset(edge.inputs) for edge in edges]
         for source in chain.from_iterable(self._inputs):
             self._poller.register(source, zmq.POLLIN)
         self._wake_fd = self._results.fileno()
-        self._settling: deque[tuple[int, MalamuteError | None]] = deque()
+        self._settling: deque[tuple[str, int, MalamuteError | None]] = deque()
         """Appends whose outcome is known and was not passed on yet: one commit may have very many."""
-        self._held: list[Append] = []
-        self._held_until = 0.0
         self._stopping = False
         self._reloading = False
         self._again = False
@@ -154,9 +149,8 @@ class Loop:
 
         `on_stopping` is called between the two.
         """
-        self._writer.start()
-        self._reader.start()
-        self._copier.start()
+        for threads in self._all_threads:
+            threads.start()
         try:
             self._supervisor.ready()
             while not self._stopping:
@@ -276,8 +270,9 @@ class Loop:
         until = now + (IDLE_SECONDS if self._woken is None else LOOK_SECONDS)
         if due < until and self._woken is None:
             until = due
-        if self._held and self._held_until < until:
-            until = self._held_until
+        for threads in self._all_threads:
+            if threads.holds and threads.held_until < until:
+                until = threads.held_until
         for edge in self.edges:
             check = edge.next_check(now)
             if check is not None and check < until:
@@ -298,15 +293,25 @@ class Loop:
             if isinstance(result, ReadDone):
                 self._answered(result, now)
             elif isinstance(result, DamageFound):
-                self.core.damaged(result.defects, now)
+                self.core.damaged(result.defects, now, result.store)
             elif isinstance(result, Faulty):
                 self.core.effects.fault(f"a thread that was {result.what}", result.error)
             elif isinstance(result, Crashed):
-                raise result.error
+                self._crashed(result, now)
             else:
                 if result.error is not None:
-                    self._on_store_error(result.error)
-                self._settling.extend((token, result.error) for token in result.tokens)
+                    self._on_store_error(result.error, result.store)
+                self._settling.extend((result.store, token, result.error) for token in result.tokens)
+
+    def _crashed(self, crash: Crashed, now: float) -> None:
+        """A thread of a store is no more: with it goes the broker, or a store that has a name."""
+        error = crash.error
+        if not crash.store or not isinstance(error, StoreError):
+            raise error
+        threads = self._named[crash.store]
+        if threads.lost is None:
+            threads.lost = error
+            self.core.store_lost(crash.store, error, now)
 
     def _answered(self, found: ReadDone, now: float) -> None:
         question, result = found
@@ -317,8 +322,10 @@ class Loop:
                 self._on_loaded(result)
             self._supervisor.reloaded()
 
-    def _settle(self, token: int, error: MalamuteError | None, now: float) -> None:
-        if error is None:
+    def _settle(self, store: str, token: int, error: MalamuteError | None, now: float) -> None:
+        if store:
+            self.core.settled_elsewhere(store, token, error, now)
+        elif error is None:
             self.core.stored(token, now)
         else:
             self.core.store_failed(token, error, now)
@@ -332,18 +339,14 @@ class Loop:
 
     def _flush(self, now: float) -> None:
         ready = self.core.ready()
-        send = self.edges[0].send if len(self.edges) == 1 else self._send
-        for peer, message in ready.sends:
-            try:
-                if send(peer, message):
-                    self.core.blocked(peer)
-            except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
-                self.core.unsent(peer, message, error, now)
+        self._send_all(ready.sends, now)
         # Behind the sends, none of which waits for them: a thread that wakes takes the interpreter's lock.
-        if ready.appends or self._held:
+        if self._named:
             self._store(ready.appends, now)
+        elif ready.appends or self._threads.holds:
+            self._threads.put(ready.appends, now, at_once=self._stopping)
         for question in ready.reads:
-            (self._copier if isinstance(question, Backup) else self._reader).put(question)
+            self._ask(question)
         for notice in ready.notices:
             self._on_notice(notice)
         for peer in ready.closed:
@@ -355,6 +358,15 @@ class Loop:
         for edge in self.edges:
             self._again |= bool(edge.lost)
 
+    def _send_all(self, sends: Sequence[tuple[bytes, Message]], now: float) -> None:
+        send = self.edges[0].send if len(self.edges) == 1 else self._send
+        for peer, message in sends:
+            try:
+                if send(peer, message):
+                    self.core.blocked(peer)
+            except (TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
+                self.core.unsent(peer, message, error, now)
+
     def _send(self, peer: bytes, message: Message) -> bool:
         return self._edge_of(peer).send(peer, message)
 
@@ -362,23 +374,16 @@ class Loop:
         """The edge that owns a peer; the first one has all others."""
         return next((edge for edge in self.edges[1:] if edge.owns(peer)), self.edges[0])
 
-    def _store(self, appends: Sequence[Append], now: float) -> None:
-        """Give the writer what is to be stored, if somebody waits for it or it has waited enough.
+    def _ask(self, question: Question) -> None:
+        store = getattr(question, "store", "")
+        (self._named[store] if store else self._threads).ask(question)
 
-        Each transaction takes the interpreter's lock from this thread some dozen times.
-        """
-        if appends and not self._held:
-            self._held_until = now + HOLD_SECONDS
-        self._held += appends
-        if (
-            self._stopping
-            or now >= self._held_until
-            or len(self._held) > HELD_MAX
-            or any(map(_awaited, appends))
-        ):
-            for append in self._held:
-                self._writer.put(append)
-            self._held = []
+    def _store(self, appends: Sequence[Append], now: float) -> None:
+        """Give each writer what is to be stored in its store."""
+        for threads in self._all_threads:
+            own = [append for append in appends if append.store == threads.name]
+            if own or threads.holds:
+                threads.put(own, now, at_once=self._stopping)
 
     def _drain(self) -> None:
         """Read no more, and see everything that was accepted onto the disk and confirmed.
@@ -390,7 +395,8 @@ class Loop:
             self._poller.unregister(source)
         self.core.close()
         self._flush(self.clock())
-        while not self.core.idle:
+        ends = self._timer() + READING_SECONDS
+        while not self.core.idle or not (self.core.idle_elsewhere or self._timer() >= ends):
             if self._poller.poll(0 if self._settling or self._results.done else DRAIN_MS):
                 self._results.clear()
             for edge in self.edges:
@@ -402,24 +408,26 @@ class Loop:
             self._supervisor.iterated()
 
     def _close(self) -> None:
-        workers = self._writer, self._reader, self._copier
-        self._copier.give_up()
-        for worker in workers:
-            worker.finish()
+        for threads in self._all_threads:
+            threads.finish()
         ends = self._timer() + READING_SECONDS
-        for worker in workers:
-            while worker.is_alive() and (worker is self._writer or self._timer() < ends):
-                worker.join(READING_SECONDS / 10)
-                self._supervisor.iterated()
+
+        def waits() -> bool:
+            self._supervisor.iterated()
+            return self._timer() < ends
+
+        for threads in self._all_threads:
+            threads.join(until=waits, wholly=threads is self._threads, wait_seconds=READING_SECONDS / 10)
         self._results.close()
         for edge in self.edges:
             edge.close(LINGER_MS)
-        if not any(worker.is_alive() for worker in workers):
-            self.store.close()
+        for threads in self._all_threads:
+            if threads.is_idle:
+                threads.store.close()
         self._supervisor.close()
 
 
-_source, _awaited = itemgetter(0), attrgetter("awaited")
+_source = itemgetter(0)
 
 
 def socket_options(

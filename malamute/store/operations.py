@@ -289,6 +289,7 @@ class ReadChunks(NamedTuple):
     stream: str
     start: int
     size_bytes_max: int
+    store: str = ""
 
 
 class FindTime(NamedTuple):
@@ -300,6 +301,7 @@ class FindTime(NamedTuple):
     stream: str
     time_ns: int
     stored: int
+    store: str = ""
 
 
 class LastPerSubject(NamedTuple):
@@ -311,6 +313,7 @@ class LastPerSubject(NamedTuple):
     stream: str
     limit: int
     stored: int
+    store: str = ""
 
 
 class FindGap(NamedTuple):
@@ -318,6 +321,7 @@ class FindGap(NamedTuple):
 
     stream: str
     sequence: int
+    store: str = ""
 
 
 class NextTooOld(NamedTuple):
@@ -327,6 +331,7 @@ class NextTooOld(NamedTuple):
     """
 
     time_ns: int
+    store: str = ""
 
 
 class FetchRecords(NamedTuple):
@@ -340,6 +345,8 @@ class FetchRecords(NamedTuple):
 class StoreStats(NamedTuple):
     """Measure how full the store is: a `protocol.admin.StoreUsage`."""
 
+    store: str = ""
+
 
 class StreamStats(NamedTuple):
     """Measure the streams behind a name, or one: `limit` values of `protocol.admin.StoredStream`."""
@@ -347,6 +354,7 @@ class StreamStats(NamedTuple):
     stream: str
     after: str
     limit: int
+    store: str = ""
 
 
 class Backup(NamedTuple):
@@ -357,6 +365,7 @@ class Backup(NamedTuple):
 
     directory: str
     below: str
+    store: str = ""
 
 
 StoreRead = (
@@ -370,7 +379,9 @@ StoreRead = (
     | StreamStats
     | Backup
 )
-"""What the store is asked. Each is answered by `Core.answered`, in any order."""
+"""What a store is asked: the one that is named, or the broker's own.
+
+Each is answered by `Core.answered`, in any order."""
 
 
 class Damage(NamedTuple):

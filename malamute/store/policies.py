@@ -51,6 +51,8 @@ class StreamPolicy(NamedTuple):
     """After how long its messages expire, if they say nothing or a longer time; 0 is never."""
     retention_source: str = "default"
     """What in the configuration says how much is kept: `rule` and a pattern, or the name of an option."""
+    store: str = ""
+    """The name of the store that it is in, if it is not the broker's own."""
 
     @property
     def ttl_ms(self) -> int:

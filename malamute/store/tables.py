@@ -56,6 +56,14 @@ CLOCK = "clock"
 SEQUENCES = "queue-sequences"
 """Of ("",): up to which sequence any of a queue may be in use, though the store has no message with it."""
 
+STORES = "stores"
+"""Of (name,): the id of the store that has this name, or no bytes if an operator has it forgotten."""
+
+OWNER = "owner"
+"""Of `OWN`: in a store that has a name, the id of the broker's own store that knows it."""
+
+OWN = ("",)
+
 TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
     RETENTIONS: Table(of_stream=True),
@@ -66,6 +74,8 @@ TABLES = {
     MEMORY_QUEUES: Table(gives_room=True),
     CLOCK: Table(),
     SEQUENCES: Table(),
+    STORES: Table(),
+    OWNER: Table(),
 }
 
 OF_STREAMS = frozenset(name for name, table in TABLES.items() if table.of_stream)

@@ -135,11 +135,13 @@ class Bench:
         self._names: dict[bytes, str] = {}
         self._start()
 
-    def _start(self) -> None:
+    def make_core(self) -> Core:
+        """A broker on what was stored."""
         records_bytes = self.settings.limits.queues_memory_bytes // 2
-        self.core = Core(
-            self.now, self.settings, self.store.recover(records_bytes=records_bytes, now=self.now)
-        )
+        return Core(self.now, self.settings, self.store.recover(records_bytes=records_bytes, now=self.now))
+
+    def _start(self) -> None:
+        self.core = self.make_core()
         if self._reserved:
             sequences = self.core.queue_limits.sequences
             sequences.reserved = sequences.floor + RESERVE

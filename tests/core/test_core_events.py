@@ -21,12 +21,14 @@ from core_bench import (
     send,
     subscribe,
 )
+from stores_bench import StoresBench
 
 from malamute.access import AccessRule, Policy, Quota, Quotas
 from malamute.core.access import Principal
 from malamute.core.effects import ClockStep
-from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, TROUBLE_SECONDS, subject_part
+from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, subject_part
 from malamute.core.grace_period import GRACE_SECONDS
+from malamute.core.health import TROUBLE_SECONDS
 from malamute.core.settings import ConfigurationLoaded
 from malamute.errors import StoreError
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
@@ -711,10 +713,19 @@ def everything_happens():
     return stored(bench)
 
 
+def a_store_is_away():
+    """A broker with a store that could not be opened."""
+    bench = StoresBench(lifecycle=True)
+    bench.put_away()
+    bench.crash()
+    bench.settle()
+    return stored(bench)
+
+
 def test_the_page_has_every_event_with_its_headers():
     seen: dict[str, set[str]] = {}
     happened = map(everything_happens_to_messages, ("mailbox", "service"))
-    for event in chain(everything_happens(), *happened):
+    for event in chain(everything_happens(), a_store_is_away(), *happened):
         what = ".".join(event.subject.split(".")[:2])
         assert seen.setdefault(what, set(event.headers)) == set(event.headers)
     assert seen == documented()

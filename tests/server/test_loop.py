@@ -316,8 +316,7 @@ class Stepped:
         settings = Settings(queues=lambda kind, name: QueuePolicy(ack_timeout_seconds=ACK_TIMEOUT))
         self.loop = Loop(Core(self.now, settings), self.store, [self.transport], clock=self.clock)
         self.endpoint = self.transport.bind("tcp://127.0.0.1:*")
-        for worker in (self.loop._writer, self.loop._reader, self.loop._copier):
-            worker.start()
+        self.loop._threads.start()
 
     def connect(self) -> zmq.Socket:
         client = self.context.socket(zmq.DEALER)

@@ -6,6 +6,10 @@ A change is a value of `protocol.admin`, and so is what it is answered: what it 
 What a change stores goes into the iteration in which it calls `answered`, so that its outcome is stored with
 it, and its record in the audit. One that takes several commits reports at each of them what it has come to,
 with `final=False`, and what it has come to `otherwise`, should this one fail.
+
+A change of a stream in a store with a name is stored there with its outcome. The audit is in another store,
+so it comes first: that the change begins is durable before anything of it is done, and what came of it
+follows.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from malamute.core.admin.queue_deletion import delete_queue
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
 from malamute.core.admin.users import add_user, remove_user, set_user
-from malamute.core.audit import DONE, FAILED, PARTIAL, REFUSED, who
+from malamute.core.audit import BEGUN, DONE, FAILED, PARTIAL, REFUSED, who
 from malamute.core.effects import LoadConfiguration
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.queue import purge as purging
@@ -31,6 +35,7 @@ from malamute.core.queue import redrive as redriving
 from malamute.core.queue.browse import choose
 from malamute.core.stream.start import locate, one_position, removed
 from malamute.core.stream.subscription import Position
+from malamute.core.workflow import Workflow, run_workflow
 from malamute.errors import (
     AccessRefused,
     Disconnected,
@@ -74,6 +79,7 @@ if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.session import Session
     from malamute.core.settings import ConfigurationLoaded
+    from malamute.core.stage import StoreStage
     from malamute.core.stream.stream import Stream
 
 
@@ -99,28 +105,73 @@ def change(core: Engines, session: Session, message: Change) -> None:
     if number:
         sessions.begin_change(session, number)
 
-    record = partial(core.audit.record, who(session), message.topic, message.arguments)
-
-    def answered(value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None) -> None:
-        outcome, after = DONE if final else PARTIAL, None if before is value else value
-        record(outcome, bound=True, before=before, after=after)
-        if final:
-            core.effects.when_stored(partial(stored, otherwise), awaited=False)
-        sessions.decide_change(session, number, encode(value), final=final, otherwise=encode(otherwise))
-
-    def stored(otherwise: Row | None, error: MalamuteError | None) -> None:
-        if error is not None and otherwise is None:
-            record(FAILED, error=error)
-        elif error is not None:
-            record(DONE, after=otherwise)
-
-    def failed(error: MalamuteError) -> None:
-        record(REFUSED, error=error)
-        sessions.fail_change(session, number, error)
-
-    with core.effects.failing(failed):
-        MAKING[message.topic](core, session, wanted, answered, failed)
+    stage = core.streams.store_of(wanted.stream).stage if hasattr(wanted, "stream") else core.effects
+    making = _Making(core, session, message, wanted, stage)
+    if stage.name and core.audit.records_first(message.topic, message.arguments):
+        making.record(BEGUN)
+        core.effects.when_stored(making.recorded)
+    else:
+        making.make()
     core.effects.work -= CHANGE_WORK
+
+
+class _Making:
+    """A change that is being made: what it stores goes where `stage` says, and its record into the audit."""
+
+    def __init__(
+        self, core: Engines, session: Session, message: Change, wanted: Any, stage: StoreStage
+    ) -> None:
+        self._core = core
+        self._session = session
+        self._message = message
+        self._wanted = wanted
+        self._stage = stage
+        self.record = partial(core.audit.record, who(session), message.topic, message.arguments)
+
+    def make(self) -> None:
+        """Make it. Raises what stands against it."""
+        with self._core.effects.failing(self._failed):
+            make = MAKING[self._message.topic]
+            make(self._core, self._session, self._wanted, self._answered, self._failed)
+
+    def recorded(self, error: MalamuteError | None) -> None:
+        """That it begins is in the audit, or cannot be: then it is refused."""
+        try:
+            if error is not None:
+                raise error
+            self.make()
+        except MalamuteError as refusal:
+            self._failed(refusal)
+
+    def _answered(
+        self, value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None
+    ) -> None:
+        outcome, after = DONE if final else PARTIAL, None if before is value else value
+        done = partial(self.record, outcome, before=before, after=after)
+        if self._stage.name:
+            self._stage.when_stored(lambda error: done() if error is None else None, awaited=False)
+        else:
+            done(bound=True)
+        if final:
+            self._stage.when_stored(partial(self._stored, otherwise), awaited=False)
+        self._core.sessions.decide_change(
+            self._session,
+            self._message.number,
+            encode(value),
+            final=final,
+            otherwise=encode(otherwise),
+            stage=self._stage,
+        )
+
+    def _stored(self, otherwise: Row | None, error: MalamuteError | None) -> None:
+        if error is not None and otherwise is None:
+            self.record(FAILED, error=error)
+        elif error is not None:
+            self.record(DONE, after=otherwise)
+
+    def _failed(self, error: MalamuteError) -> None:
+        self.record(REFUSED, error=error)
+        self._core.sessions.fail_change(self._session, self._message.number, error)
 
 
 def set_cursor(
@@ -190,7 +241,7 @@ def create_stream(
             )
     if not wanted.dry_run:
         made = _made(core, name)
-        core.effects.store(Reserve(name, made.reserved))
+        made.stage.store(Reserve(name, made.reserved))
         if limited:
             made.retain(kept)
     answered(_kept(name, kept) if limited else StreamKept(stream=name))
@@ -238,7 +289,7 @@ def _made(core: Engines, stream: str) -> Stream:
         elif made and not core.feeds.changes(Place("stream", stream)):
             core.streams.drop_untouched(found)
 
-    core.effects.when_stored(stored)
+    found.stage.when_stored(stored)
     return found
 
 
@@ -336,7 +387,7 @@ def disconnect(
 def back_up(
     core: Engines, session: Session, wanted: JournalBackup, answered: Answered, failed: Failed
 ) -> None:
-    """Copy the store into a new directory below that of the backups, while the broker runs.
+    """Copy the stores into a new directory below that of the backups, while the broker runs, one by one.
 
     Raises:
         AccessRefused: the directory is not below that of the backups.
@@ -351,14 +402,30 @@ def back_up(
             f"backup directory {place} is not allowed: expected one below {below} (storage.backups)"
         )
 
-    def copied(made: BackupMade) -> None:
-        # It is there, whether the disk takes the answer or not.
-        answered(made, otherwise=made)
-
+    able = [name for name, store in core.stores.items() if store.can_be_copied]
+    left_out = [name for name in core.stores if name not in able]
     if wanted.dry_run:
-        answered(BackupMade(directory=place))
+        answered(BackupMade(directory=place, stores=able, left_out=left_out))
     else:
-        core.effects.ask(Backup(place, below), copied)
+        run_workflow(core.effects, _backup(place, below, able, left_out, answered))
+
+
+def _backup(place: str, below: str, stores: list[str], left_out: list[str], answered: Answered) -> Workflow:
+    """Copy the broker's own store and then the others, each as it is at a moment of its own."""
+    made: BackupMade = yield Backup(place, below)
+    for name in stores:
+        more: BackupMade = yield Backup(join(place, "stores", name), below, name)
+        made = BackupMade(
+            directory=place,
+            streams=(made.streams or 0) + (more.streams or 0),
+            chunks=(made.chunks or 0) + (more.chunks or 0),
+            bytes=(made.bytes or 0) + (more.bytes or 0),
+            blocks=(made.blocks or 0) + (more.blocks or 0),
+            damages=[*(made.damages or ()), *(more.damages or ())],
+        )
+    made = BackupMade(**{**vars(made), "stores": stores, "left_out": left_out})
+    # It is there, whether the disk takes the answer or not.
+    answered(made, otherwise=made)
 
 
 def reload(core: Engines, session: Session, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import nsmallest
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.clients import client, clients
@@ -113,6 +115,7 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
         waiting_for_restart=[*core.waiting_options],
         config_error=core.config_error,
         quotas_exceeded=core.quotas.refused,
+        stores=[store.row() for store in core.stores.values()],
     )
 
 
@@ -153,11 +156,26 @@ def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStr
     """What the store has of each stream, or of one."""
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
 
-    def found(rows: list[StoredStream]) -> None:
-        core.effects.work -= ROW_WORK * len(rows)
-        answered([_with_source(core, row) for row in rows])
+    if query.stream:
+        names = [core.streams.store_of(query.stream).stage.name]
+    else:
+        # One that hangs would keep the answer about all the others.
+        names = ["", *(name for name, store in core.stores.items() if not store.error)]
+    rows: list[StoredStream] = []
 
-    core.effects.ask(StreamStats(query.stream, query.after_name, limit), found)
+    def found(more: list[StoredStream]) -> None:
+        rows.extend(more)
+        names.pop()
+        if names:
+            ask()
+            return
+        core.effects.work -= ROW_WORK * len(rows)
+        answered([_with_source(core, row) for row in nsmallest(limit, rows, key=attrgetter("name"))])
+
+    def ask() -> None:
+        core.effects.ask(StreamStats(query.stream, query.after_name, limit, names[-1]), found)
+
+    ask()
 
 
 def _with_source(core: Engines, row: StoredStream) -> StoredStream:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from malamute.core.admin import pages
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page, page_of
 from malamute.core.stream.subscription import Reader
-from malamute.errors import NotFound
 from malamute.matching import reason_of
 from malamute.protocol.admin import (
     CursorRow,
@@ -73,11 +72,8 @@ def stream(core: Engines, query: StreamQuery) -> StreamDetails:
 
 
 def stream_of(core: Engines, name: str) -> Stream:
-    """The stream of a name. Raises `NotFound`."""
-    found = core.streams.by_name.get(name)
-    if found is None:
-        raise NotFound(f"there is no stream {name!r}")
-    return found
+    """The stream of a name. Raises `NotFound`, or `StoreAway` where that is not known."""
+    return core.streams.found(name)
 
 
 def explain(core: Engines, query: ExplainQuery) -> list[ExplainedSelector]:

@@ -103,6 +103,7 @@ class Feeds:
         """
         self.values[name] = value
         rule = FeedRule.parse(name.name, value)
+        self._check_stores(name.source, rule.target)
         if name.source.kind != "stream":
             queue = self._queues[name.source.kind].get_or_create(name.source.name)
             moving = QueueFeed(self, name, rule, queue, self._kept_target(rule))
@@ -175,12 +176,14 @@ class Feeds:
         """Raise what stands against a feed.
 
         Raises:
-            InvalidValue: messages would go in a circle.
+            InvalidValue: messages would go in a circle, or to or from a store with a name.
+            StoreAway: the store of the source or the target could not be opened.
             TooMany: there are as many feeds, or as much of cursors, as there may be.
         """
         feeds = self.by_name.keys() | self.changing.keys()
         if name not in feeds and len(feeds) >= self.limits.feeds:
             raise TooMany(f"too many feeds: expected at most {self.limits.feeds}")
+        self._check_stores(name.source, target)
         if name.source.kind == "stream":
             self.streams.check_cursor(name.source.name, name.cursor)
         way = self._way(target, name)
@@ -189,6 +192,19 @@ class Feeds:
             raise InvalidValue(
                 f"feed {name} to {target} would close a circle: {circle}; leave out one of them"
             )
+
+    def _check_stores(self, *places: Place) -> None:
+        """Raise `InvalidValue` for a stream in a store with a name.
+
+        What a feed puts, and what it has done with that, are one commit, so that no crash repeats or loses
+        anything. They would be two, one of which may be lost.
+        """
+        for kind, name in places:
+            if kind == "stream" and (store := self.streams.store_of(name).stage.name):
+                raise InvalidValue(
+                    f"stream {name!r} is in the store {store!r}: expected streams of the broker's own store "
+                    "for a feed; subscribe to it and publish instead"
+                )
 
     def _way(self, place: Place, new: FeedName) -> list[Place] | None:
         """The way that messages go from a place to the source of a new feed, if they do."""

@@ -3,7 +3,7 @@
 What is published drops what is too old of its stream, in its own transaction. Of a stream at rest the store
 knows when its oldest chunk is too old, and the core has the clock. So the core asks the store how long that
 is, waits, and has the writer drop as much as one transaction does; and then it asks again. There is one timer
-for all streams, and none if no stream has a limit by age.
+for all streams of a store, and none if no stream of it has a limit by age.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import inf
 
 from malamute.core.effects import Effects
+from malamute.core.stage import StoreStage
 from malamute.core.timers import Timer, Timers
 from malamute.errors import MalamuteError
 from malamute.store.operations import NextTooOld, TrimByAge
@@ -27,10 +28,11 @@ RETRY_SECONDS = 10.0
 
 
 class Ageing:
-    """When the store is to drop what is too old."""
+    """When a store is to drop what is too old."""
 
-    def __init__(self, effects: Effects, timers: Timers) -> None:
+    def __init__(self, effects: Effects, timers: Timers, stage: StoreStage) -> None:
         self._effects = effects
+        self._stage = stage
         self._timers = timers
         self._timer: Timer | None = None
         self._due = inf
@@ -42,11 +44,11 @@ class Ageing:
 
     def look(self) -> None:
         """Ask the store when the first chunk is too old."""
-        self._effects.ask(NextTooOld(self._effects.time_ns), self._found, self._retry)
+        self._effects.ask(NextTooOld(self._effects.time_ns, self._stage.name), self._found, self._retry)
 
     def look_when_stored(self) -> None:
         """The same when this iteration is stored: it sets how much is kept of a stream."""
-        self._effects.when_stored(lambda error: self.look(), awaited=False)
+        self._stage.when_stored(lambda error: self.look(), awaited=False)
 
     def _found(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -65,8 +67,8 @@ class Ageing:
 
     def _trim(self) -> None:
         self._due = inf
-        self._effects.store(TrimByAge(self._effects.time_ns))
-        self._effects.when_stored(self._trimmed, awaited=False)
+        self._stage.store(TrimByAge(self._effects.time_ns))
+        self._stage.when_stored(self._trimmed, awaited=False)
 
     def _trimmed(self, error: MalamuteError | None) -> None:
         if error is None:

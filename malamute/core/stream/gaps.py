@@ -21,6 +21,7 @@ from malamute.store.operations import FindGap, GapRange, NoteRefused
 
 if TYPE_CHECKING:
     from malamute.core.effects import Effects
+    from malamute.core.stage import StoreStage
 
 REFUSED_MAX = 100
 """Ranges that a stream remembers as accepted but not stored."""
@@ -47,6 +48,7 @@ class JournaledStream(Protocol):
 
     name: str
     effects: Effects
+    stage: StoreStage
     journaled: bool
     next: int
     next_dispatch: int
@@ -74,7 +76,7 @@ class Gaps:
             sent = note.sent or stream.last_stored
             self._refused.append(RefusedRange(note.first, note.last, sent))
             if not note.sent:
-                stream.effects.store(note._replace(sent=sent))
+                stream.stage.store(note._replace(sent=sent))
 
     def refuse(self, first: int, last: int) -> None:
         """The disk has refused a chunk."""
@@ -101,7 +103,8 @@ class Gaps:
         elif had > stream.last_stored:
             then(self._before(had, None))
         else:
-            stream.effects.ask(FindGap(stream.name, had), lambda gap: then(self._before(had, gap)))
+            question = FindGap(stream.name, had, stream.stage.name)
+            stream.effects.ask(question, lambda gap: then(self._before(had, gap)))
 
     def _before(self, had: int, gap: GapRange | None) -> list[Missing]:
         refused = [

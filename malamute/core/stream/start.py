@@ -80,13 +80,14 @@ def locate(stream: StartingStream, start: Start, group: Group, then: Then) -> No
         then(Position(stream.next))
     elif start.kind == LAST_PER_SUBJECT:
         stream.effects.ask(
-            LastPerSubject(stream.name, SUBJECTS_MAX, asked.stored),
+            LastPerSubject(stream.name, SUBJECTS_MAX, asked.stored, stream.stage.name),
             lambda found: then(last_of_each(stream, group, asked, found)),
         )
     else:
         time_ns = start.value if start.kind == TIME else stream.moment() - start.value
         stream.effects.ask(
-            FindTime(stream.name, time_ns, asked.stored), lambda found: then(at_time(asked, time_ns, found))
+            FindTime(stream.name, time_ns, asked.stored, stream.stage.name),
+            lambda found: then(at_time(asked, time_ns, found)),
         )
 
 

@@ -39,8 +39,8 @@ from malamute.core.effects import Effects
 from malamute.core.metrics import Rate
 from malamute.core.named_table import NamedTable
 from malamute.core.session import Session
+from malamute.core.stage import StoreStage
 from malamute.core.stored_values import StoredValues
-from malamute.core.stream.ageing import Ageing
 from malamute.core.stream.audience import Audience
 from malamute.core.stream.chunk import Loaded, chunk_bytes
 from malamute.core.stream.chunk_part import ChunkPart
@@ -49,8 +49,9 @@ from malamute.core.stream.expiry import WAITING_PACE, BirthTimes, TimesBefore
 from malamute.core.stream.gaps import Gaps, Missing
 from malamute.core.stream.replay import Replay
 from malamute.core.stream.start import locate
+from malamute.core.stream.store import StreamStore, StreamStores
 from malamute.core.stream.subscription import Position, Reader, Subscription
-from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, TooMany
+from malamute.errors import CursorLost, InUse, InvalidValue, MalamuteError, NotFound, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
@@ -117,8 +118,8 @@ class Cursors(StoredValues[str, int]):
 
     __slots__ = ("_budget", "reserved")
 
-    def __init__(self, effects: Effects, budget: CursorBudget) -> None:
-        super().__init__(effects)
+    def __init__(self, stage: StoreStage, budget: CursorBudget) -> None:
+        super().__init__(stage)
         self._budget = budget
         self.reserved: Counter[str] = Counter()
         """How many changes are under way that may make a cursor, which has its room already."""
@@ -182,8 +183,12 @@ class Deleted:
 class Stream:
     """One stream: its numbers, what is under way, and its readers."""
 
-    def __init__(self, name: str, owner: Streams, state: StreamState | None = None) -> None:
+    def __init__(
+        self, name: str, owner: Streams, store: StreamStore, state: StreamState | None = None
+    ) -> None:
         self.name = name
+        self.store = store
+        self.stage = store.stage
         self.own = name.startswith(RESERVED_PREFIX)
         """Whether it is the broker's: its readers make no events by reading."""
         self.effects = owner.effects
@@ -194,8 +199,8 @@ class Stream:
         self.committed = self.policy.committed
         """Whether its subscriptions get only what is on the disk, unless they say so themselves."""
         self.audience = Audience(self._family_failed, owner.caches)
-        begin = state.reserved if state else owner.floor
-        self.reserved = max(begin, owner.incarnation)
+        begin = state.reserved if state else store.floor
+        self.reserved = max(begin, store.incarnation)
         self.next: int = self.reserved + 1
         self._given_back = self.next if self.journaled and not state else 0
         """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
@@ -211,13 +216,12 @@ class Stream:
         self.switches: Counter[str] = Counter()
         """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
         self._cursor_budget = owner.cursors
-        self.cursors = Cursors(self.effects, owner.cursors)
+        self.cursors = Cursors(self.stage, owner.cursors)
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
         self._lost_going: Counter[str] = Counter()
         """Those of them that go with deletions under way."""
         self._retentions = owner.retentions
-        self._ageing = owner.ageing
         self._may_age = self.policy.retention.age_seconds > 0
         self.lasting = state is not None
         """Whether it was made for more than to be read, and stays until it is deleted."""
@@ -239,7 +243,7 @@ class Stream:
         """The dispatch of the first of them, if that was broken off."""
         self._dropped: deque[Loaded] = deque()
         """What the disk has refused before, of which nobody knows yet."""
-        self.gaps = Gaps(self, self.last_stored, owner.incarnations)
+        self.gaps = Gaps(self, self.last_stored, store.incarnations)
         self.replay = Replay(self, self.gaps)
         self.wake, self.forget = self.replay.wake, self.replay.forget
         if not self.journaled:
@@ -339,7 +343,7 @@ class Stream:
         """Offer what waits for that, and give back the sequences that were reserved and not used."""
         self._dispatch(wholly=True)
         if self.next > self._given_back:
-            self.effects.store(Reserve(self.name, self.next - 1))
+            self.stage.store(Reserve(self.name, self.next - 1))
 
     def _family_failed(self, family: str, error: Exception) -> None:
         self.effects.family_failed(family, error, self.audience.failures[family], stream=self.name)
@@ -365,7 +369,7 @@ class Stream:
     def commit(self, cursor: str, sequence: int) -> None:
         """Store that the reader with this cursor is done with all up to a sequence."""
         self.cursors.put(cursor, sequence)
-        self.effects.store(PutValue(CURSORS, (self.name, cursor), sequence))
+        self.stage.store(PutValue(CURSORS, (self.name, cursor), sequence))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
 
@@ -374,20 +378,20 @@ class Stream:
             if error is None:
                 self.lost_cursors.discard(cursor)
 
-        self.effects.when_stored(found)
+        self.stage.when_stored(found)
 
     def delete_cursor(self, cursor: str) -> None:
         """Forget a cursor, or one that is lost."""
         self.cursors.put(cursor, None)
-        self.effects.store(DeleteValue(CURSORS, (self.name, cursor)))
+        self.stage.store(DeleteValue(CURSORS, (self.name, cursor)))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
 
     def configure(self, policy: StreamPolicy) -> None:
         """Go by another policy from now on."""
         if policy.retention != self.policy.retention:
-            self.effects.store(Retain(self.name, policy.retention))
-            self._ageing.look_when_stored()
+            self.stage.store(Retain(self.name, policy.retention))
+            self.store.ageing.look_when_stored()
         self.policy, self.committed = policy, policy.committed
         self._ttl = self._policy_ttl()
         self.begin_ageing()
@@ -418,15 +422,15 @@ class Stream:
 
     def retain(self, retention: StreamRetention) -> None:
         """Store how much of it is kept, in place of what the configuration says."""
-        self._retentions.put(self.name, retention)
-        self.effects.store(PutValue(RETENTIONS, (self.name,), retention))
+        self._retentions.put(self.name, retention, self.stage)
+        self.stage.store(PutValue(RETENTIONS, (self.name,), retention))
         self.begin_ageing()
-        self._ageing.look_when_stored()
+        self.store.ageing.look_when_stored()
 
     def purge(self, purged: Callable[[], None]) -> None:
         """Drop the history. Its readers stay, and what was set for it."""
         # For the store it is another stream of the same name, which goes on with the old numbers.
-        self.effects.store(DeleteStream(self.name))
+        self.stage.store(DeleteStream(self.name))
         # A deletion changes the retention, be there one or not: it stands for all that goes with it.
         self.cursors.rely_on_changes(lambda cursor: True)
         self._retentions.rely_on_changes(lambda stream: stream == self.name)
@@ -457,16 +461,16 @@ class Stream:
                 self.lasting, self._given_back = False, first
             deleted()
 
-        self.effects.store(DeleteStream(self.name), ForgetStream(self.name))
+        self.stage.store(DeleteStream(self.name), ForgetStream(self.name))
         for cursor in [*self.cursors]:
             self.cursors.put(cursor, None)
-        self._retentions.put(self.name, None)
+        self._retentions.put(self.name, None, self.stage)
         self._drop_before(first, gone)
 
         def settled(error: MalamuteError | None) -> None:
             self._lost_going -= lost
 
-        self.effects.when_stored(settled, awaited=False)
+        self.stage.when_stored(settled, awaited=False)
 
     def _drop_before(self, first: int, dropped: Callable[[], None]) -> None:
         """What this iteration stores drops what is before a sequence: it is gone when that is done."""
@@ -476,7 +480,7 @@ class Stream:
                 self.first_kept = max(self.first_kept, first)
                 dropped()
 
-        self.effects.when_stored(stored)
+        self.stage.when_stored(stored)
 
     @property
     def unused(self) -> bool:
@@ -500,7 +504,7 @@ class Stream:
         size_bytes = chunk_bytes(chunk.count, loaded.size_bytes, chunk.large)
         if self.journaled:
             self.replay.unstored.append(loaded)
-            self.effects.store(
+            self.stage.store(
                 AppendChunk(
                     self.name,
                     loaded.chunk,
@@ -512,14 +516,14 @@ class Stream:
             )
             held = last > self.reserved
             deletions = self._deletions
-            self.effects.when_stored(lambda error: self._stored(last, deletions, error), awaited=held)
+            self.stage.when_stored(lambda error: self._stored(last, deletions, error), awaited=held)
         elif last + EPOCH // 2 > self.reserved:
             self._begin_epoch(last, size_bytes if last > self.reserved else 0)
 
     def _begin_epoch(self, last: int, held_bytes: int = 0) -> None:
         """Reserve sequences for a stream without a journal. What is held meanwhile counts as accepted."""
-        self.effects.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
-        self.effects.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
+        self.stage.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
+        self.stage.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
 
     def _reserved(self, last: int, reserved: int, error: MalamuteError | None) -> None:
         if error is None:
@@ -541,7 +545,7 @@ class Stream:
         self._reserved(last, last + RESERVE * (deletions == self._deletions), error)
         if error is None:
             if self._may_age and (age_seconds := self.age_seconds):
-                self._ageing.stored(age_seconds)
+                self.store.ageing.stored(age_seconds)
             self.replay.stored()
             return
         loaded = self.replay.refused()
@@ -648,7 +652,7 @@ class Stream:
             try:
                 if subscription.committed and loaded.chunk.last > self.replay.durable:
                     loaded.later[id(subscription)] = subscription, part
-                    self.effects.hurry()
+                    self.stage.hurry()
                 elif start > loaded.chunk.first:
                     subscription.switch(start)
                     subscription.unblock()
@@ -698,6 +702,10 @@ class Stream:
         return [(group, parts[tuple(taken)]) for group, taken in places.items()]
 
 
+def _called(store: str) -> str:
+    return f"that of the store {store!r}" if store else "that of the broker's own store"
+
+
 class Streams:
     """All streams by name."""
 
@@ -707,21 +715,16 @@ class Streams:
         limits: Limits,
         policy_of: StreamPolicyOf,
         caches: CacheBudget,
-        incarnations: Sequence[int] = (),
+        stores: StreamStores,
         *,
-        ageing: Ageing,
         unjournaled: bool = False,
     ) -> None:
         self.effects = effects
-        self.ageing = ageing
+        self.stores = stores
         self.limits = limits
         self._policy_of = self._started_with = policy_of
         self.times_before = TimesBefore(effects.time_ns)
         self.caches = caches
-        self.incarnations = incarnations
-        self.incarnation = incarnations[-1] if incarnations else 0
-        self.floor = 0
-        """The highest sequence of all streams that were deleted. New streams begin behind it."""
         self.deleted = Deleted()
         self.epoch_end = 0
         """What is reserved for streams without a journal that are new: so much is the floor after a crash."""
@@ -732,9 +735,15 @@ class Streams:
         self.retentions: StoredValues[str, StreamRetention] = StoredValues(effects)
         """How much of a stream is kept, where that was set at run time."""
 
+    def store_of(self, name: str) -> StreamStore:
+        """The store of a stream, or the one that it would be made in. Raises `StoreAway`."""
+        stream = self.by_name.get(name)
+        return self.stores.of_new(name, self._started_with(name)) if stream is None else stream.store
+
     def policy(self, name: str) -> StreamPolicy:
-        """The policy of a stream. Whether it has a journal is as it was when the broker started."""
-        return self._policy_of(name)._replace(journal=self._started_with(name).journal)
+        """The policy of a stream. Its journal and its store are as they were when the broker started."""
+        started = self._started_with(name)
+        return self._policy_of(name)._replace(journal=started.journal, store=started.store)
 
     def retention(self, name: str) -> StreamRetention:
         """How much of a stream is kept: as it was set at run time, or else as it is configured."""
@@ -742,36 +751,57 @@ class Streams:
 
     def begin_ageing(self) -> None:
         """Some streams may have what is too old, if any of them has a limit by age: see when that is."""
-        if any([stream.begin_ageing() for stream in self.by_name.values()]):
-            self.ageing.look_when_stored()
+        ageing = {stream.store.ageing: None for stream in self.by_name.values() if stream.begin_ageing()}
+        for one in ageing:
+            one.look_when_stored()
 
     def configure(self, policy_of: StreamPolicyOf, limits: Limits) -> None:
         """Go by other policies and limits from now on; `Stream.configure` does so for each stream."""
         self._policy_of, self.limits = policy_of, limits
 
-    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
-        """Take up the streams that the store kept, with their cursors and what was set for them."""
+    def restore(self, recovered: Recovered, recovery: Recovery, store: StreamStore | None = None) -> None:
+        """Take up the streams that a store kept, with their cursors and what was set for them."""
+        store = store or self.stores.own
         for name, state in recovered.streams.items():
             refused = recovered.refused.get(name, ())
-            recovery.take_up("stream", name, self._restore, name, state, refused)
+            recovery.take_up("stream", name, self._restore, name, store, state, refused)
         for (name, cursor), sequence in recovered.table(CURSORS).items():
-            self.keep(name).cursors[cursor] = sequence
+            if (stream := self._kept(name, store)) is not None:
+                stream.cursors[cursor] = sequence
         for name, cursor in recovered.lost_keys(CURSORS):
-            self.keep(name).lost_cursors.add(cursor)
+            if (stream := self._kept(name, store)) is not None:
+                stream.lost_cursors.add(cursor)
         for (name,), retention in recovered.table(RETENTIONS).items():
-            self.keep(name)
-            self.retentions[name] = StreamRetention.of(retention)
+            if self._kept(name, store) is not None:
+                self.retentions[name] = StreamRetention.of(retention)
         self.begin_ageing()
 
-    def _restore(self, name: str, state: StreamState, refused: Sequence[NoteRefused]) -> None:
-        """Take up one of them, and what the disk had `refused` of it."""
+    def _restore(
+        self, name: str, store: StreamStore, state: StreamState, refused: Sequence[NoteRefused]
+    ) -> None:
+        """Take up one of them, and what the disk had `refused` of it.
+
+        Raises `InUse` for a name that another store has as well: nothing is to be stored of that one.
+        """
         if name == FLOOR:
-            self.floor = self.deleted.others = state.reserved
+            store.floor = max(store.floor, state.reserved)
+            self.deleted.others = max(self.deleted.others, state.reserved)
+        elif name in self.by_name:
+            first, other = self.by_name[name].stage.name, store.stage.name
+            raise InUse(f"the stream is in two stores: it goes by {_called(first)}, not by {_called(other)}")
         else:
-            stream = self.by_name[name] = Stream(name, self, state)
+            stream = self.by_name[name] = Stream(name, self, store, state)
             stream.gaps.restore(refused)
             if stream.policy.retention != KEEP_ALL:
-                self.effects.store(Retain(name, stream.policy.retention))
+                store.stage.store(Retain(name, stream.policy.retention))
+
+    def _kept(self, name: str, store: StreamStore) -> Stream | None:
+        """The stream of this name in this store, made if needed; None if another store has it."""
+        if name not in self.by_name:
+            self.by_name[name] = Stream(name, self, store)
+        stream = self.by_name[name]
+        stream.lasting = True
+        return stream if stream.store is store else None
 
     def store_again(self, stranded: Stranded) -> None:
         """The store has lost this: cursors of readers that are in it are stored once more."""
@@ -789,17 +819,19 @@ class Streams:
                 self.drop_untouched(stream)
             deleted()
 
+        store = stream.store
         self.deleted.add(stream.name, stream.last)
         stream.delete(gone)
-        self.floor = max(self.floor, stream.next - 1)
-        self.begin_epoch()
+        store.floor = max(store.floor, stream.next - 1)
+        if self._unjournaled and store is self.stores.own:
+            self.begin_epoch()
+        else:
+            store.stage.store(Reserve(FLOOR, store.floor))
 
     def begin_epoch(self) -> None:
         """Store the floor, and ahead of it what streams may use that have no journal."""
-        if not self._unjournaled:
-            self.effects.store(Reserve(FLOOR, self.floor))
-            return
-        reserved = max(self.floor, self.incarnation) + EPOCH
+        own = self.stores.own
+        reserved = max(own.floor, own.incarnation) + EPOCH
         self.effects.store(Reserve(FLOOR, reserved))
 
         def begun(error: MalamuteError | None) -> None:
@@ -813,13 +845,22 @@ class Streams:
         for stream in self.by_name.values():
             self.effects.guard("the end of a stream", stream.close)
         if self._unjournaled:
-            self.effects.store(Reserve(FLOOR, self.floor))
+            self.effects.store(Reserve(FLOOR, self.stores.own.floor))
 
-    def commit(self, session: Session, message: Commit) -> None:
-        """Store a named position. Raises `NotFound`, `InvalidValue` or `TooMany`."""
-        stream = self.by_name.get(message.stream)
+    def found(self, name: str) -> Stream:
+        """The stream of this name. Raises `NotFound`, or `StoreAway` where that is not known."""
+        stream = self.by_name.get(name)
         if stream is None:
-            raise NotFound(f"there is no stream {message.stream!r}")
+            self.store_of(name)
+            raise NotFound(f"there is no stream {name!r}")
+        return stream
+
+    def commit(self, session: Session, message: Commit) -> StoreStage:
+        """Store a named position, and return where.
+
+        Raises `NotFound`, `StoreAway`, `InvalidValue` or `TooMany`.
+        """
+        stream = self.found(message.stream)
         stream.check_cursor(message.cursor)
         stream.flush()
         if message.sequence >= stream.next:
@@ -827,6 +868,7 @@ class Streams:
                 f"sequence {message.sequence} is beyond the head: expected at most {stream.next - 1}"
             )
         stream.commit(message.cursor, message.sequence)
+        return stream.stage
 
     def check_cursor(self, stream: str, cursor: str) -> None:
         """Raise `TooMany` unless a stream, which may not be there yet, has a cursor or room for it."""
@@ -837,12 +879,13 @@ class Streams:
             self.cursors.check(cursor)
 
     def get(self, name: str) -> Stream:
-        """The stream of this name, made if needed. Raises `TooMany`."""
+        """The stream of this name, made if needed. Raises `TooMany` or `StoreAway`."""
         stream = self.by_name.get(name)
         if stream is None:
+            store = self.store_of(name)
             if len(self.by_name) >= self.limits.streams:
                 raise TooMany(f"too many streams: expected at most {self.limits.streams}")
-            stream = self.by_name[name] = Stream(name, self)
+            stream = self.by_name[name] = Stream(name, self, store)
             self.effects.event(f"stream.created.{name}")
         return stream
 
@@ -862,9 +905,12 @@ class Streams:
             self.effects.event(f"stream.collected.{stream.name}")
 
     def keep(self, name: str) -> Stream:
-        """The stream of this name, made if needed: the broker's own, or what was promised something."""
+        """The stream of this name, made if needed: the broker's own, or what was promised something.
+
+        It is made in the broker's own store, where that promise is.
+        """
         if name not in self.by_name:
-            self.by_name[name] = Stream(name, self)
+            self.by_name[name] = Stream(name, self, self.stores.own)
         self.by_name[name].lasting = True
         return self.by_name[name]
 
@@ -884,7 +930,7 @@ class Streams:
         if (done := stream.cursors.get(message.cursor)) is not None:
             start = Start(SEQ, done + 1)
         anew = stream.idle and not (message.had or message.cursor)
-        used = max(self.incarnation, self.deleted.last(stream.name))
+        used = max(stream.store.incarnation, self.deleted.last(stream.name))
         if anew and start.kind == SEQ and start.value > used:
             # It was made anew for its readers. From that sequence on nothing ever was there.
             start = Start(NEW)

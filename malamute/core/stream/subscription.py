@@ -33,7 +33,8 @@ from malamute.protocol.messages import (
 if TYPE_CHECKING:
     from collections import Counter
 
-    from malamute.core.effects import Effects, WhenStored
+    from malamute.core.effects import Effects
+    from malamute.core.stage import StoreStage, WhenStored
     from malamute.core.stream.audience import Audience
     from malamute.errors import MalamuteError
 
@@ -69,6 +70,7 @@ class SourceStream(Protocol):
     name: str
     own: bool
     effects: Effects
+    stage: StoreStage
     audience: Audience
     next: int
     switches: Counter[str]

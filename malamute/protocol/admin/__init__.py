@@ -82,6 +82,7 @@ from malamute.protocol.admin.quotas import QuotaRow as QuotaRow
 from malamute.protocol.admin.quotas import QuotasQuery as QuotasQuery
 from malamute.protocol.admin.store import BackupMade as BackupMade
 from malamute.protocol.admin.store import JournalBackup as JournalBackup
+from malamute.protocol.admin.store import NamedStoreRow as NamedStoreRow
 from malamute.protocol.admin.store import StorageQuery as StorageQuery
 from malamute.protocol.admin.store import StoreDamage as StoreDamage
 from malamute.protocol.admin.store import StoredQuery as StoredQuery

@@ -1,0 +1,191 @@
+"""What one iteration stores in one store, and who waits until that is durable.
+
+All operations of an iteration for one store are one `Append`, which its writer commits as a whole. Since
+every confirmation is made by a callback of `when_stored`, "no confirmation before it is durable" lives in
+this file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from malamute.core.metrics import DurationTotal
+from malamute.errors import InternalError, MalamuteError
+from malamute.store.commit import Append
+from malamute.store.operations import Operation
+
+WhenStored = Callable[[MalamuteError | None], None]
+
+
+class BacklogShare:
+    """What one sender has in the write backlog: messages that wait for the disk."""
+
+    backlog_bytes = 0
+    new_bytes = 0
+    """Those that came in this iteration."""
+
+
+_Unsettled = tuple[list[WhenStored], int, Sequence[tuple[BacklogShare, int]], float | None]
+"""Of what was handed over to be stored: the callbacks, its bytes, whose shares of the backlog it takes,
+and since when anybody waits for it."""
+
+
+class StoreStage:
+    """What the iteration under way stores in one store. `now` is seconds since the epoch, UTC."""
+
+    name = ""
+    """What the store is called; the one that each broker has is without a name."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.operations: list[Operation] = []
+        self.bound: list[Operation] = []
+        self.backlog_bytes = 0
+        self.backlog_shares: list[BacklogShare] = []
+        """The sessions that sent what this iteration stores; it is theirs until the outcome is known."""
+        self.commits = DurationTotal()
+        """From when something was handed over that somebody waits for, to when it was durable."""
+        self.committed_bytes = 0
+        self._callbacks: list[WhenStored] = []
+        self._awaited = False
+        self._bytes = 0
+        self._token = 0
+        self._known = 0
+        self._needs: set[int] = set()
+        self._waiting: dict[int, _Unsettled] = {}
+
+    def fault(self, what: str, error: Exception) -> InternalError:
+        """Count and report an exception that nobody expected."""
+        raise NotImplementedError
+
+    def store(self, *operations: Operation, size_bytes: int = 0) -> None:
+        """Store something with all else of this iteration. `size_bytes` counts towards the backlog."""
+        self.operations += operations
+        self._bytes += size_bytes
+        self.backlog_bytes += size_bytes
+
+    def store_bound(self, operation: Operation) -> None:
+        """Store something that is to be done with all else of this iteration, or not at all."""
+        self.operations.append(operation)
+        self.bound.append(operation)
+
+    def rely_on(self, token: int) -> bool:
+        """Store this iteration only if what `token` names is stored. False: the outcome of that is known."""
+        if token in self._waiting:
+            self._needs.add(token)
+        return token in self._waiting or token == self.token
+
+    def when_stored(self, callback: WhenStored, *, awaited: bool = True) -> None:
+        """Call back when all of this iteration is durable, or with the error that kept it from being so.
+
+        `awaited` tells whether anybody waits for that.
+        """
+        self._callbacks.append(callback)
+        self._awaited |= awaited
+
+    def hurry(self) -> None:
+        """Somebody waits for what this iteration stores, besides those that are called back."""
+        self._awaited = True
+
+    def settle(self, token: int, error: MalamuteError | None) -> None:
+        """The operations of `token` are durable, or failed as a whole with `error`."""
+        callbacks, size_bytes, backlog_shares, since = self._waiting.pop(token)
+        self._known = token
+        if error is None:
+            self.committed_bytes += size_bytes
+            if since is not None:
+                self.commits.add(self.now - since, self.now)
+        self.backlog_bytes -= size_bytes
+        if backlog_shares:
+            _let_go(backlog_shares)
+        for callback in callbacks:
+            try:
+                callback(error)
+            except Exception as fault:
+                self.fault("what waited for the store", fault)
+
+    def hand_over(self, fault: MalamuteError | None) -> Sequence[Append]:
+        """What is to be stored of this iteration, if anything is. With a `fault` it is to be refused."""
+        backlog_shares: Sequence[tuple[BacklogShare, int]] = ()
+        if self.backlog_shares:
+            backlog_shares = [(holder, holder.new_bytes) for holder in self.backlog_shares]
+            for holder in self.backlog_shares:
+                holder.new_bytes = 0
+            self.backlog_shares.clear()
+        if not (self.operations or self._callbacks):
+            if backlog_shares:
+                _let_go(backlog_shares)
+            return ()
+        self._token += 1
+        since = self.now if self._awaited else None
+        self._waiting[self._token] = (self._callbacks, self._bytes, backlog_shares, since)
+        append = Append(
+            self._token,
+            self.operations,
+            self.bound,
+            self._known,
+            self._awaited or fault is not None,
+            frozenset(self._needs),
+            fault,
+        )
+        self._needs.clear()
+        self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
+        return (append,)
+
+    @property
+    def token(self) -> int:
+        """The token that the append of this iteration will have."""
+        return self._token + 1
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether anything handed to the writer has not been answered yet."""
+        return bool(self._waiting)
+
+
+class NamedStage(StoreStage):
+    """The same for a store with a name. It has a write backlog of its own, in bytes.
+
+    So a disk that hangs fills that one, and nobody is refused who stores elsewhere.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        now: float,
+        backlog_bytes_max: int,
+        fault: Callable[[str, Exception], InternalError],
+    ) -> None:
+        super().__init__(now)
+        self.name = name
+        self.backlog_bytes_max = backlog_bytes_max
+        self._fault = fault
+        self._since = now
+        """Since when it owes an answer, if it owes any."""
+
+    def fault(self, what: str, error: Exception) -> InternalError:
+        """Count and report an exception that nobody expected."""
+        return self._fault(what, error)
+
+    def hand_over(self, fault: MalamuteError | None) -> Sequence[Append]:
+        """What is to be stored of this iteration there, if anything is."""
+        if not self._waiting:
+            self._since = self.now
+        appends = [append._replace(store=self.name) for append in super().hand_over(fault)]
+        self._awaited = False
+        return appends
+
+    def settle(self, token: int, error: MalamuteError | None) -> None:
+        """The operations of `token` are durable there, or failed."""
+        self._since = self.now
+        super().settle(token, error)
+
+    @property
+    def waits_seconds(self) -> float:
+        """For how long what was handed over has had no outcome; 0.0 if nothing waits for one."""
+        return self.now - self._since if self._waiting else 0.0
+
+
+def _let_go(backlog_shares: Sequence[tuple[BacklogShare, int]]) -> None:
+    for holder, size_bytes in backlog_shares:
+        holder.backlog_bytes -= size_bytes
