@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 from sim_clock import AGE_SECONDS, HOLD_SECONDS, Wall
-from sim_disk import Disk, PowerLost, Workers
+from sim_disk import BothStores, Disk, PowerLost, Workers
 from sim_network import PING_BYTES, Router
 from sim_origin import Violation
 from sim_plan import Setup
@@ -21,6 +21,7 @@ from sim_plan import Setup
 from malamute.core.broker import Core
 from malamute.core.effects import ClockStep
 from malamute.core.settings import Settings
+from malamute.core.stores import FoundStore
 from malamute.errors import MalamuteError
 from malamute.matching.cache import UNCHARGED_BYTES
 from malamute.protocol.arguments import FEED_PREFIX
@@ -39,6 +40,9 @@ NO_JOURNAL = "live"
 AUDITOR = b"\xff" * 16
 """A peer of the simulation's own, which learns everything and has no connection that could break."""
 KEPT_FOR_PEER = 12
+NAMED = "second"
+"""The store with a name, if there is one, and the stream that is there."""
+ELSEWHERE = "more"
 SESSIONS_MAX = 100
 QUEUES_BYTES = 4_000
 
@@ -65,8 +69,10 @@ class Watch(Protocol):
 class Machine:
     """A broker that runs on a disk. After a crash another one starts there."""
 
-    def __init__(self, setup: Setup, disk: Disk, watch: Watch, wall: Wall) -> None:
+    def __init__(self, setup: Setup, disk: Disk, watch: Watch, wall: Wall, named: Disk | None = None) -> None:
+        """`named` is the disk of the store that has a name, if there is one."""
         self._setup = setup
+        self.named = named
         self.wall = wall
         self.disk = disk
         self.watch = watch
@@ -84,7 +90,11 @@ class Machine:
                 **setup.tight,
             ),
             session_expiry=EXPIRY,
-            streams=lambda stream: StreamPolicy(stream != NO_JOURNAL, retention=retention),
+            streams=lambda stream: StreamPolicy(
+                stream != NO_JOURNAL,
+                retention=retention,
+                store=NAMED if named is not None and stream == ELSEWHERE else "",
+            ),
             queues=lambda kind, name: setup.queues,
             lifecycle_events=setup.events,
             settled_events=setup.events,
@@ -99,7 +109,12 @@ class Machine:
             self._clock = clock.Clock()
         records_bytes = self.settings.limits.queues_memory_bytes // 2
         recovered = self.disk.store.recover(records_bytes=records_bytes, now=self.now)
-        self.core = Core(self.now, self.settings, recovered)
+        named = self.named
+        stores = {}
+        if named is not None:
+            backlog_bytes = self._setup.backlog_bytes
+            stores[NAMED] = FoundStore(named.store.recover(now=self.now), backlog_bytes=backlog_bytes)
+        self.core = Core(self.now, self.settings, recovered, stores)
         if self.core.health.damages != len(recovered.defects):
             raise Violation("damage is not reported", defects=recovered.defects)
         feeds = [key for key in recovered.lost_keys(CURSORS) if key[1].startswith(FEED_PREFIX)]
@@ -110,8 +125,10 @@ class Machine:
         self.core.effects.event = self._event  # type: ignore[method-assign]
         self.router = Router()
         self.workers = Workers(self.disk)
-        self._appends: dict[int, Append] = {}
-        self.watch.started(self.disk.store.recover())
+        self.elsewhere = Workers(named, NAMED) if named is not None else None
+        self._appends: dict[tuple[str, int], Append] = {}
+        whole = self.disk.store if named is None else BothStores(self.disk.store, named.store)
+        self.watch.started(whole.recover())
         self.core.receive(AUDITOR, Hello([VERSION], ""), self.now)
         self.core.receive(AUDITOR, Subscribe(1, NO_JOURNAL, [["all", ""]], credit=-1), self.now)
 
@@ -131,6 +148,16 @@ class Machine:
     def _time(self) -> AbstractContextManager[object]:
         return patch.object(clock, "time", self.wall)
 
+    @property
+    def disks(self) -> list[Disk]:
+        """Those that there are."""
+        return [self.disk] if self.named is None else [self.disk, self.named]
+
+    @property
+    def all_workers(self) -> list[Workers]:
+        """Those of each disk."""
+        return [self.workers] if self.elsewhere is None else [self.workers, self.elsewhere]
+
     def widen(self) -> None:
         """Lift the limits that are small, as an operator does while the broker runs."""
         wide = {name: getattr(Limits(), name) for name in self._setup.tight}
@@ -140,7 +167,8 @@ class Machine:
     def kill(self) -> None:
         """Kill the broker: what it had in memory is gone."""
         self.deaths += 1
-        self.disk.writes_left = None
+        for disk in self.disks:
+            disk.writes_left = None
         self.watch.died()
 
     def die(self) -> None:
@@ -151,7 +179,8 @@ class Machine:
     def iterate(self, choice: int, most: int) -> bool:
         """One iteration of the loop. Returns whether there was anything to do."""
         core, router = self.core, self.router
-        busy = bool(router.waiting or router.blocked or self.workers.has_results or core.streams.active)
+        busy = bool(router.waiting or router.blocked or core.streams.active)
+        busy |= any(workers.has_results for workers in self.all_workers)
         for peer in router.retry():
             core.unblocked(peer, self.now)
         for peer in router.pop_lost():
@@ -183,7 +212,7 @@ class Machine:
         return busy
 
     def _handle_results(self) -> None:
-        for result in self.workers.take_results():
+        for result in [result for workers in self.all_workers for result in workers.take_results()]:
             if isinstance(result, ReadDone):
                 self.core.answered(result.question, result.result, self.now)
             elif isinstance(result, DamageFound):
@@ -200,8 +229,12 @@ class Machine:
 
     def _settle(self, written: Written) -> None:
         for token in written.tokens:
-            append = self._appends.pop(token)
-            if written.error is None:
+            append = self._appends.pop((written.store, token))
+            if written.store:
+                if written.error is not None:
+                    self.watch.failed(append)
+                self.core.settled_elsewhere(written.store, token, written.error, self.now)
+            elif written.error is None:
                 self.core.stored(token, self.now)
             else:
                 self.watch.failed(append)
@@ -216,24 +249,32 @@ class Machine:
         for peer in ready.closed:
             self.watch.ending(peer)
         for append in ready.appends:
-            self._appends[append.token] = append
+            self._appends[append.store, append.token] = append
             self.watch.handed_out(append)
         self.watch.sends(ready.sends, blocked)
         for peer, message in ready.sends:
             if peer != AUDITOR and self.router.send(peer, message):
                 self.core.blocked(peer)
-        self.workers.appends += ready.appends
-        self.workers.questions += ready.reads
+        for append in ready.appends:
+            self._workers_of(append.store).appends.append(append)
+        for question in ready.reads:
+            self._workers_of(getattr(question, "store", "")).questions.append(question)
         for peer in ready.closed:
             if peer not in self.core.sessions.by_peer:
                 self.watch.closed(peer)
                 self.router.forget(peer)
         return bool(ready.sends or ready.appends or ready.reads or self.router.lost)
 
-    def write(self, most: int) -> int:
-        """Let the writer work on up to `most` appends. It may be the end of the broker."""
+    def _workers_of(self, store: str) -> Workers:
+        if not store:
+            return self.workers
+        assert self.elsewhere is not None, "there is a store with a name"
+        return self.elsewhere
+
+    def write(self, most: int, workers: Workers | None = None) -> int:
+        """Let a writer work on up to `most` appends. It may be the end of the broker."""
         try:
-            return self.workers.write(most)
+            return (workers or self.workers).write(most)
         except PowerLost:
             self.die()
             return 1

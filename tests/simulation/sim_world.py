@@ -12,10 +12,10 @@ from sim_client import ADDRESSES, CLUB, HABITS, OFFERED, SERVICES, STREAMS, Clie
 from sim_clock import Wall
 from sim_damage import FlawedStore
 from sim_dead import base_of
-from sim_disk import Disk
+from sim_disk import BothStores, Disk, Workers
 from sim_feeds import called
 from sim_limits import check_limits
-from sim_machine import EXPIRY, START, Machine, narrowed
+from sim_machine import ELSEWHERE, EXPIRY, START, Machine, narrowed
 from sim_network import Connection, cut
 from sim_origin import Violation
 from sim_plan import Plan, Step
@@ -41,9 +41,10 @@ class World:
         self.log = log
         wall = Wall(START)
         store = (FlawedStore if plan.setup.flaws else MemoryStore)(counted=wall.monotonic)
+        named = MemoryStore(counted=wall.monotonic) if plan.setup.several else None
         self.book = Story(
-            store,
-            lambda: self.disk.has_failed,
+            store if named is None else BothStores(store, named),
+            lambda: any(disk.has_failed for disk in self.machine.disks),
             plan.setup.queues,
             wall,
             log,
@@ -54,7 +55,8 @@ class World:
         self.book.queues.identities_bytes = plan.setup.tight.get(
             "identities_bytes", Limits().identities_bytes
         )
-        self.machine = Machine(plan.setup, self.disk, self.book, wall)
+        self.named = Disk(named, self.book.committed) if named is not None else None
+        self.machine = Machine(plan.setup, self.disk, self.book, wall, self.named)
         self.clients = [
             Client(place, self.book, plan.setup, lambda: self.machine.now)
             for place in range(plan.setup.clients)
@@ -129,15 +131,20 @@ class World:
     def write(self, a: int, b: int, c: int) -> str:
         """The disk commits some of what waits."""
         deaths = self.machine.deaths
-        written = self.machine.write(1 + a % 4)
+        written = self.machine.write(1 + a % 4, self._chosen(b))
         if self.machine.deaths > deaths:
             self._dropped()
             return "the broker dies while it writes"
         return f"the disk is given {written} appends" if written else ""
 
+    def _chosen(self, choice: int) -> Workers:
+        """The writer and the reader of one of the disks."""
+        there = self.machine.all_workers
+        return there[choice % len(there)]
+
     def read(self, a: int, b: int, c: int) -> str:
         """The reader answers a question."""
-        return "the reader answers" if self.machine.workers.read(a) else ""
+        return "the reader answers" if self._chosen(b).read(a) else ""
 
     def time(self, a: int, b: int, c: int) -> str:
         """Time goes by."""
@@ -219,9 +226,17 @@ class World:
 
     def fail(self, a: int, b: int, c: int) -> str:
         """The disk will fail some of the next writes."""
-        self.disk.is_full = c % 2 == 0
-        self.disk.failures.extend(bool((b >> place) & 1) for place in range(1 + a % 5))
-        return f"the disk will fail: {list(self.disk.failures)}"
+        disk = self._disk(c // 2)
+        disk.is_full = c % 2 == 0
+        disk.failures.extend(bool((b >> place) & 1) for place in range(1 + a % 5))
+        return f"{self._called(disk)} will fail: {list(disk.failures)}"
+
+    def _disk(self, choice: int) -> Disk:
+        there = self.machine.disks
+        return there[choice % len(there)]
+
+    def _called(self, disk: Disk) -> str:
+        return "the disk" if disk is self.disk else "the other disk"
 
     def crash(self, a: int, b: int, c: int) -> str:
         """The broker dies."""
@@ -231,17 +246,19 @@ class World:
 
     def crash_writing(self, a: int, b: int, c: int) -> str:
         """The broker will die in one of the next writes."""
-        self.disk.writes_left = a % 4
-        return f"the power will go after {self.disk.writes_left} writes"
+        disk = self._disk(b)
+        disk.writes_left = a % 4
+        return f"the power will go after {disk.writes_left} writes of {self._called(disk)}"
 
     def stop(self, a: int, b: int, c: int) -> str:
         """The broker stops cleanly, and starts again."""
         machine = self.machine
         machine.core.close()
         machine.flush()
-        while machine.workers.appends and not self.disk.failures and self.disk.writes_left is None:
-            machine.write(WIDE)
-            machine.iterate(0, 0)
+        for workers in machine.all_workers:
+            while workers.appends and not workers.disk.failures and workers.disk.writes_left is None:
+                machine.write(WIDE, workers)
+                machine.iterate(0, 0)
         machine.die()
         self._dropped()
         return "the broker stops and starts"
@@ -280,7 +297,8 @@ class World:
     def damage(self, a: int, b: int, c: int) -> str:
         """A chunk on the disk becomes unreadable."""
         name = STREAMS[a % len(STREAMS)]
-        damaged = self.disk.damage(name, b)
+        disk = self.named if self.named is not None and name == ELSEWHERE else self.disk
+        damaged = disk.damage(name, b)
         self.book.streams.damaged.update((name, sequence) for sequence in damaged)
         return f"the disk loses {[*damaged]} of {name}" if damaged else ""
 
@@ -336,7 +354,8 @@ class World:
 
     def settle(self) -> None:
         """Heal everything, and go on until nothing moves any more."""
-        self.disk.heal()
+        for disk in self.machine.disks:
+            disk.heal()
         self.machine.widen()
         self._heal()
         self._rest()
@@ -387,9 +406,10 @@ class World:
         for client in self.clients:
             busy |= bool(client.iterate(WIDE)) | self._work(client)
         busy |= self.machine.iterate(0, WIDE)
-        busy |= bool(self.machine.write(WIDE))
-        while self.machine.workers.read(0):
-            busy = True
+        for workers in self.machine.all_workers:
+            busy |= bool(self.machine.write(WIDE, workers))
+            while workers.read(0):
+                busy = True
         return self.machine.iterate(0, WIDE) or busy
 
     def _work(self, client: Client) -> bool:
@@ -522,7 +542,9 @@ class World:
             *([idle] * 4 if idle <= EXPIRY else ()),
         ):
             self.machine.now += seconds
-            while self.machine.iterate(0, WIDE) | bool(self.machine.write(WIDE)):
+            while self.machine.iterate(0, WIDE) | any(
+                [self.machine.write(WIDE, workers) for workers in self.machine.all_workers]
+            ):
                 pass
         check_limits(self.machine, self.machine.settings.limits)
 

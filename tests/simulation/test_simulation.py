@@ -544,6 +544,10 @@ BROKEN = {
         "malamute.core.session.Sessions.store_again",
         _nothing,
     ),
+    "a record vouches for what is on its way to another store": (
+        "malamute.core.spread.Spread.gaps",
+        lambda spread, store: (),
+    ),
     "a change has no record": ("malamute.core.audit.Audit._write", _leave_out_changes),
     "the record of a change is not stored with it": ("malamute.core.audit.Audit._write", _record_later),
     "a change has two records": ("malamute.core.audit.Audit._write", _record_twice),
@@ -626,6 +630,7 @@ NOTICED = {
     "a restored feed begins again": (plan_of, 155),
     "a lost cursor that is set again stays lost": (plan_of, 888),
     "a feed that is set again is reported as lost": (plan_of, 178),
+    "a record vouches for what is on its way to another store": (plan_of, 301),
     "a change has no record": (plan_of, 2),
     "the record of a change is not stored with it": (plan_of, 2),
     "a change has two records": (plan_of, 6),
