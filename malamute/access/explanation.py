@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from malamute.access.policy import Claims, Policy
+from malamute.access.policy import NO_GROUPS, Claims, Policy
 from malamute.access.rule import IMPERSONATE, AccessRule, Thing
 from malamute.access.scope import Decision, Grant
 
@@ -41,12 +41,14 @@ def explain(
     groups: Iterable[str] = (),
     claims: Claims = (),
     rules: Iterable[AccessRule] = (),
+    stored: Mapping[str, tuple[AccessRule, ...]] = NO_GROUPS,
     *,
     in_force: bool = False,
 ) -> DecisionReport:
     """Whether a user may do something to `KIND/NAME[/SUBJECT]`.
 
-    `groups`, `claims` and `rules` are what is known of the user beside what the policy says. There may be
+    `groups`, `claims` and `rules` are what is known of the user beside what the policy says, and `stored` the
+    rules of groups that it has none of. There may be
     rules `in_force` that it does not have.
 
     Raises:
@@ -56,6 +58,6 @@ def explain(
     if not (policy.in_force or in_force):
         # To act as others is the one thing that takes a rule in any case.
         return DecisionReport(Decision(action != IMPERSONATE), in_force=False)
-    scope = policy.grants(user, groups, claims, rules).scope(action, kind, name)
+    scope = policy.grants(user, groups, claims, rules, stored).scope(action, kind, name)
     about = tuple(term.by for term in (*scope.deny, *scope.allow))
     return DecisionReport(scope.decide(subject), in_force=True, about=about)

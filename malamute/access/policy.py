@@ -36,6 +36,8 @@ class User(NamedTuple):
 
 _UNKNOWN = User()
 
+NO_GROUPS: Mapping[str, tuple[AccessRule, ...]] = {}
+
 
 class Policy:
     """Rules for everybody, for groups and for users. It never changes."""
@@ -58,7 +60,7 @@ class Policy:
             [*self.groups.values(), *(u.rules for u in self.users.values())]
         )
         """Whether there is any rule: without one, everything is allowed."""
-        self._tables: dict[str, RuleTable] = {}
+        self._tables: dict[str, tuple[tuple[AccessRule, ...], RuleTable]] = {}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Policy):
@@ -73,27 +75,38 @@ class Policy:
         groups: Iterable[str] = (),
         claims: Claims = (),
         rules: Iterable[AccessRule] = (),
+        stored: Mapping[str, tuple[AccessRule, ...]] = NO_GROUPS,
     ) -> Grants:
-        """What a user of this name has, with groups and rules that the user is known to have besides."""
+        """What a user of this name has, with groups and rules that the user is known to have besides.
+
+        The rules of groups that this has none of are among the `stored` ones.
+        """
         known = self.users.get(user, _UNKNOWN)
         values = {f"claim.{name}": value for name, value in (*known.claims, *claims)}
         if user:
             values["user"] = user
         own = [Grant(f"user {user}", rule) for rule in (*known.rules, *rules)]
         shared = [(EVERYBODY, self.rules)]
-        shared += [
-            (f"group {group}", self.groups[group])
-            for group in sorted({*known.groups, *groups})
-            if group in self.groups
-        ]
+        for group in sorted({*known.groups, *groups}):
+            if rules := self.groups[group] if group in self.groups else stored.get(group, ()):
+                shared.append((f"group {group}", rules))
         tables = []
         for owner, rules in shared:
             own += [Grant(owner, rule) for rule in rules if rule.is_template]
-            if owner not in self._tables:
-                plain = [Grant(owner, rule) for rule in rules if not rule.is_template]
-                self._tables[owner] = RuleTable(plain, {})
-            tables.append(self._tables[owner])
+            tables.append(self._table_of(owner, rules))
         return Grants([*tables, RuleTable(own, values)])
+
+    def groups_of(self, user: str) -> tuple[str, ...]:
+        """The groups that this says a user of this name is in."""
+        return self.users.get(user, _UNKNOWN).groups
+
+    def _table_of(self, owner: str, rules: tuple[AccessRule, ...]) -> RuleTable:
+        """The rules without placeholders of everybody or of a group; made anew if these are others."""
+        known = self._tables.get(owner)
+        if known is None or known[0] is not rules:
+            plain = [Grant(owner, rule) for rule in rules if not rule.is_template]
+            known = self._tables[owner] = rules, RuleTable(plain, {})
+        return known[1]
 
     def quota_owners(self, user: str, groups: Iterable[str] = ()) -> list[Owner]:
         """The owners of the quotas that a user of this name is under, with other groups of that user."""

@@ -44,12 +44,12 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "create": ("stream", "mailbox", "service"),
     "browse": ("mailbox", "service"),
     "view": _THINGS,
-    "admin": (*_THINGS, "user"),
+    "admin": (*_THINGS, "user", "group"),
     IMPERSONATE: ("user",),
 }
 """Every action, with the kinds of things that it can be done to."""
 
-KINDS = (*_THINGS, "user")
+KINDS = (*_THINGS, "user", "group")
 ANY = "*"
 
 WITH_SUBJECT = frozenset(("publish", "subscribe", "send", "request", "offer"))

@@ -32,6 +32,7 @@ SECTIONS = {
         "feed": Lazy("malamute.cli.feeds:feed", "Feeds: what the broker passes on from place to place."),
         "client": Lazy("malamute.cli.clients:client", "The clients of a broker."),
         "keys": Lazy("malamute.cli.keys:keys", "CURVE keys of brokers and clients."),
+        "group": Lazy("malamute.cli.groups:group", "The groups of users, and their rules."),
         "user": Lazy("malamute.cli.users:user", "The accounts of those who may log in."),
         "auth": Lazy("malamute.cli.auth:auth", "Who may do what, and why."),
         "top": Lazy("malamute.cli.top:top", "Watch a broker, live."),

@@ -11,7 +11,7 @@ and name, or subject, so a command whose name is known costs a look into a set.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -28,6 +28,7 @@ from malamute.access import (
     Scope,
     explain,
 )
+from malamute.access.policy import NO_GROUPS
 from malamute.access.rule import IMPERSONATE, needed_rule
 from malamute.errors import AccessRefused
 from malamute.matching import Selector
@@ -60,10 +61,14 @@ from malamute.protocol.names import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from malamute.core.accounts import AccountDirectory
+    from malamute.core.groups import GroupDirectory
 
 DECISIONS_MAX = 65_536
 """Names that are remembered as allowed, of all principals together. With one more, all are forgotten."""
 
+
+NOTHING = Grants([])
+"""What is granted to a user of a group that cannot be read."""
 
 NO_RULE = "no rule"
 """In place of the rule that refused something, where none allows it."""
@@ -196,6 +201,7 @@ _FEED = (
 )
 _QUEUE = (Access("admin", "", "name"),)
 _USER = (Access("admin", "user", "name"),)
+_GROUP = (Access("admin", "group", "name"),)
 
 CHANGES: dict[str, tuple[Access, ...]] = {
     "cursor.set": _CURSOR,
@@ -216,6 +222,9 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "user.add": _USER,
     "user.set": _USER,
     "user.remove": _USER,
+    "group.add": _GROUP,
+    "group.set": _GROUP,
+    "group.remove": _GROUP,
     "journal.backup": (),
 }
 """What each topic of CHANGE needs; the fields are its arguments. If it names nothing, it is the broker's."""
@@ -228,6 +237,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "clients": (),
     "feeds": (),
     "users": (),
+    "groups": (),
     "options": (),
     "storage": (),
     "totals": (),
@@ -421,9 +431,11 @@ class AccessControl:
         published: frozenset[str] = frozenset(),
         policy: Policy | None = None,
         accounts: AccountDirectory | Accounts | None = None,
+        groups: GroupDirectory | None = None,
     ) -> None:
         self.policy = policy or Policy()
         self.accounts = accounts or Accounts()
+        self._groups = groups
         self.generation = 0
         """How often all decisions were outdated."""
         self.was_in_force = self.in_force
@@ -501,18 +513,37 @@ class AccessControl:
     @property
     def in_force(self) -> bool:
         """Whether there is any rule: without one, everything is allowed."""
-        return self.policy.in_force or self.accounts.have_rules
+        groups = self._groups
+        return self.policy.in_force or self.accounts.have_rules or (groups is not None and groups.have_rules)
 
     def grants(self, principal: Principal) -> Grants:
         """What the rules grant to a principal, by its name, its groups and its account."""
         user, claims = principal.user, principal.claims
         groups, rules = self._of_account(user)
-        return self.policy.grants(user, (*principal.groups, *groups), claims, rules)
+        groups = (*principal.groups, *groups)
+        if self._is_sealed(user, groups):
+            return NOTHING
+        return self.policy.grants(user, groups, claims, rules, self._stored_groups)
+
+    @property
+    def _stored_groups(self) -> Mapping[str, tuple[AccessRule, ...]]:
+        return self._groups.stored if self._groups is not None else NO_GROUPS
+
+    def _is_sealed(self, user: str, groups: Iterable[str]) -> bool:
+        """Whether a user is in a group of which nobody knows what it denies."""
+        known = self._groups
+        if known is None or not (known.unreadable or known.incomplete):
+            return False
+        return any(known.is_sealed(name, self.policy) for name in {*groups, *self.policy.groups_of(user)})
 
     def explain(self, user: str, action: str, target: str) -> DecisionReport:
         """Which rule decides whether a user may do something. Raises `InvalidRule`."""
         groups, rules = self._of_account(user)
-        return explain(self.policy, user, action, target, groups, (), rules, in_force=self.in_force)
+        stored, in_force = self._stored_groups, self.in_force
+        found = explain(self.policy, user, action, target, groups, (), rules, stored, in_force=in_force)
+        if in_force and self._is_sealed(user, groups):
+            return DecisionReport(Decision(False), in_force, found.about)
+        return found
 
     def _of_account(self, user: str) -> tuple[tuple[str, ...], tuple[AccessRule, ...]]:
         account = self.accounts.named(user)

@@ -28,6 +28,7 @@ from malamute.core.engines import Engines
 from malamute.core.events import Events
 from malamute.core.feed.table import Feeds
 from malamute.core.grace_period import ClockNote, GracePeriod, report_step
+from malamute.core.groups import GroupDirectory
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.limits import QueueLimits
@@ -96,6 +97,7 @@ class Core(Engines):
         self.services = Services(self.queue_limits, self.mailboxes)
         account_changed = partial(review.account_changed, self)
         self.accounts = AccountDirectory(self.effects, settings.accounts, account_changed)
+        self.groups = GroupDirectory(self.effects, partial(review.groups_changed, self))
         self.quotas = QuotaTable(settings.access, self.accounts.groups_of)
         self.sessions = Sessions(
             self.effects,
@@ -133,7 +135,7 @@ class Core(Engines):
         )
         self.audit = Audit(self.effects, self.timers, self.streams, on=settings.audit)
         reserved = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
-        self.access = AccessControl(reserved, settings.access, self.accounts)
+        self.access = AccessControl(reserved, settings.access, self.accounts, self.groups)
         for feed in self.feeds.by_name.values():
             self.feeds.review(feed)
         self.refusals = RefusalReports(self.effects, self.timers, self.quotas, self.audit)
@@ -218,6 +220,7 @@ class Core(Engines):
     def _store_again(self, stranded: Stranded) -> None:
         """Have each engine store once more what it knows of this."""
         self.accounts.store_again(stranded)
+        self.groups.store_again(stranded)
         self.streams.store_again(stranded)
         self.queue_limits.store_again(stranded)
         self.mailboxes.store_again(stranded)

@@ -11,6 +11,7 @@ from malamute.core.audit import Audit
 from malamute.core.effects import Effects
 from malamute.core.feed.table import Feeds
 from malamute.core.grace_period import ClockNote
+from malamute.core.groups import GroupDirectory
 from malamute.core.health import Health
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.limits import QueueLimits
@@ -33,6 +34,7 @@ class Engines:
     settings: Settings
     access: AccessControl
     accounts: AccountDirectory
+    groups: GroupDirectory
     quotas: QuotaTable
     audit: Audit
     effects: Effects

@@ -46,6 +46,16 @@ def account_changed(core: Engines, user: str) -> None:
     core.effects.later(partial(_review_user, core, user))
 
 
+def groups_changed(core: Engines) -> None:
+    """A stored group is other than before: look at everybody, as any token may name it."""
+    core.effects.later(partial(_review_everybody, core))
+
+
+def _review_everybody(core: Engines) -> None:
+    review_all(core)
+    run_workflow(core.effects, _look_at(core, each_look(core)))
+
+
 def _review_user(core: Engines, user: str) -> None:
     """Look at what a user has. Others are concerned if rules go in or out of force by that."""
     if core.access.in_force != core.access.was_in_force:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from malamute.core.groups import STORED_GROUPS_MAX
 from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import Recovered
 
@@ -26,6 +27,7 @@ def restore(core: Engines, recovered: Recovered) -> None:
     # It looks at the newest messages of all queues, which these take out of `recovered`.
     core.clock_note.restore(recovered, recovery)
     core.accounts.restore(recovered, recovery)
+    core.groups.restore(recovered, recovery)
     core.streams.restore(recovered, recovery)
     named = [
         (store.stage, store.found.recovered)
@@ -63,6 +65,7 @@ def _report_excess(core: Engines) -> None:
             "bytes of queued messages": (core.queue_limits.bytes, limits.queues_bytes),
             "feeds": (len(core.feeds.by_name), limits.feeds),
             "stored accounts": (len(core.accounts.stored.by_name), limits.accounts),
+            "stored groups": (len(core.groups.stored), STORED_GROUPS_MAX),
         }
     )
 

@@ -46,6 +46,9 @@ NUMBERS, REFUSALS, OUTCOMES = 0, 1, 2
 ACCOUNTS = "accounts"
 """Of (name,): who may log in beside those of the configuration: an `Account` as plain values."""
 
+GROUPS = "groups"
+"""Of (name,): the rules of a group beside those of the configuration, as texts."""
+
 MEMORY_QUEUES = "memory-queues"
 """Of (kind, name): how many messages a queue that is in memory only had at the last graceful shutdown, or -1
 since its first one. After the start they are gone."""
@@ -71,6 +74,7 @@ TABLES = {
     QUEUE_FEEDS: Table(gives_room=True),
     SESSIONS: Table(gives_room=True),
     ACCOUNTS: Table(),
+    GROUPS: Table(),
     MEMORY_QUEUES: Table(gives_room=True),
     CLOCK: Table(),
     SEQUENCES: Table(),

@@ -82,6 +82,7 @@ def others(broker: Broker, client: malamute.Client) -> Iterator[malamute.Client]
             target=f"service/{TURNED}",
             criteria=[["exact", HOSTILE]],
         )
+        other.change("group.add", name=TURNED)
         other.change("user.add", name=TURNED, uid=7, groups=[TURNED])
         other.flush()
         with suppress(AccessRefused):
@@ -165,6 +166,12 @@ COMMANDS = [
     ("auth", "log", "-n", "1"),
     ("auth", "log", "-n", "1", "--json"),
     ("auth", "changes", "-n", "3"),
+    ("group", "add", f"{TURNED}2"),
+    ("group", "set", TURNED, "--rule", ""),
+    ("group", "list"),
+    ("group", "list", "--json"),
+    ("group", "show", TURNED),
+    ("group", "remove", TURNED),
     ("user", "list"),
     ("user", "list", "--json"),
     ("user", "show", TURNED),

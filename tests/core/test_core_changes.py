@@ -52,6 +52,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "broker.reload": {},
     "client.disconnect": {"id": "carl"},
     "journal.backup": {"directory": "monday"},
+    "group.add": {"name": "clerks", "access_rules": []},
+    "group.set": {"name": "staff", "access_rules": []},
+    "group.remove": {"name": "staff"},
     "user.add": {"name": "ann", "groups": ["staff"]},
     "user.set": {"name": "eve", "disabled": True},
     "user.remove": {"name": "eve"},
@@ -69,6 +72,7 @@ def furnished(bench: Bench) -> None:
     bench.tell("alice", Change(0, "cursor.set", {"stream": "s", "cursor": "old", "start": "first"}))
     bench.tell("alice", Change(0, "feed.set", {"source": "stream/t", "feed": "fed", "target": "service/fed"}))
     bench.tell("alice", Change(0, "user.add", {"name": "eve", "uid": 7}))
+    bench.tell("alice", Change(0, "group.add", {"name": "staff"}))
     bench.tell("carl", offer(), offer(2, service="idle"))
     bench.settle()
     bench.tell("carl", Reject(1, [[1, 1]], "no"))

@@ -80,6 +80,8 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "uid": (0, 7),
     "groups": ([], ["staff"]),
     "access_rules": ([], ["view broker/#"]),
+    "added_rules": ([], ["view broker/#"]),
+    "removed_rules": ([], ["view broker/#"]),
     "disabled": (True, False),
     "source": ("stream/kept", "stream/live", "stream/more"),
     "feed": FEEDS,

@@ -87,6 +87,8 @@ class MailTimes:
         self._stored_at: float | None = None
         """The time of what was stored last, as far as it must count at the next start."""
         self._handed_out: dict[int, tuple[Operation, float | None]] = {}
+        self._with_note: dict[int, int] = {}
+        """The operations that were handed out with a note of the clock, and that note, by their ids."""
         self._is_refused = False
 
     def now(self) -> float:
@@ -114,13 +116,18 @@ class MailTimes:
         if self.wall.now >= self.grace_until:
             for operation in append.operations:
                 self._handed_out[id(operation)] = operation, self.wall.now + self.ahead
+        for note in filter(is_note, append.operations):
+            self._with_note |= dict.fromkeys(map(id, append.operations), id(note))
 
     def committed(self, operations: Sequence[Operation]) -> None:
         """Something is on the disk: the next start is to go by the time at which it was handed out."""
+        here, is_part = {*map(id, operations)}, False
         for operation in operations:
             self._stored_at = self._handed_out.pop(id(operation), (operation, self._stored_at))[1]
             self._is_refused &= not is_note(operation)
-        if self._is_refused:
+            # What gives room is done of an append that is refused, without the note that came with it.
+            is_part |= self._with_note.pop(id(operation), id(operation)) not in here
+        if self._is_refused or is_part:
             self._stored_at = None
 
     def failed(self, append: Append) -> None:
@@ -134,6 +141,7 @@ class MailTimes:
         """The store is another one, or is damaged: what was noted may be gone."""
         self._stored_at, self._is_refused = None, False
         self._handed_out.clear()
+        self._with_note.clear()
 
     def iterated(self) -> None:
         """An iteration is over."""

@@ -23,6 +23,7 @@ from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.deletion import delete_stream
 from malamute.core.admin.feeds import delete_feed, disable_feed, enable_feed, set_feed
+from malamute.core.admin.groups import add_group, remove_group, set_group
 from malamute.core.admin.queue_deletion import delete_queue
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
@@ -461,6 +462,9 @@ MAKING: dict[str, Callable[[Engines, Session, Any, Answered, Failed], None]] = {
     "broker.reload": reload,
     "client.disconnect": disconnect,
     "journal.backup": back_up,
+    "group.add": add_group,
+    "group.set": set_group,
+    "group.remove": remove_group,
     "user.add": add_user,
     "user.set": set_user,
     "user.remove": remove_user,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.feeds import feed, feeds
+from malamute.core.admin.groups import groups
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, first
 from malamute.core.admin.queues import mailboxes, message, message_bytes, messages, service, services
 from malamute.core.admin.quotas import quotas
@@ -201,6 +202,7 @@ HANDLERS: dict[str, Callable[[Engines, Any], Any]] = {
     "feed": feed,
     "access": access,
     "users": users,
+    "groups": groups,
     "quotas": quotas,
 }
 """What answers each topic at once."""

@@ -94,14 +94,20 @@ def _put(
     fields["rules"] = fields.pop("access_rules", fields["rules"])
     account = Account.of(*(fields[name] for name in Account._fields))
     core.accounts.check(account, core.settings.limits.accounts)
-    if account.rules and not core.access.in_force:
+    if account.rules:
+        check_first_rule(core)
+    if not wanted.dry_run:
+        core.accounts.put(account)
+    answered(_row_of(account), before=row_before)
+
+
+def check_first_rule(core: Engines) -> None:
+    """Raise `InvalidValue` for rules that would be the first ones of all."""
+    if not core.access.in_force:
         raise InvalidValue(
             "there are no rules in the configuration, and with the first one all others may do nothing: "
             "write access.rules there, and reload"
         )
-    if not wanted.dry_run:
-        core.accounts.put(account)
-    answered(_row_of(account), before=row_before)
 
 
 def remove_user(

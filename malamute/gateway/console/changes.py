@@ -57,6 +57,7 @@ _QUEUE: Mapping[str, Reader] = {
     "where": str,
     "limit": forms.number,
 }
+_GROUP: Mapping[str, Reader] = {"name": str, "access_rules": forms.lines}
 _ACCOUNT: Mapping[str, Reader] = {
     "name": str,
     "password": _hashed,
@@ -129,6 +130,9 @@ ACTS: Mapping[str, Act] = {
     ),
     "broker.reload": Act("Read the configuration again?", "Reload", {}, destroys=False),
     "journal.backup": Act("Copy the store into {directory}?", "Back up", {"directory": str}, destroys=False),
+    "group.add": Act("Add the group {name}?", "Add", _GROUP, destroys=False),
+    "group.set": Act("Change the rules of the group {name}?", "Change", _GROUP, destroys=False),
+    "group.remove": Act("Remove the group {name}? Its users lose what it allows.", "Remove", {"name": str}),
     "user.add": Act("Add the user {name}?", "Add", _ACCOUNT, asks=False, destroys=False),
     "user.set": Act("Change the user {name}?", "Change", _ACCOUNT, asks=False, destroys=False),
     "user.remove": Act("Remove the user {name}?", "Remove", {"name": str}),

@@ -18,6 +18,7 @@ from malamute.protocol.admin import (
     AccessQuery,
     AdminQuery,
     FeedsQuery,
+    GroupsQuery,
     OptionsQuery,
     QuotasQuery,
     StatusQuery,
@@ -42,6 +43,7 @@ async def users(request: Request, arguments: Arguments) -> Response:
     visit = visit_of(request)
     listed = await visit.listed("users", UsersQuery())
     quotas = await visit.listed("quotas", QuotasQuery())
+    groups = await visit.listed("groups", GroupsQuery())
     found = [row for row in listed.rows if arguments["find"] in row.name]
     access, problem = None, ""
     if arguments["user"]:
@@ -52,6 +54,7 @@ async def users(request: Request, arguments: Arguments) -> Response:
         listed=listed,
         sheet=sheet(found, arguments["page"]),
         quotas=quotas,
+        groups=groups,
         asked=arguments,
         access=access,
         problem=problem,

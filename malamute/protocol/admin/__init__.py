@@ -10,7 +10,8 @@ Credit is what is left of it, -1 without limit.
 
     value       values with named fields, rows, and their maps
     topic       what a query and a change are
-    broker, store, streams, cursors, feeds, queues, messages, clients, users, access, quotas
+    broker, store, streams, cursors, feeds, queues, messages, clients, users, groups, access,
+                quotas
                 the queries, the changes and the rows of each subject
 
 A new topic is a class in the module of its subject, and a line here: importers find all of them in this
@@ -62,6 +63,12 @@ from malamute.protocol.admin.feeds import FeedRow as FeedRow
 from malamute.protocol.admin.feeds import FeedSet as FeedSet
 from malamute.protocol.admin.feeds import FeedsQuery as FeedsQuery
 from malamute.protocol.admin.feeds import FeedSwitched as FeedSwitched
+from malamute.protocol.admin.groups import GroupAdd as GroupAdd
+from malamute.protocol.admin.groups import GroupRemove as GroupRemove
+from malamute.protocol.admin.groups import GroupRemoved as GroupRemoved
+from malamute.protocol.admin.groups import GroupRow as GroupRow
+from malamute.protocol.admin.groups import GroupSet as GroupSet
+from malamute.protocol.admin.groups import GroupsQuery as GroupsQuery
 from malamute.protocol.admin.messages import MESSAGE_ROWS as MESSAGE_ROWS
 from malamute.protocol.admin.messages import MessageQuery as MessageQuery
 from malamute.protocol.admin.messages import MessageRow as MessageRow

@@ -1,0 +1,125 @@
+"""`malamute group`: the groups of users in a running broker, and the rules of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from malamute.cli.admin import dry_run_option, make_change
+from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.tables import show_map, show_rows
+from malamute.errors import NotFound
+
+
+@click.group()
+def group() -> None:
+    """Add, change and list groups of users, each with rules.
+
+    A running broker stores them, and goes by each change at once: sessions of users in the group have what
+    the rules allow now, and lose what they do not. Groups of the configuration are changed there, with
+    `malamute broker reload`. `malamute user set` says which groups an account is in.
+    """
+
+
+_rules = click.option("--rule", "-r", "rules", multiple=True, help="A rule of the group; may be given again.")
+
+
+@group.command(
+    epilog=examples(
+        "malamute group add traders --rule 'subscribe stream/prices' --rule 'receive mailbox/{user}'",
+    )
+)
+@click.argument("name")
+@_rules
+@dry_run_option
+@connects
+@json_option
+def add(
+    name: str, *, rules: Sequence[str], dry_run: bool, connection: ConnectionOptions, as_json: bool
+) -> None:
+    """Add the group NAME."""
+    from malamute.protocol.admin import GroupAdd
+
+    make_change(connection, GroupAdd(name=name, access_rules=[*rules], dry_run=dry_run), as_json=as_json)
+
+
+@group.command(
+    "set",
+    epilog=examples(
+        "malamute group set traders --rule 'subscribe stream/prices'",
+        "malamute group set traders --add-rule 'publish stream/orders' --remove-rule 'send mailbox/#'",
+    ),
+)
+@click.argument("name")
+@_rules
+@click.option("--add-rule", "added", multiple=True, help="One more rule; may be given again.")
+@click.option("--remove-rule", "removed", multiple=True, help="A rule to take away; may be given again.")
+@dry_run_option
+@connects
+@json_option
+def set_(
+    name: str,
+    *,
+    rules: Sequence[str],
+    added: Sequence[str],
+    removed: Sequence[str],
+    dry_run: bool,
+    connection: ConnectionOptions,
+    as_json: bool,
+) -> None:
+    """Change the rules of the group NAME.
+
+    What --rule gives takes the place of all that it has; --rule '' leaves none. --add-rule and --remove-rule
+    leave the others as they are, also those that somebody changes at the same time.
+    """
+    from malamute.protocol.admin import GroupSet
+
+    if not (rules or added or removed):
+        raise click.UsageError("nothing to change: expected at least one of the options")
+    change = GroupSet(
+        name=name,
+        access_rules=[*filter(None, rules)] if rules else None,
+        added_rules=[*added],
+        removed_rules=[*removed],
+        dry_run=dry_run,
+    )
+    make_change(connection, change, as_json=as_json)
+
+
+@group.command()
+@click.argument("name")
+@dry_run_option
+@connects
+@json_option
+def remove(name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
+    """Remove the group NAME. Its users lose what it allowed; their accounts keep its name."""
+    from malamute.protocol.admin import GroupRemove
+
+    make_change(connection, GroupRemove(name=name, dry_run=dry_run), as_json=as_json)
+
+
+@group.command("list")
+@connects
+@json_option
+def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
+    """List the groups of the configuration and those in the store, with their rules."""
+    from malamute.protocol.admin import GroupsQuery
+
+    with connection.open() as client:
+        show_rows([row.as_map() for row in client.query(GroupsQuery())], as_json=as_json)
+
+
+@group.command()
+@click.argument("name")
+@connects
+@json_option
+def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
+    """Show the group NAME: where it is, and its rules."""
+    from malamute.protocol.admin import GroupsQuery
+
+    with connection.open() as client:
+        found = [row.as_map() for row in client.query(GroupsQuery()) if row.name == name]
+    if not found:
+        raise NotFound(f"there is no group {name!r}")
+    show_map(found[0], as_json=as_json)
