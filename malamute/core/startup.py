@@ -44,7 +44,8 @@ def restore(core: Engines, recovered: Recovered) -> None:
     core.services.await_replies({session.mailbox for session in core.sessions.by_peer.values()})
     core.mailboxes.resume(recovery)
     core.services.resume(recovery)
-    core.feeds.restore(recovered, recovery)
+    of_streams = [(store, found) for store, (_, found) in zip(core.streams.stores.named, named, strict=True)]
+    core.feeds.restore(recovered, recovery, of_streams)
     _report_excess(core)
     if core.mailboxes.strays(core.sessions.by_peer.values()):
         # A client may still return within the time of a session, and finds its mail.

@@ -1,9 +1,10 @@
 """Workflows: work in several steps, each of which waits for the disk.
 
 What has to ask the store between two things that it does is written as a generator. It yields a `StoreRead`
-and gets the answer, or yields `STORED` and goes on when this iteration is durable. Then it gets the error
-that kept it from being so, or None. What is long yields `GO_ON` and goes on in the next iteration. Between
-the steps the broker does other things: what was true before a `yield` may not be true after it.
+and gets the answer, or yields a `StoreStage`, such as the `Effects` are, and goes on when what this iteration
+stores there is durable. Then it gets the error that kept it from being so, or None. What is long yields
+`GO_ON` and goes on in the next iteration. Between the steps the broker does other things: what was true
+before a `yield` may not be true after it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Literal
 
 from malamute.core.effects import Effects
+from malamute.core.stage import StoreStage
 from malamute.errors import MalamuteError
 from malamute.store.operations import StoreRead
 
-STORED: Final = "stored"
 GO_ON: Final = "go on"
 
-Workflow = Generator[StoreRead | Literal["stored", "go on"], Any, Any]
+Workflow = Generator[StoreRead | StoreStage | Literal["go on"], Any, Any]
 
 
 def run_workflow(effects: Effects, steps: Workflow) -> None:
@@ -46,8 +47,8 @@ def run_workflow(effects: Effects, steps: Workflow) -> None:
             return
         if wanted == GO_ON:
             effects.later(lambda: later(None))
-        elif isinstance(wanted, str):
-            effects.when_stored(later)
+        elif isinstance(wanted, StoreStage):
+            wanted.when_stored(later)
         else:
             effects.ask(wanted, go, cannot)
 

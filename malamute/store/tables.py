@@ -36,6 +36,10 @@ FEEDS = "feeds"
 QUEUE_FEEDS = "queue-feeds"
 """Of (kind, name, feed): what moves the messages of a queue on. The value is as in `FEEDS`."""
 
+FEED_POSITIONS = "feed-positions"
+"""Of (stream, name): in the store of the target of a feed, if it is another one than that of the stream, how
+far the feed has come: the generation of its rule, and the last sequence that it has put."""
+
 SESSIONS = "sessions"
 """Of (session, part): what the broker must know of a client after a restart. The values are the core's
 own."""
@@ -72,6 +76,7 @@ TABLES = {
     RETENTIONS: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),
+    FEED_POSITIONS: Table(gives_room=True),
     SESSIONS: Table(gives_room=True),
     ACCOUNTS: Table(),
     GROUPS: Table(),

@@ -18,9 +18,10 @@ from rig_daemon import MIB, Daemon, environment, small
 from rig_waiting import PATIENCE
 
 import malamute
-from malamute.config import StoreTable, StreamRule, StreamsConfig
+from malamute.config import Config, StoreTable, StreamRule, StreamsConfig
 from malamute.errors import StorageFull, StoreAway
 from malamute.journal.disk import DiskStore
+from malamute.protocol.admin import FeedSet
 from malamute.server.process import BrokerProcess
 
 SOURCE = Path(__file__).with_name("faulty_disk.c")
@@ -117,6 +118,14 @@ def history(client: malamute.Client, stream: str, count: int) -> list[bytes]:
         return [subscription.receive(PATIENCE).body for _ in range(count)]
 
 
+def in_two_stores(directory: Path) -> Config:
+    """Streams whose names begin with `ticks` are in another store."""
+    archive = StoreTable("archive", directory / "archive", size=16 * MIB)
+    storage = replace(small().storage, store=(archive,))
+    rules = StreamsConfig(rule=(StreamRule("ticks*", store="archive"),))
+    return replace(small(), storage=storage, streams=rules)
+
+
 def test_a_full_store_refuses_what_is_for_it_and_nothing_else(faulty: Place) -> None:
     with faulty.start() as broker, malamute.connect(broker.url) as client:
         publish(client, "ticks", b"1")
@@ -164,10 +173,7 @@ def test_what_one_session_publishes_to_two_stores_is_there_once_over_kills(
     new_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     """Its numbers alternate between the stores. In the end all is there, in order, and nothing twice."""
-    archive = StoreTable("archive", tmp_path / "archive", size=16 * MIB)
-    storage = replace(small().storage, store=(archive,))
-    rules = StreamsConfig(rule=(StreamRule("ticks", store="archive"),))
-    daemon = new_daemon(replace(small(), storage=storage, streams=rules)).start()
+    daemon = new_daemon(in_two_stores(tmp_path)).start()
     with malamute.connect(daemon.url) as client:
         client.on_event = lambda event: None
         with client.publisher("ticks") as ticks, client.publisher("weather") as weather:
@@ -180,6 +186,32 @@ def test_what_one_session_publishes_to_two_stores_is_there_once_over_kills(
         expected = [b"%d" % number for number in range(MESSAGES)]
         assert history(client, "ticks", MESSAGES) == expected
         assert history(client, "weather", MESSAGES) == expected
+
+
+def test_feeds_between_two_stores_put_each_message_once_over_kills(
+    new_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    """One in each direction, while a client publishes to both sources."""
+    daemon = new_daemon(in_two_stores(tmp_path)).start()
+    with malamute.connect(daemon.url) as client:
+        client.on_event = lambda event: None
+        for source, target in (("ticks", "copied"), ("weather", "ticks-copied")):
+            client.change(FeedSet(source=f"stream/{source}", feed="f", target=f"stream/{target}"))
+        with client.publisher("ticks") as ticks, client.publisher("weather") as weather:
+            for number in range(MESSAGES):
+                ticks.publish("s", b"%d" % number)
+                weather.publish("s", b"%d" % number)
+                if number % (MESSAGES // KILLS) == MESSAGES // KILLS // 2:
+                    daemon.kill()
+                    daemon.start()
+        expected = [b"%d" % number for number in range(MESSAGES)]
+        assert history(client, "copied", MESSAGES) == expected
+        assert history(client, "ticks-copied", MESSAGES) == expected
+        last = client.query("stream", name="copied")["last"]
+        client.publish("ticks", "s", b"end", assurance="stored")
+        with client.subscribe("copied", start=f"seq:{last + 1}") as subscription:
+            # Nothing else came behind them.
+            assert subscription.receive(PATIENCE).body == b"end"
 
 
 def test_a_mount_that_is_missing_is_no_new_empty_store(place: Place) -> None:

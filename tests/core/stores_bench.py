@@ -11,7 +11,7 @@ from malamute.core.effects import Question
 from malamute.core.stores import FoundStore
 from malamute.errors import MalamuteError, StorageFull, StoreError
 from malamute.journal.memory import MemoryStore
-from malamute.protocol.messages import Error, Hello, Message, Stored
+from malamute.protocol.messages import Error, Hello, Message, Ok, Stored
 from malamute.server.worker import ANSWERS
 from malamute.store.commit import Append, Committer, Written
 from malamute.store.operations import Operation
@@ -102,13 +102,16 @@ class StoresBench(Bench):
     def settle(self) -> None:
         """Store and read until there is nothing left to do."""
         self.iterate()
-        while (
-            any(self.waiting.values()) or any(self.written.values()) or self.reads or self.core.effects.chores
-        ):
+        while self._is_busy():
             self.store_in("")
             self.store_in(ARCHIVE)
             self.read_all()
             self.iterate()
+
+    def _is_busy(self) -> bool:
+        core = self.core
+        waits = [*self.waiting.values(), *self.written.values(), self.reads]
+        return any(waits) or bool(core.effects.chores or core.streams.active)
 
     def put_away(self) -> None:
         """From the next start on the archive cannot be opened."""
@@ -122,6 +125,8 @@ def answers(messages: list[Message]) -> dict[int, str]:
         if isinstance(message, Stored):
             for first, last, _ in message.ranges:
                 found |= dict.fromkeys(range(first, last + 1), "stored")
+        elif isinstance(message, Ok):
+            found[message.ref] = "stored"
         elif isinstance(message, Error) and message.ref:
             found[message.ref] = str(message.code)
     return found

@@ -30,6 +30,7 @@ from malamute.core.admin.streams import stream_of
 from malamute.core.admin.users import add_user, remove_user, set_user
 from malamute.core.audit import BEGUN, DONE, FAILED, PARTIAL, REFUSED, who
 from malamute.core.effects import LoadConfiguration
+from malamute.core.feed.rule import FeedName
 from malamute.core.mailbox import EVERYTHING
 from malamute.core.queue import purge as purging
 from malamute.core.queue import redrive as redriving
@@ -50,6 +51,7 @@ from malamute.errors import (
 from malamute.matching import Group
 from malamute.protocol.admin import (
     CHANGES,
+    AdminChange,
     BackupMade,
     BrokerReload,
     BrokerReloaded,
@@ -59,6 +61,10 @@ from malamute.protocol.admin import (
     CursorDelete,
     CursorDeleted,
     CursorSet,
+    FeedDelete,
+    FeedDisable,
+    FeedEnable,
+    FeedSet,
     JournalBackup,
     QueueChanged,
     QueuePurge,
@@ -106,7 +112,7 @@ def change(core: Engines, session: Session, message: Change) -> None:
     if number:
         sessions.begin_change(session, number)
 
-    stage = core.streams.store_of(wanted.stream).stage if hasattr(wanted, "stream") else core.effects
+    stage = _stage_of(core, wanted)
     making = _Making(core, session, message, wanted, stage)
     if stage.name and core.audit.records_first(message.topic, message.arguments):
         making.record(BEGUN)
@@ -114,6 +120,19 @@ def change(core: Engines, session: Session, message: Change) -> None:
     else:
         making.make()
     core.effects.work -= CHANGE_WORK
+
+
+def _stage_of(core: Engines, wanted: AdminChange[Any]) -> StoreStage:
+    """Where a change is stored: with the stream, or with the source of the feed, that it names.
+
+    Raises `StoreAway`.
+    """
+    stream = getattr(wanted, "stream", None)
+    if stream is not None:
+        return core.streams.store_of(stream).stage
+    if isinstance(wanted, FeedSet | FeedEnable | FeedDisable | FeedDelete):
+        return core.feeds.stage_of(FeedName(Place.parse(wanted.source), wanted.feed))
+    return core.effects
 
 
 class _Making:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.streams import stream_of
@@ -26,6 +26,7 @@ from malamute.protocol.names import Place
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.session import Session
+    from malamute.core.stage import StoreStage
     from malamute.core.stream.stream import Stream
 
 Gone = TypeVar("Gone", bound=Row)
@@ -56,7 +57,7 @@ def delete_stream(
 def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answered) -> Workflow:
     place, answer = Place("stream", stream.name), partial(answered, before=gone)
     feeds_only = StreamDeleted(**{**vars(gone), "partial": True})
-    otherwise = yield from end_feeds(core, place, feeds_only, answer)
+    otherwise = yield from end_feeds(core, place, feeds_only, answer, stream.stage)
     try:
         _check_still(core, stream)
     except MalamuteError:
@@ -77,11 +78,14 @@ def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answ
 
 
 def end_feeds(
-    core: Engines, place: Place, some: Gone, answer: Callable[..., None]
-) -> Generator[Literal["stored"], Any, Gone | None]:
-    """End the feeds from a place. Returns `some`, to which the deletion has come so far, if any has ended.
+    core: Engines, place: Place, some: Gone, answer: Callable[..., None], stage: StoreStage
+) -> Generator[StoreStage, Any, Gone | None]:
+    """End the feeds of a place. Returns `some`, to which the deletion has come so far, if any has ended.
+
+    That is stored as this `stage` says, and so has to be what ends.
 
     Raises:
+        InUse: a feed has its source in another store.
         MalamuteError: the disk refused it before any had ended.
     """
     otherwise: Gone | None = None
@@ -89,6 +93,9 @@ def end_feeds(
     def ending(sequence: int | None, *, created: bool) -> None:
         answer(some, final=False, otherwise=otherwise)
 
+    for name in core.feeds.of(place):
+        if core.feeds.stage_of(name) is not stage:
+            raise InUse(f"feed {name} is in another store than {place}: delete it first")
     for name in core.feeds.of(place):
         error = yield from core.feeds.deletion(name, ending)
         if error is None:

@@ -17,7 +17,7 @@ from malamute.core.admin.deletion import END_WORK, end_feeds, hanging
 from malamute.core.admin.queues import queue_of
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
 from malamute.core.sources import dismiss_source
-from malamute.core.workflow import GO_ON, STORED, Workflow, run_workflow
+from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import QueueDelete, QueueDeleted
 from malamute.protocol.messages import MAILBOX
@@ -49,11 +49,11 @@ def _deletion(
     place = Place(queue.kind, queue.name)
     some = QueueDeleted(**{**vars(gone), "partial": True})
     answer = partial(answered, before=gone)
-    otherwise = yield from end_feeds(core, place, some, answer)
+    otherwise = yield from end_feeds(core, place, some, answer, core.effects)
     end = queue.next_sequence, queue.dead_letters.next_sequence
     while _purge(queue, *end):
         answer(some, final=False, otherwise=otherwise)
-        error = yield STORED
+        error = yield core.effects
         if error is not None and otherwise is None:
             raise error
         if error is not None:

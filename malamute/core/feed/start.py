@@ -28,8 +28,11 @@ class FeedStart(Protocol):
     def release(self) -> None:
         """It is set, or is not."""
 
-    def plan(self, rule: FeedRule, value: bytes | None, *, at_work: bool) -> FeedRule:
-        """What to store of it. The store has `value` of one that is there, which may be `at_work`."""
+    def plan(self, rule: FeedRule, value: bytes | None, done: int | None, *, at_work: bool) -> FeedRule:
+        """What to store of it. The store has `value` of one that is there, which may be `at_work`.
+
+        It is `done` with all up to this sequence, if that is known.
+        """
 
     def stored(self) -> tuple[Operation, ...]:
         """What to store beside the rule."""
@@ -62,20 +65,20 @@ class StreamStart:
         self._stream.changing -= 1
         self._stream.cursors.release(self._name.cursor)
 
-    def plan(self, rule: FeedRule, value: bytes | None, *, at_work: bool) -> FeedRule:
+    def plan(self, rule: FeedRule, value: bytes | None, done: int | None, *, at_work: bool) -> FeedRule:
         """What to store of it: with where it begins in the past, if it does."""
-        stream, cursor = self._stream, self._name.cursor
+        stream = self._stream
         if self._position is None and not at_work:
             # One that could not be taken up goes on where it was.
-            known = value is not None and cursor in stream.cursors
-            self._position = Position(stream.cursors[cursor] + 1 if known else stream.next)
+            known = value is not None and done is not None
+            self._position = Position(done + 1 if known and done is not None else stream.next)
         self._head = stream.next
         if self._position is None:
             assert value is not None, "one at work is stored"
-            self.done = stream.cursors[cursor]
+            self.done = done
             return rule._replace(began=FeedRule.parse(self._name.name, value).began)
-        done = self.done = self._position.first - 1
-        return rule._replace(began=(done, self._head - 1) if done < self._head - 1 else ())
+        begin = self.done = self._position.first - 1
+        return rule._replace(began=(begin, self._head - 1) if begin < self._head - 1 else ())
 
     def stored(self) -> tuple[Operation, ...]:
         """Its position."""
@@ -91,6 +94,7 @@ class StreamStart:
         assert self._position is not None, "a new feed has one"
         self._commit()
         feed = StreamFeed(feeds, self._name, rule, self._stream, target)
+        feed.done = self._position.first - 1
         feed.begin(self._position)
         # What has come since and is gone already is a gap.
         feed.head = self._head
@@ -123,7 +127,7 @@ class QueueStart:
         """It is set, or is not."""
         self.source.release()
 
-    def plan(self, rule: FeedRule, value: bytes | None, *, at_work: bool) -> FeedRule:
+    def plan(self, rule: FeedRule, value: bytes | None, done: int | None, *, at_work: bool) -> FeedRule:
         """What to store of it."""
         return rule
 

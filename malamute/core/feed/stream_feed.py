@@ -33,7 +33,9 @@ class StreamFeed(Reader, Feed):
         Feed.__init__(self, feeds, name, rule, target, stream.effects)
         self._token = 0
         """The append that has what was put last, until its outcome is known."""
-        self._first = 0
+        self._first = self._last = 0
+        self.done = 0
+        """The last sequence that it is done with, as its target has it if that is in another store."""
         selector = rule.selector
         Reader.__init__(self, stream, selector)
         self.compiled = CompiledSelector(selector, stream.audience.failed)
@@ -50,7 +52,9 @@ class StreamFeed(Reader, Feed):
     def ready(self) -> bool:
         """Whether it may put to its target what is at its cursor."""
         return (
-            self.cursor <= self.stream.replay.durable and self.free and self._token in (0, self.effects.token)
+            self.cursor <= self.stream.replay.durable
+            and self.free
+            and self._token in (0, self.target.stage.token)
         )
 
     @property
@@ -58,10 +62,23 @@ class StreamFeed(Reader, Feed):
         """Whether the disk may yet refuse what it has put last."""
         return self._first > 0
 
+    @property
+    def crosses(self) -> bool:
+        """Whether its target is in another store than its source.
+
+        Then how far it has come is stored there, with what it puts, and its cursor follows.
+        """
+        return self.target.stage is not self.stream.stage
+
+    @property
+    def position(self) -> int:
+        """The last sequence that it is done with."""
+        return self.done if self.crosses else self.stream.cursors.get(self.name.cursor, self.done)
+
     def rely_on_last(self) -> None:
         """Store this iteration only if what it has put last is stored."""
-        if self._token:
-            self.effects.rely_on(self._token)
+        if self._token and not self.crosses:
+            self.stream.stage.rely_on(self._token)
 
     def cancel(self) -> None:
         """End it."""
@@ -74,6 +91,7 @@ class StreamFeed(Reader, Feed):
         self._go_by(rule, target)
         self._take(rule.selector)
         if position is not None:
+            self.done = position.first - 1
             self.stream.replay.rewind(self, 0)
             self.begin(position)
 
@@ -140,19 +158,27 @@ class StreamFeed(Reader, Feed):
     def _put(self, columns: Columns) -> None:
         sequences = columns.each_sequence()
         self.target.put(columns, self.name.source)
-        self.stream.commit(self.name.cursor, sequences[-1])
+        stage = self.target.stage
+        if self.crosses:
+            stage.store(self.name.put_position(self.rule.generation, sequences[-1]))
+        else:
+            self.stream.commit(self.name.cursor, sequences[-1])
         self.delivered += len(sequences)
-        self._first = self._first or sequences[0]
+        self._first, self._last = self._first or sequences[0], sequences[-1]
         if not self._token:
-            self._token = self.effects.token
-            self.effects.when_stored(self._settled)
+            self._token = stage.token
+            stage.when_stored(self._settled)
 
     def _settled(self, error: MalamuteError | None) -> None:
         first, self._first, self._token = self._first, 0, 0
         if not self.open:
             return
+        if self.crosses and error is None:
+            self.done = self._last
+            self.stream.commit(self.name.cursor, self.done)
         if error is not None and first:
-            self.stream.commit(self.name.cursor, first - 1)
+            if not self.crosses:
+                self.stream.commit(self.name.cursor, first - 1)
             self.stream.replay.rewind(self, first)
             self._retry()
         self.unblock()
@@ -165,6 +191,7 @@ class StreamFeed(Reader, Feed):
         idle = self.began and not self.resting and not self._token
         if idle and done > self.stream.cursors.get(self.name.cursor, 0):
             self.announce_expired()
+            self.done = done
             self.stream.commit(self.name.cursor, done)
 
     def missed(self, first: int, last: int, reason: str) -> None:

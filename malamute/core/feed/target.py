@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from malamute.core.queue.options import Options
     from malamute.core.queue.paging import Records
     from malamute.core.quotas import QuotaUsages
+    from malamute.core.stage import StoreStage
 
 
 def origin(source: Place, sequence: int) -> dict[str, Any]:
@@ -44,6 +45,10 @@ class FeedTarget(Protocol):
     """Where a feed puts what it takes."""
 
     place: Place
+
+    @property
+    def stage(self) -> StoreStage:
+        """Where what is put there is stored."""
 
     def hold(self) -> None:
         """A feed puts something there from now on, so that it is not removed."""
@@ -106,6 +111,7 @@ class QueueTarget:
         self.queue = queue
         self.place = Place(queue.kind, queue.name)
         self._others = not moves
+        self.stage: StoreStage = queue.effects
         self.keeps_outcomes = not queue.usage.in_memory
 
     def hold(self) -> None:
@@ -215,6 +221,7 @@ class StreamTarget:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
+        self.stage = stream.stage
         self.place = Place("stream", stream.name)
         self.held = 0
         self.credit = -1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
-from malamute.core.workflow import GO_ON, STORED, Workflow, run_workflow
+from malamute.core.workflow import GO_ON, Workflow, run_workflow
 
 if TYPE_CHECKING:
     from malamute.errors import MalamuteError
@@ -74,7 +74,7 @@ def _steps(
             report(count, before)
             return
         report(count, before, final=False)
-        if (error := (yield STORED)) is not None:
+        if (error := (yield queue.effects)) is not None:
             if before:
                 report(before, before, partial=True)
             else:

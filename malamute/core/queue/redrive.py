@@ -12,7 +12,7 @@ from malamute.core.queue.dead_letters import properties_without
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.options import Options
 from malamute.core.queue.paging import Records, records_of, runs
-from malamute.core.workflow import STORED, Workflow, run_workflow
+from malamute.core.workflow import Workflow, run_workflow
 from malamute.errors import MalamuteError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _steps(
             _put_back(queue, here, records)
             report(count + len(here), count, final=not left)
             dead.going.update(entry.sequence for entry in here)
-            error = yield STORED
+            error = yield queue.effects
             dead.going.difference_update(entry.sequence for entry in here)
         dead.leaving.difference_update(entry.sequence for entry in run)
         if here and error is None:

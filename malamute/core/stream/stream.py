@@ -766,13 +766,13 @@ class Streams:
             refused = recovered.refused.get(name, ())
             recovery.take_up("stream", name, self._restore, name, store, state, refused)
         for (name, cursor), sequence in recovered.table(CURSORS).items():
-            if (stream := self._kept(name, store)) is not None:
+            if (stream := self.kept(name, store)) is not None:
                 stream.cursors[cursor] = sequence
         for name, cursor in recovered.lost_keys(CURSORS):
-            if (stream := self._kept(name, store)) is not None:
+            if (stream := self.kept(name, store)) is not None:
                 stream.lost_cursors.add(cursor)
         for (name,), retention in recovered.table(RETENTIONS).items():
-            if self._kept(name, store) is not None:
+            if self.kept(name, store) is not None:
                 self.retentions[name] = StreamRetention.of(retention)
         self.begin_ageing()
 
@@ -795,7 +795,7 @@ class Streams:
             if stream.policy.retention != KEEP_ALL:
                 store.stage.store(Retain(name, stream.policy.retention))
 
-    def _kept(self, name: str, store: StreamStore) -> Stream | None:
+    def kept(self, name: str, store: StreamStore) -> Stream | None:
         """The stream of this name in this store, made if needed; None if another store has it."""
         if name not in self.by_name:
             self.by_name[name] = Stream(name, self, store)
