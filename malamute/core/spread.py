@@ -20,7 +20,11 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from malamute.core.stage import NamedStage
+from malamute.errors import Malformed
 from malamute.protocol.messages import Ranges
+
+NUMBERS_MAX = 1 << 20
+"""Numbers that a record may leave out: many times what a client may have unconfirmed."""
 
 
 class Spread:
@@ -83,6 +87,8 @@ def runs_of(numbers: Iterable[int]) -> tuple[int, ...]:
 
 
 def numbers_of(runs: Sequence[int]) -> set[int]:
-    """The numbers in runs."""
-    pairs = zip(runs[::2], runs[1::2], strict=True)
+    """The numbers in runs. Raises `Malformed` for more than any session has under way."""
+    pairs = [*zip(runs[::2], runs[1::2], strict=True)]
+    if sum(last + 1 - first for first, last in pairs) > NUMBERS_MAX:
+        raise Malformed(f"invalid gaps in the numbers of a session: expected at most {NUMBERS_MAX} numbers")
     return set(chain.from_iterable(range(first, last + 1) for first, last in pairs))

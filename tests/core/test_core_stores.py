@@ -11,8 +11,9 @@ from stores_bench import ARCHIVE, StoresBench, answers
 from malamute.core.broker import Core
 from malamute.core.health import PROBE_SECONDS
 from malamute.core.session import Numbers
+from malamute.core.spread import NUMBERS_MAX, numbers_of
 from malamute.core.stores import HUNG_SECONDS, MEASURE_SECONDS
-from malamute.errors import StorageFull, StoreError, StoreLost
+from malamute.errors import Malformed, StorageFull, StoreError, StoreLost
 from malamute.protocol.admin import CursorSet, StreamCreate, StreamDelete, StreamPurge
 from malamute.protocol.batch import unpack
 from malamute.protocol.limits import CHANGES_MAX
@@ -514,3 +515,11 @@ def test_how_full_a_store_is_is_asked_now_and_then_and_waited_for_by_nobody(benc
     bench.wait(MEASURE_SECONDS)
     bench.settle()
     assert store.row().used > used
+
+
+def test_a_record_with_gaps_that_none_can_have_is_taken_for_damaged_at_once():
+    assert numbers_of([1, 3, 7, 7]) == {1, 2, 3, 7}
+    assert len(numbers_of([1, NUMBERS_MAX])) == NUMBERS_MAX
+    for runs in ([1, NUMBERS_MAX + 1], [1, 2**53], [1]):
+        with pytest.raises((Malformed, ValueError)):
+            numbers_of(runs)
