@@ -214,6 +214,7 @@ class Core(Engines):
             if defect.stranded is not None and named is not None:
                 self.streams.store_again(defect.stranded)
                 self.sessions.store_again(defect.stranded, named.stage)
+                self.feeds.store_again(defect.stranded)
             elif defect.stranded is not None:
                 self._store_again(defect.stranded)
 

@@ -9,7 +9,8 @@ from core_bench import chunks, offer, publish
 from stores_bench import ARCHIVE, StoresBench
 
 from malamute.protocol.admin import FeedDelete, FeedDisable, FeedEnable, FeedSet, StreamDelete
-from malamute.protocol.messages import VERSION, Change, Error, Hello
+from malamute.protocol.messages import VERSION, Change, Commit, Error, Hello
+from malamute.store.operations import Defect, DeleteValue, Stranded
 from malamute.store.tables import CURSORS, FEED_POSITIONS, FEEDS
 
 WAYS = [("x.s", "t"), ("s", "x.t"), ("x.s", "x.t"), ("s", "t")]
@@ -183,6 +184,24 @@ def test_a_stream_is_deleted_with_its_own_feeds_and_not_with_those_from_another_
     bench.settle()
     assert not bench.core.feeds.by_name
     assert "x.s" not in bench.archive.recover().streams
+
+
+@pytest.mark.parametrize(
+    ("store", "values"),
+    [
+        ("", [(FEED_POSITIONS, ("x.s", "f"))]),
+        (ARCHIVE, [(CURSORS, ("x.s", "$feed/f")), (CURSORS, ("x.s", "c"))]),
+    ],
+)
+def test_what_a_damaged_block_of_either_store_held_of_it_is_stored_again(bench, store, values):
+    bench.tell("alice", feed("x.s", "t"), publish(b"1", b"2", stream="x.s"), Commit("x.s", 0, "c", 1))
+    bench.settle()
+    damaged = bench.archive if store else bench.store
+    damaged.write([DeleteValue(table, key) for table, key in values])
+    bench.core.damaged([Defect("block", "", 1, 1, "told", Stranded({}, values))], bench.now, store)
+    bench.settle()
+    assert bench.store.recover().table(FEED_POSITIONS)["x.s", "f"][1] == 2
+    assert bench.archive.recover().table(CURSORS) == {("x.s", "$feed/f"): 2, ("x.s", "c"): 1}
 
 
 def test_a_feed_from_a_queue_to_a_store_with_a_name_is_refused_by_name(bench):

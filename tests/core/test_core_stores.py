@@ -19,7 +19,7 @@ from malamute.protocol.batch import unpack
 from malamute.protocol.limits import CHANGES_MAX
 from malamute.protocol.messages import VERSION, Bye, Change, Commit, Error, Hello, Message, Ok
 from malamute.protocol.names import AUDIT
-from malamute.store.operations import FLOOR
+from malamute.store.operations import FLOOR, Defect, DeleteValue, Stranded
 from malamute.store.tables import NUMBERS, SESSIONS
 
 
@@ -503,6 +503,18 @@ def test_very_many_refusals_in_a_row_cost_nothing_at_the_start(bench):
     assert merged.refused.answer((1 << 40) - 5) is None
     merged = Numbers.merged([numbers, Numbers(5)])
     assert merged.refused.answer((1 << 40) - 5) is not None
+
+
+def test_a_session_that_a_damaged_block_of_one_store_held_is_stored_there_again(bench):
+    bench.tell("alice", to_x(b"1", number=1), publish(b"2", number=2))
+    bench.settle()
+    key = (peer_id("alice"), NUMBERS)
+    bench.archive.write([DeleteValue(SESSIONS, key[:1])])
+    stranded = Stranded({}, [(SESSIONS, key)])
+    bench.core.damaged([Defect("block", "", 1, 1, "told", stranded)], bench.now, ARCHIVE)
+    bench.settle()
+    assert Numbers.unpack(bench.archive.recover().table(SESSIONS)[key]).next == 3
+    assert (bench.core.stores[ARCHIVE].row().damages, bench.core.health.damages) == (1, 0)
 
 
 def test_how_full_a_store_is_is_asked_now_and_then_and_waited_for_by_nobody(bench):

@@ -483,6 +483,8 @@ class Feeds:
         for stream, cursor in stranded.keys(CURSORS):
             if cursor.startswith(FEED_PREFIX):
                 names.append(FeedName(Place("stream", stream), cursor.removeprefix(FEED_PREFIX)))
+        for stream, feed in stranded.keys(FEED_POSITIONS):
+            names.append(FeedName(Place("stream", stream), feed))
         for name in names:
             run_workflow(self.effects, self._store_again(name))
 
@@ -494,6 +496,12 @@ class Feeds:
             if name in self.values:
                 self.effects.store(name.put(self.values[name]))
                 yield self.effects
+        elif isinstance(feed, StreamFeed) and feed.crosses:
+            # Which of the two it was is not asked: both are there then.
+            stage = feed.target.stage
+            stage.store(name.put_position(feed.rule.generation, feed.done))
+            feed.stream.commit(name.cursor, feed.done)
+            yield stage
         elif stream is not None and name.cursor in stream.cursors:
             stream.commit(name.cursor, stream.cursors[name.cursor])
             yield stream.stage
