@@ -13,8 +13,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 from malamute.config import STREAMS_SHARE
 from malamute.config.sections import StoreTable
@@ -27,6 +31,11 @@ from malamute.journal.store import Store, next_incarnation
 from malamute.server.clock import counted
 from malamute.store.operations import PutValue, Recovered
 from malamute.store.tables import OWN, OWNER, STORES
+
+OPEN_SECONDS = 30.0
+"""How long the broker waits at the start for a store that it knows."""
+
+Opened = tuple[Store, Recovered]
 
 
 @dataclass
@@ -59,7 +68,10 @@ def open_stores(
     for table in tables:
         found: Recovered | MalamuteError
         try:
-            store, found = _opened(table, known.get(table.name), recovered.broker_id, now, open_one)
+            ident = known.get(table.name)
+            opening = partial(_opened, table, ident, recovered.broker_id, now, open_one)
+            # What a new one needs may take long: the whole of its size is taken from the disk.
+            store, found = _patiently(table, opening) if ident else opening()
             if table.kind != "memory" and known.get(table.name) != found.broker_id:
                 _remember(table, store, found, own)
             stores.open[table.name] = store
@@ -67,12 +79,38 @@ def open_stores(
             found = error
         except OSError as error:
             found = StoreError(f"cannot use {table.directory}: {error.strerror}")
-        directory = "" if table.directory is None else str(table.directory.resolve())
+        # No look at the disk, which may hang.
+        directory = "" if table.directory is None else str(table.directory.absolute())
         stores.found[table.name] = FoundStore(found, table.kind, directory, table.backlog)
     stores.unknown = tuple(name for name in known if name not in stores.found)
     if any(name not in stores.open or not known[name] for name in known):
         stores.begin = next_incarnation(now, max(recovered.incarnations, default=0))
     return stores
+
+
+def _patiently(table: StoreTable, opening: Callable[[], Opened]) -> Opened:
+    """Open one that was there before, or give up: its disk may hang. Raises `StoreError`."""
+    opened: Future[Opened] = Future()
+
+    def open_it() -> None:
+        try:
+            store, found = opening()
+        except BaseException as error:  # raised again by whoever waits, if anybody still does
+            with suppress(InvalidStateError):
+                opened.set_exception(error)
+            return
+        try:
+            opened.set_result((store, found))
+        except InvalidStateError:
+            store.close()
+
+    Thread(target=open_it, name=f"malamute-opening-{table.name}", daemon=True).start()
+    try:
+        return opened.result(OPEN_SECONDS)
+    except TimeoutError:
+        if opened.cancel():
+            raise StoreError(f"{table.directory} has not answered for {OPEN_SECONDS:g} s") from None
+        return opened.result()
 
 
 def _remember(table: StoreTable, store: Store, found: Recovered, own: Store) -> None:
@@ -90,7 +128,7 @@ def _opened(
     owner: bytes,
     now: float,
     open_one: Callable[[StoreTable], Store],
-) -> tuple[Store, Recovered]:
+) -> Opened:
     """Open one of them. Raises what stands against that, as `StoreError` in most cases."""
     if table.kind == "memory":
         store = open_one(table)

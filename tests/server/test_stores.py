@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from malamute.config.sections import StoreTable
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
+from malamute.journal.store import Store
+from malamute.server import stores
 from malamute.server.stores import NamedStores, open_named, open_stores
 from malamute.store.operations import AppendChunk, Chunk, PutValue, Recovered
 from malamute.store.tables import STORES
 
 NOW = 1_700_000_000.0
 MIB = 1024**2
+PATIENCE = 30.0
 
 
 class Broker:
@@ -108,6 +112,31 @@ def test_a_new_store_that_the_broker_cannot_note_is_not_used(
     found = open_stores([broker.table], broker.own, recovered, NOW, open_named)
     assert not found.open
     monkeypatch.undo()
+    assert [*broker.open().open] == ["archive"]
+
+
+def test_a_disk_that_hangs_holds_up_the_start_only_so_long_and_is_let_go(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.open()
+    monkeypatch.setattr(stores, "OPEN_SECONDS", 0.05)
+    hangs, opened, closed = Event(), Event(), Event()
+
+    def slow(table: StoreTable) -> Store:
+        hangs.wait()
+        store = open_named(table)
+        monkeypatch.setattr(store, "close", lambda close=store.close: (close(), closed.set()))
+        opened.set()
+        return store
+
+    recovered = broker.own.recover()
+    found = open_stores([broker.table], broker.own, recovered, NOW, slow).found["archive"].recovered
+    assert isinstance(found, MalamuteError)
+    assert found.text.endswith("has not answered for 0.05 s")
+    hangs.set()
+    assert opened.wait(PATIENCE)
+    assert closed.wait(PATIENCE)
+    monkeypatch.setattr(stores, "OPEN_SECONDS", PATIENCE)
     assert [*broker.open().open] == ["archive"]
 
 
