@@ -39,6 +39,9 @@ from malamute.journal.pages import check_pages
 PAGE = mmap.PAGESIZE
 """The unit of allocation, in bytes."""
 
+READING_TRIES = 10
+"""How often pages are looked at that somebody seems to write to."""
+
 BLOCK_BYTES = 512
 """The unit of `st_blocks`, whatever the blocks of the disk are."""
 
@@ -175,42 +178,32 @@ def _check_pages(data: Path) -> None:
 def check_pages_for_reading(path: Path) -> None:
     """Refuse damaged pages on behalf of a reader, which opens a store beside its broker or without one.
 
-    A broker has looked at them when it started, and changes them while they are read here: what is found
-    beside it means nothing.
+    LMDB overwrites nothing that its newest root leads to. So what is found wrong is wrong if the roots are
+    the same afterwards; if they are not, somebody writes, and it is looked at once more. A broker that never
+    stops writing has looked at the pages itself when it started.
 
     Raises:
-        StoreCorrupt: nobody writes to the store, and its pages are damaged.
+        StoreCorrupt: its pages are damaged.
         StoreError: it cannot be read.
     """
     data = path / "data.mdb"
     try:
-        try:
-            _check_pages(data)
-        except StoreCorrupt:
-            with _kept_at_rest(path) as is_at_rest:
-                if is_at_rest:
-                    _check_pages(data)
+        for _ in range(READING_TRIES):
+            before = _roots(data)
+            try:
+                _check_pages(data)
+                return
+            except StoreCorrupt:
+                if _roots(data) == before:
+                    raise
     except OSError as error:
         raise StoreError(f"cannot read {error.filename or data}: {error.strerror}") from error
 
 
-@contextmanager
-def _kept_at_rest(path: Path) -> Iterator[bool]:
-    """Keep others from opening a store for writing. False if somebody has it open."""
-    descriptor = -1
-    try:
-        descriptor = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        is_at_rest = True
-    except FileNotFoundError:
-        is_at_rest = True
-    except BlockingIOError:
-        is_at_rest = False
-    try:
-        yield is_at_rest
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+def _roots(data: Path) -> bytes:
+    """The pages of a file that its roots are in."""
+    with data.open("rb") as file:
+        return file.read(2 * PAGE)
 
 
 def _check_length(environment: lmdb.Environment, data: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import count
 
 import pytest
 from stores import MIB, append, put
 
 from malamute.errors import StoreCorrupt, StoreError, StoreTooNew
+from malamute.journal import directory
 from malamute.journal import format as codec
 from malamute.journal.directory import PAGE, acquire_lock, check_pages_for_reading
 from malamute.journal.disk import DiskStore
@@ -152,12 +154,45 @@ def test_damaged_pages_are_refused_before_a_reader_is_led_astray(disk):
         StoreReader.open(disk.directory)
 
 
-def test_pages_that_a_broker_writes_meanwhile_are_not_taken_for_damaged(disk):
+def test_pages_that_a_broker_writes_meanwhile_are_looked_at_again(disk, monkeypatch):
+    disk().write([append(first, stream=f"s{first}") for first in range(1, 200)])
+    disk.close()
+    data = disk.directory / "data.mdb"
+    whole = data.read_bytes()
+    damage_a_branch(disk.directory)
+    real, looks = directory._roots, iter(range(3))
+
+    def roots(path):
+        """Those of the last commit, of which there is one during each of the first looks."""
+        if next(looks, None) is None:
+            data.write_bytes(whole)
+        return real(path) + bytes([len(looks_seen)])
+
+    looks_seen = []
+    monkeypatch.setattr(directory, "_roots", lambda path: (looks_seen.append(path), roots(path))[1])
+    check_pages_for_reading(disk.directory)
+    assert len(looks_seen) == 5
+
+
+def test_pages_that_are_written_all_the_time_are_the_business_of_who_writes_them(disk, monkeypatch):
+    disk().write([append(first, stream=f"s{first}") for first in range(1, 200)])
+    disk.close()
+    damage_a_branch(disk.directory)
+    numbers = count()
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "_roots", lambda path: b"%d" % next(numbers))
+        check_pages_for_reading(disk.directory)
+    with pytest.raises(StoreCorrupt):
+        check_pages_for_reading(disk.directory)
+
+
+def test_readers_that_come_all_the_time_keep_no_broker_from_starting(disk):
     disk().write([append(first, stream=f"s{first}") for first in range(1, 200)])
     disk.close()
     damage_a_branch(disk.directory)
     lock = acquire_lock(disk.directory)
-    check_pages_for_reading(disk.directory)
-    os.close(lock)
-    with pytest.raises(StoreCorrupt):
-        check_pages_for_reading(disk.directory)
+    try:
+        with pytest.raises(StoreCorrupt):
+            StoreReader.open(disk.directory)
+    finally:
+        os.close(lock)
