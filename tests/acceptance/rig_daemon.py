@@ -1,5 +1,6 @@
 """A broker as its users have it: a process of its own on a directory, that a test can stop and kill."""
 
+import ctypes
 import os
 import resource
 import signal
@@ -18,6 +19,8 @@ from malamute.config import Config, Limits, ListenConfig, StorageConfig
 from malamute.server.daemon import run
 
 MIB = 1024 * 1024
+CLONE_NEWNET = 0x40000000
+"""As Linux has it."""
 
 
 def environment() -> dict[str, str]:
@@ -31,8 +34,14 @@ def small(size: int = 64 * MIB) -> Config:
     return Config(storage=StorageConfig(size=size), limits=limits)
 
 
-def serve(file: Path, log: Path, ready: Connection, files: int) -> None:
-    """Run a broker, as the process that this is; `files` is how many it may open, if not 0."""
+def serve(file: Path, log: Path, ready: Connection, files: int, namespace: str = "") -> None:
+    """Run a broker, as the process that this is; `files` is how many it may open, if not 0.
+
+    It is in the network namespace of this name, if there is one.
+    """
+    if namespace:
+        with open(f"/run/netns/{namespace}") as opened:
+            assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0, "no such namespace"
     with log.open("a") as errors:
         os.dup2(errors.fileno(), 2)
     if files:
@@ -44,9 +53,16 @@ def serve(file: Path, log: Path, ready: Connection, files: int) -> None:
 class Daemon:
     """A broker process. `url` is where it listens, the same over all its restarts."""
 
-    def __init__(self, directory: Path, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: Config | None = None,
+        address: str = "127.0.0.1",
+        namespace: str = "",
+    ) -> None:
         self.directory = directory
-        self.url = f"tcp://127.0.0.1:{free_port()}"
+        self.url = f"tcp://{address}:{free_port()}"
+        self._namespace = namespace
         self._process: ForkServerProcess | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._log = directory / "log.jsonl"
@@ -80,7 +96,7 @@ class Daemon:
         ready, said = FORKS.Pipe(duplex=False)
         with ready:
             with said:
-                self._process = fork(serve, self.file, self._log, said, files)
+                self._process = fork(serve, self.file, self._log, said, files, self._namespace)
             assert ready.poll(PATIENCE), f"the broker is not ready:\n{self.log}"
             try:
                 ready.recv()
@@ -91,6 +107,11 @@ class Daemon:
     def send_signal(self, number: int) -> None:
         """Send it a signal."""
         os.kill(self.pid, number)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself, or somebody else has ended it."""
+        return self._process is None or self._process.exitcode is not None
 
     def kill(self) -> None:
         """End it at once. What it has given to the system stays, unlike at the end of the power."""

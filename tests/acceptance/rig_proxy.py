@@ -69,7 +69,8 @@ class Proxy:
     """Relays from `url` to a target. All its sockets live on one thread."""
 
     def __init__(self, target: str) -> None:
-        self._target = ("127.0.0.1", int(target.rpartition(":")[2]))
+        host, _, number = target.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(number))
         port = free_port()
         self._listener = socket.create_server(("127.0.0.1", port))
         self._listener.setblocking(False)

@@ -119,14 +119,16 @@ class Load:
             messages = self._reader.take(self._chance.randrange(1, 9), 0.05)
         except TimedOut:
             return
-        self._reader.commit(messages[-1])
+        if messages:  # else a gap alone has come
+            self._reader.commit(messages[-1])
 
     def _change(self) -> None:
         number = next(self._numbers)
         feed = {"source": f"stream/{KEPT}", "feed": f"feed{number}", "target": f"service/feed{number}"}
         topic, arguments = self._chance.choice(
             [
-                ("user.add", {"name": f"user{number}", "key": "a" * 40}),
+                ("user.add", {"name": f"user{number}", "key": f"{number:040}"}),
+                ("group.add", {"name": f"group{number}"}),
                 ("feed.set", feed),
                 ("stream.create", {"stream": f"made{number}"}),
                 ("stream.retain", {"stream": SHORT, "count": 20 + number % 9}),

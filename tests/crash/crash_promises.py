@@ -40,7 +40,7 @@ from malamute.protocol.messages import (
 )
 from malamute.protocol.names import AUDIT
 from malamute.store.operations import AppendChunk, Chunk, PutMessages, Recovered
-from malamute.store.tables import ACCOUNTS, CURSORS, FEEDS, RETENTIONS
+from malamute.store.tables import ACCOUNTS, CURSORS, FEEDS, GROUPS, RETENTIONS
 
 Queue = tuple[str, str]
 _CHANGE, _SUBSCRIBE = BY_TYPE[Change].opcode, BY_TYPE[Subscribe].opcode
@@ -280,6 +280,8 @@ def _messages(store: DiskStore, stream: str) -> Iterator[tuple[int, tuple[str, b
 def _is_in_force(topic: str, arguments: Mapping[str, Any], found: Recovered) -> bool:
     if topic == "user.add":
         return (arguments["name"],) in found.values.get(ACCOUNTS, {})
+    if topic == "group.add":
+        return (arguments["name"],) in found.values.get(GROUPS, {})
     if topic == "feed.set":
         return (arguments["source"].removeprefix("stream/"), arguments["feed"]) in found.values.get(FEEDS, {})
     if topic == "stream.create":

@@ -1,8 +1,8 @@
 """Fuzzing that is led by coverage: look for inputs of a front door that take a way not taken so far.
 
-    tests/fuzz/fuzz.py                        each target for 30 seconds
-    tests/fuzz/fuzz.py codec --seconds 600    one of them
-    tests/fuzz/fuzz.py codec --keep           and keep what takes a way that nothing in the corpus takes
+    python tests/fuzz/fuzz.py                        each target for 30 seconds
+    python tests/fuzz/fuzz.py codec --seconds 600    one of them
+    python tests/fuzz/fuzz.py codec --keep           and keep what takes a way that nothing kept takes
 
 It begins with the kept corpus and with what earlier runs have found (`.fuzz/TARGET` in the checkout). An
 input that fails is left in `.fuzz/findings/TARGET-…`, and reported with its traceback. Once mended, it goes

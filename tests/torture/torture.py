@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import set_forkserver_preload
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -50,10 +51,11 @@ from history import (
     check,
     read_history,
 )
+from real_machine import MEMORY, MIB, MemoryLimit, RealDisk, RealNetwork, why_not
 from rig_daemon import Daemon
 from rig_process import end, fork
 from rig_proxy import Link, Proxy
-from torture_hostile import attack_for_a_while, mutated_sessions
+from torture_hostile import ATTACK_SECONDS, attack_for_a_while, be_many, every_attack, mutated_sessions
 from torture_load import (
     ENOUGH,
     GIVERS,
@@ -70,13 +72,16 @@ from torture_load import (
 )
 
 import malamute
-from malamute.config import Config
+from malamute.config import Config, ListenConfig
 
 SOURCE = Path(__file__).with_name("bad_machine.c")
 FAULTS_EACH = 25
 """Faults of an episode."""
 STRIDE = 10_000
 CONNECTIONS = 300
+MANY_CONNECTIONS = 10_000
+SPARE_MIB = 32
+"""What a broker may take of memory beside what it has, when there is hardly any left."""
 DAYS = 24 * 3600
 
 
@@ -102,11 +107,26 @@ def bad_machine(directory: Path) -> Machine | None:
 class Torture:
     """A broker, its clients, and what is done to them."""
 
-    def __init__(self, directory: Path, seed: int, machine: Machine | None) -> None:
+    def __init__(
+        self, directory: Path, seed: int, machine: Machine | None, missing: Mapping[str, str]
+    ) -> None:
+        """`missing` says of a disk and a network of its own why there is none."""
         self.directory = directory
         self.chance = Random(seed)
         self.machine = machine
-        self.daemon = Daemon(directory / "broker", Config())
+        self.disk = self.network = None
+        self._around = ExitStack()
+        place, config, address, namespace = directory / "broker", Config(), "127.0.0.1", ""
+        if "disk" not in missing:
+            self.disk = RealDisk(place / "data", directory, config.storage.size // MIB)
+            self._around.callback(self.disk.close)
+        if "network" not in missing:
+            self.network = RealNetwork(os.getpid())
+            self._around.callback(self.network.close)
+            address, namespace = self.network.address, self.network.name
+            # Nobody else reaches that network.
+            config = replace(config, listen=replace(ListenConfig(), insecure=True))
+        self.daemon = Daemon(place, config, address, namespace)
         self.daemon.start()
         self.proxy = Proxy(self.daemon.url)
         self.counts: Counter[str] = Counter()
@@ -158,8 +178,12 @@ class Torture:
 
     def kill(self, role: str) -> None:
         """End a client at once, and begin its next life."""
-        end(self._clients.pop(role))
+        self.end(role)
         self.start(role)
+
+    def end(self, role: str) -> None:
+        """End a client at once."""
+        end(self._clients.pop(role))
 
     def pid(self, role: str) -> int:
         """The process of a client."""
@@ -245,6 +269,7 @@ class Torture:
         if self.machine is not None:
             self.machine.error = 0
         self.daemon.close()
+        self._around.close()
 
     # What faults have in common
 
@@ -256,6 +281,23 @@ class Torture:
         """End the broker at once."""
         self.note(KILLED, "")
         self.daemon.kill()
+
+    def mend_disk(self) -> None:
+        """Check the file system, and mount it again: nobody may use it meanwhile."""
+        assert self.disk is not None
+        if not self.daemon.has_ended:
+            self.kill_broker()
+        self.end("store reader")
+        self.disk.mend()
+        self.start("store reader")
+
+    def start_again_if_ended(self) -> None:
+        """The system may have ended the broker by now, as there was no memory left."""
+        if self.daemon.has_ended:
+            self.note(KILLED, "")
+            code = self.daemon.wait()
+            assert code == -signal.SIGKILL, f"the broker ended with {code}:\n{self.daemon.log[-2000:]}"
+            self.daemon.start()
 
     @contextmanager
     def stopped(self, pid: int) -> Iterator[None]:
@@ -365,6 +407,73 @@ def refused_links(torture: Torture) -> None:
     torture.proxy.relent()
 
 
+def full_disk(torture: Torture) -> None:
+    """No room is left in the file system. The store has had its own from the beginning, so all get on."""
+    assert torture.disk is not None
+    torture.disk.fill()
+    try:
+        torture.progress()
+        if torture.chance.random() < 0.3:
+            kill_broker(torture)
+            torture.progress()
+    finally:
+        torture.disk.drain()
+
+
+def read_only_disk(torture: Torture) -> None:
+    """The file system is read-only from now on."""
+    assert torture.disk is not None
+    torture.note(DISK_FAILS, "")
+    torture.disk.fail()
+    torture.pause(1)
+    torture.mend_disk()
+    torture.note(DISK_WORKS, "")
+    torture.daemon.start()
+
+
+def link_down(torture: Torture) -> None:
+    assert torture.network is not None
+    torture.network.down()
+    try:
+        torture.pause(2)
+        if torture.chance.random() < 0.2:
+            torture.kill_broker()
+    finally:
+        torture.network.up()
+    if torture.daemon.has_ended:
+        torture.daemon.start()
+
+
+def swallowed_answers(torture: Torture) -> None:
+    """What clients say comes, and what the broker says does not."""
+    assert torture.network is not None
+    torture.network.swallow_answers()
+    try:
+        torture.pause(2)
+    finally:
+        torture.network.relent()
+
+
+def little_memory(torture: Torture) -> None:
+    """Hardly any memory is left, and somebody wants more of it. The system may end the broker."""
+    limit = MemoryLimit(torture.daemon.pid, SPARE_MIB * MIB)
+    try:
+        attack_for_a_while(torture.daemon.url, torture.chance)
+    finally:
+        limit.lift()
+    torture.start_again_if_ended()
+
+
+def ten_thousand_connections(torture: Torture) -> None:
+    process = fork(be_many, torture.daemon.url, MANY_CONNECTIONS)
+    process.join(ATTACK_SECONDS)
+    end(process)
+
+
+def every_hostile_client(torture: Torture) -> None:
+    every_attack(torture.daemon.url)
+
+
 def many_connections(torture: Torture) -> None:
     """Connections that say nothing, and more than the broker may open files."""
     host, _, port = torture.daemon.url.removeprefix("tcp://").partition(":")
@@ -408,11 +517,25 @@ FAULTS: Mapping[str, Callable[[Torture], None]] = {
     "links lossy and reordering": bad_links(Link(delay_seconds=0.02, late=0.2)),
     "links refused": refused_links,
     "connections, more than files": many_connections,
+    "connections, ten thousand": ten_thousand_connections,
+    "disk, real: full": full_disk,
+    "disk, real: read-only": read_only_disk,
+    "network, real: link down": link_down,
+    "network, real: answers are swallowed": swallowed_answers,
+    "memory used up": little_memory,
     "hostile client": hostile_client,
+    "hostile clients, all of them": every_hostile_client,
     "mutated sessions": hostile_sessions,
 }
-NEEDS_MACHINE = ("disk", "clock")
-"""What faults begin with that are made by the preloaded library."""
+NEEDS = {
+    "disk: ": "library",
+    "clock": "library",
+    "disk, real": "disk",
+    "network, real": "network",
+    "memory": "memory",
+    "connections, ten": "files",
+}
+"""What faults need that begin so."""
 WEIGHTS = {"broker killed": 6, "client killed": 4}
 
 
@@ -421,9 +544,24 @@ def schedule(chance: Random, count: int, among: Sequence[str]) -> list[str]:
     return chance.choices(among, [WEIGHTS.get(name, 1) for name in among], k=count)
 
 
-def possible(machine: Machine | None) -> list[str]:
+def missing_here(machine: Machine | None) -> dict[str, str]:
+    """What faults need and this machine has not, and why."""
+    found = {what: why_not(what) for what in ("disk", "network")}
+    found["library"] = "no C compiler" if machine is None else ""
+    if not os.access(MEMORY / "cgroup.procs", os.W_OK):
+        found["memory"] = "no cgroup (version 1) for memory"
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    found["files"] = f"{hard} open files at the most" if hard < MANY_CONNECTIONS + 100 else ""
+    return {what: why for what, why in found.items() if why}
+
+
+def possible(missing: Mapping[str, str]) -> list[str]:
     """The faults that can be made here."""
-    return [name for name in FAULTS if machine is not None or not name.startswith(NEEDS_MACHINE)]
+    return [
+        name
+        for name in FAULTS
+        if not any(name.startswith(begin) for begin, what in NEEDS.items() if what in missing)
+    ]
 
 
 def report(torture: Torture, seed: int, seconds: float) -> dict[str, object]:
@@ -466,11 +604,16 @@ def show(summary: dict[str, object]) -> None:
 def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, object]:
     """Torture a broker for as long as was asked for."""
     machine = bad_machine(directory)
-    among = options.only or possible(machine)
-    left_out = sorted(set(FAULTS) - set(possible(machine)))
-    print(f"seed {seed}{f'; no C compiler, so without {left_out}' if left_out else ''}", file=sys.stderr)
+    missing = missing_here(machine)
+    among = options.only or possible(missing)
+    print(f"seed {seed}", file=sys.stderr)
+    for name in FAULTS if not options.only else ():
+        if name not in among:
+            print(f"not tried: {name}: {_reason(name, missing)}", file=sys.stderr)
+    # Who asks for some faults alone has the rest as it is.
+    missing |= {what: "not asked for" for what in ("disk", "network") if not _is_needed(what, among)}
     began = time.monotonic()
-    torture = Torture(directory, seed, machine)
+    torture = Torture(directory, seed, machine, missing)
     try:
         while not torture.violations and _goes_on(options, torture, began):
             faults = schedule(Random(seed * STRIDE + torture.episodes), options.faults, among)
@@ -482,6 +625,14 @@ def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, ob
         return report(torture, seed, time.monotonic() - began)
     finally:
         torture.close()
+
+
+def _reason(fault: str, missing: Mapping[str, str]) -> str:
+    return next(missing[what] for begin, what in NEEDS.items() if fault.startswith(begin) and what in missing)
+
+
+def _is_needed(what: str, faults: Sequence[str]) -> bool:
+    return any(fault.startswith(begin) for fault in faults for begin, need in NEEDS.items() if need == what)
 
 
 def _goes_on(options: argparse.Namespace, torture: Torture, began: float) -> bool:

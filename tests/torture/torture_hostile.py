@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import secrets
+import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from random import Random
+from threading import Event
 
 import zmq
 from rig_process import end, fork
@@ -50,6 +54,27 @@ def attack_for_a_while(url: str, chance: Random) -> None:
     process = fork(_attack, url, chance.choice([*ATTACKS]))
     process.join(ATTACK_SECONDS)
     end(process)
+
+
+def every_attack(url: str) -> None:
+    """All of the attacks at once, until each is over or has had its time."""
+    processes = [fork(_attack, url, what) for what in ATTACKS]
+    deadline = time.monotonic() + ATTACK_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        end(process)
+
+
+def be_many(url: str, count: int) -> None:
+    """So many connections that say nothing, until this process is ended."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    host, _, port = url.removeprefix("tcp://").partition(":")
+    with ExitStack() as stack:
+        for _ in range(count):
+            with suppress(OSError):
+                stack.enter_context(socket.create_connection((host, int(port)), 5))
+        Event().wait()
 
 
 def _attack(url: str, what: str) -> None:
