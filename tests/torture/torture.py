@@ -36,6 +36,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import lossy_disk
 from history import (
     BACK,
     DISK_FAILS,
@@ -51,6 +52,7 @@ from history import (
     check,
     read_history,
 )
+from lossy_disk import LossyDisk
 from real_machine import MEMORY, MIB, MemoryLimit, RealDisk, RealNetwork, why_not
 from rig_daemon import Daemon
 from rig_process import end, fork
@@ -114,12 +116,15 @@ class Torture:
         self.directory = directory
         self.chance = Random(seed)
         self.machine = machine
-        self.disk = self.network = None
+        self.disk = self.lossy = self.network = None
         self._around = ExitStack()
         place, config, address, namespace = directory / "broker", Config(), "127.0.0.1", ""
         if "disk" not in missing:
             self.disk = RealDisk(place / "data", directory, config.storage.size // MIB)
             self._around.callback(self.disk.close)
+        if "lossy" not in missing:
+            self.lossy = LossyDisk(place / "data", directory)
+            self._around.callback(self.lossy.close)
         if "network" not in missing:
             self.network = RealNetwork(os.getpid())
             self._around.callback(self.network.close)
@@ -431,6 +436,17 @@ def read_only_disk(torture: Torture) -> None:
     torture.daemon.start()
 
 
+def power_lost(torture: Torture) -> None:
+    """All ends at once, and what the disk was not asked to sync may be gone."""
+    assert torture.lossy is not None
+    torture.pause(0.2)
+    torture.kill_broker()
+    torture.end("store reader")
+    torture.lossy.lose_power(torture.chance.randrange(1 << 30))
+    torture.start("store reader")
+    torture.daemon.start()
+
+
 def link_down(torture: Torture) -> None:
     assert torture.network is not None
     torture.network.down()
@@ -520,6 +536,7 @@ FAULTS: Mapping[str, Callable[[Torture], None]] = {
     "connections, ten thousand": ten_thousand_connections,
     "disk, real: full": full_disk,
     "disk, real: read-only": read_only_disk,
+    "power lost": power_lost,
     "network, real: link down": link_down,
     "network, real: answers are swallowed": swallowed_answers,
     "memory used up": little_memory,
@@ -531,12 +548,13 @@ NEEDS = {
     "disk: ": "library",
     "clock": "library",
     "disk, real": "disk",
+    "power": "lossy",
     "network, real": "network",
     "memory": "memory",
     "connections, ten": "files",
 }
 """What faults need that begin so."""
-WEIGHTS = {"broker killed": 6, "client killed": 4}
+WEIGHTS = {"broker killed": 6, "client killed": 4, "power lost": 6}
 
 
 def schedule(chance: Random, count: int, among: Sequence[str]) -> list[str]:
@@ -544,9 +562,11 @@ def schedule(chance: Random, count: int, among: Sequence[str]) -> list[str]:
     return chance.choices(among, [WEIGHTS.get(name, 1) for name in among], k=count)
 
 
-def missing_here(machine: Machine | None) -> dict[str, str]:
-    """What faults need and this machine has not, and why."""
+def missing_here(machine: Machine | None, *, lossy: bool) -> dict[str, str]:
+    """What faults need and this machine has not, and why. The store is on a `lossy` disk, or another one."""
     found = {what: why_not(what) for what in ("disk", "network")}
+    found["lossy"] = lossy_disk.why_not() if lossy else "it takes --lossy"
+    found["disk"] = "not with --lossy" if lossy else found["disk"]
     found["library"] = "no C compiler" if machine is None else ""
     if not os.access(MEMORY / "cgroup.procs", os.W_OK):
         found["memory"] = "no cgroup (version 1) for memory"
@@ -604,14 +624,16 @@ def show(summary: dict[str, object]) -> None:
 def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, object]:
     """Torture a broker for as long as was asked for."""
     machine = bad_machine(directory)
-    missing = missing_here(machine)
+    missing = missing_here(machine, lossy=options.lossy)
     among = options.only or possible(missing)
     print(f"seed {seed}", file=sys.stderr)
     for name in FAULTS if not options.only else ():
         if name not in among:
             print(f"not tried: {name}: {_reason(name, missing)}", file=sys.stderr)
     # Who asks for some faults alone has the rest as it is.
-    missing |= {what: "not asked for" for what in ("disk", "network") if not _is_needed(what, among)}
+    for what in ("disk", "lossy", "network"):
+        if not _is_needed(what, among):
+            missing[what] = "not asked for"
     began = time.monotonic()
     torture = Torture(directory, seed, machine, missing)
     try:
@@ -646,6 +668,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the schedule (random)")
     parser.add_argument("--faults", type=int, default=FAULTS_EACH, help=f"in an episode ({FAULTS_EACH})")
     parser.add_argument("--only", action="append", choices=FAULTS, help="this fault, and others so named")
+    parser.add_argument(
+        "--lossy", action="store_true", help="the store is on a file system that forgets what was not synced"
+    )
     parser.add_argument("--json", action="store_true", help="print the summary for programs")
     options = parser.parse_args()
     # Processes that are forked have these imported already.
