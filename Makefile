@@ -78,6 +78,7 @@ fuzz: setup ## new random inputs for every property, then each front door led by
 	@MALAMUTE_FUZZ_EXAMPLES=20000 MALAMUTE_EXAMPLES=2000 $(BIN)/python -m pytest -n 2 -m hypothesis \
 	    --hypothesis-profile=explore --timeout=3600 $(ARGS)
 	@$(BIN)/python tests/fuzz/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(TARGETS)
+	@$(BIN)/python tests/fuzz/fuzz_live.py $(if $(SECONDS),--seconds $(SECONDS))
 
 spark-cluster-test: setup ## the Spark jobs on a master and two workers of this machine
 	@$(BIN)/python -m pytest tests/spark/on_a_cluster.py $(ARGS)

@@ -47,7 +47,12 @@ class AnswerTransport:
         """The head while nothing follows it; None when it was written."""
 
     def write(self, data: bytes) -> None:
-        """Write data. What comes before the head, such as 100 Continue, is not kept."""
+        """Write data. What comes before the head, such as 100 Continue, is not kept.
+
+        Of a connection that is gone, uvloop raises what other loops pass over.
+        """
+        if self._transport.is_closing():
+            return
         if self._head is None or not self._cycle.response_started:
             self._transport.write(data)
         elif not self._head:
@@ -62,7 +67,7 @@ class AnswerTransport:
 
     def close(self) -> None:
         """Close the connection, behind what was written."""
-        if self._head:
+        if self._head and not self._transport.is_closing():
             self._transport.write(self._head)
         self._transport.close()
 
@@ -125,6 +130,11 @@ class HttpProtocol(HttpToolsProtocol):
         if self._check_size(_LINE_BYTES + len(self.url) + fields):
             super().on_headers_complete()
             self._join_writes()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Go over to WebSocket, unless the request was refused."""
+        if not self.transport.is_closing():
+            super().handle_websocket_upgrade()
 
     def _join_writes(self) -> None:
         """Write the head of the answer with what follows it. Of HEAD nothing does."""

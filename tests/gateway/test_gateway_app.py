@@ -159,6 +159,32 @@ def test_the_head_of_an_answer_goes_with_what_follows_and_with_nothing_before_it
     assert written == [*once, once[0], b"head ", *once[2:], b"100", b"head ", b"close"]
 
 
+def test_nothing_is_written_to_a_connection_that_is_gone() -> None:
+    written: list[bytes] = []
+    transport = SimpleNamespace(
+        write=written.append, close=lambda: written.append(b"close"), is_closing=lambda: True
+    )
+    cycle: Any = SimpleNamespace(transport=transport, response_started=True)
+    answer = AnswerTransport(cycle)
+    answer.write(b"head")
+    answer._head = b"head"
+    answer.close()
+    assert written == [b"close"]
+
+
+def test_a_request_that_is_refused_does_not_become_a_websocket(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    upgrade = b"GET /streams/s/live HTTP/1.0\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
+    with socket.create_connection((gateway.host, gateway.port), timeout=60) as sock:
+        sock.sendall(upgrade.replace(b"1.0", b"1.2"))
+        answer = b""
+        while data := sock.recv(1 << 16):
+            answer += data
+    assert _problem(answer)[0] == 400
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 LIVE = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
