@@ -177,7 +177,7 @@ def test_a_request_that_is_refused_does_not_become_a_websocket(
 ) -> None:
     upgrade = b"GET /streams/s/live HTTP/1.0\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
     with socket.create_connection((gateway.host, gateway.port), timeout=60) as sock:
-        sock.sendall(upgrade.replace(b"1.0", b"1.2"))
+        sock.sendall(upgrade.replace(b"1.0", b"2.0"))
         answer = b""
         while data := sock.recv(1 << 16):
             answer += data
