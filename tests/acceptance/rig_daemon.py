@@ -4,6 +4,7 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,6 +17,7 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.config import Config, Limits, ListenConfig, StorageConfig
+from malamute.errors import MalamuteError
 from malamute.server.daemon import run
 
 MIB = 1024 * 1024
@@ -47,7 +49,11 @@ def serve(file: Path, log: Path, ready: Connection, files: int, namespace: str =
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     read = partial(Config.load, file, {})
-    run(read(), ready.send, read)
+    try:
+        run(read(), ready.send, read)
+    except MalamuteError as error:  # as the command line does
+        print(f"error {error.code}: {error.text}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 class Daemon:

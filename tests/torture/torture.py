@@ -290,7 +290,11 @@ class Torture:
     def mend_disk(self) -> None:
         """Check the file system, and mount it again: nobody may use it meanwhile."""
         assert self.disk is not None
-        if not self.daemon.has_ended:
+        if self.daemon.has_ended:
+            # It gives up where it cannot open its store again.
+            self.note(KILLED, "")
+            assert self.daemon.wait() == 1, self.daemon.log[-2000:]
+        else:
             self.kill_broker()
         self.end("store reader")
         self.disk.mend()
