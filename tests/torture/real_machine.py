@@ -1,7 +1,7 @@
 """A disk and a network of the broker's own that really fail: a file system in a file, a network namespace.
 
 Both take root and Linux. `why_not` says what is missing. The file system is ext4 on a loop device, of its own
-size. An error that ext4 is told of makes it read-only until it is checked and mounted again, as it is with
+size. An error that is reported to ext4 makes it read-only until it is checked and mounted again, as it is with
 `errors=remount-ro` on any disk.
 
 A device that has less room than it says was tried, too, and is left out: where blocks that were allocated
