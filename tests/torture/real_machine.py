@@ -1,8 +1,8 @@
 """A disk and a network of the broker's own that really fail: a file system in a file, a network namespace.
 
 Both take root and Linux. `why_not` says what is missing. The file system is ext4 on a loop device, of its own
-size. An error that is reported to ext4 makes it read-only until it is checked and mounted again, as it is with
-`errors=remount-ro` on any disk.
+size. An error that is reported to ext4 makes it read-only until it is checked and mounted again, as it is
+with `errors=remount-ro` on any disk.
 
 A device that has less room than it says was tried, too, and is left out: where blocks that were allocated
 and never written cannot be, ext4 (Linux 6.18) says of later writes that they are durable, and after the next
@@ -116,7 +116,7 @@ class RealNetwork:
         _run("ip", "-n", self.name, *words)
 
     def down(self) -> None:
-        """Nothing goes either way, and nobody is told."""
+        """Nothing goes either way, and nobody is notified."""
         _run("ip", "link", "set", self._link, "down")
 
     def up(self) -> None:
