@@ -268,10 +268,9 @@ class Accounts:
         """The names that come behind this one, in order."""
         return islice(self._names, bisect_right(self._names, name), None)
 
-    @property
-    def have_rules(self) -> bool:
-        """Whether any of them has rules of its own."""
-        return bool(self._with_rules)
+    def have_rules_beside(self, name: str) -> bool:
+        """Whether another account than this one has rules of its own."""
+        return len(self._with_rules) > (name in self._with_rules)
 
     @property
     def have_passwords(self) -> bool:

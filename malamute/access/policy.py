@@ -105,6 +105,9 @@ class Policy:
         known = self._tables.get(owner)
         if known is None or known[0] is not rules:
             plain = [Grant(owner, rule) for rule in rules if not rule.is_template]
+            if len(self._tables) >= len(self.groups) + _TABLES_MAX:
+                # Of a group that was removed nothing else would let go.
+                del self._tables[next(iter(self._tables))]
             known = self._tables[owner] = rules, RuleTable(plain, {})
         return known[1]
 
@@ -114,6 +117,8 @@ class Policy:
         return [*self.quotas.owners(user, {*known.groups, *groups})]
 
 
+_TABLES_MAX = 1_001
+"""Tables beside those of the groups of a policy: of everybody, and of stored groups."""
 _PARTS = ("rules", "groups", "users", "keys", "quotas")
 
 

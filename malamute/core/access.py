@@ -513,8 +513,16 @@ class AccessControl:
     @property
     def in_force(self) -> bool:
         """Whether there is any rule: without one, everything is allowed."""
+        return self.in_force_without()
+
+    def in_force_without(self, *, group: str = "", user: str = "") -> bool:
+        """Whether there is any rule beside those that are stored of a group, or of a user."""
         groups = self._groups
-        return self.policy.in_force or self.accounts.have_rules or (groups is not None and groups.have_rules)
+        return (
+            self.policy.in_force
+            or self.accounts.have_rules_beside(user)
+            or (groups is not None and groups.have_rules_beside(group))
+        )
 
     def grants(self, principal: Principal) -> Grants:
         """What the rules grant to a principal, by its name, its groups and its account."""

@@ -92,10 +92,9 @@ class AccountDirectory:
         account = self.named(name)
         return name in self.unreadable if account is None else account.disabled
 
-    @property
-    def have_rules(self) -> bool:
-        """Whether any of them has rules of its own."""
-        return self.stored.have_rules
+    def have_rules_beside(self, name: str) -> bool:
+        """Whether another account than this one has rules of its own."""
+        return self.stored.have_rules_beside(name)
 
     @property
     def have_passwords(self) -> bool:

@@ -61,10 +61,10 @@ class GroupDirectory:
         self._changed = changed
         self.stored = StoredGroups(effects, changed)
 
-    @property
-    def have_rules(self) -> bool:
-        """Whether any of them has rules, or may have."""
-        return bool(self.unreadable) or any(self.stored.values())
+    def have_rules_beside(self, name: str) -> bool:
+        """Whether another group than this one has rules, or may have."""
+        others = (rules for other, rules in self.stored.items() if other != name)
+        return not self.unreadable <= {name} or any(others)
 
     def is_sealed(self, name: str, policy: Policy) -> bool:
         """Whether the users of a group are allowed nothing, as nobody knows what it denies."""
@@ -89,6 +89,8 @@ class GroupDirectory:
         """
         name = str(key[0])
         self.unreadable.add(name)
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"rules of a group are a list, and this is {type(value).__name__}")
         rules = tuple(AccessRule.parse(str(rule)) for rule in value)
         if (name,) != key:
             raise ValueError(f"invalid key of a group: {key!r}")
@@ -110,7 +112,8 @@ class GroupDirectory:
         if not is_name(name) or name.startswith(RESERVED_PREFIX):
             raise InvalidName(f"invalid name {name!r}: expected one that does not begin with $")
         self.check_name(name, policy)
-        if name not in self.stored and len(self.stored) >= STORED_GROUPS_MAX:
+        there = self.stored.keys() | self.unreadable
+        if name not in there and len(there) >= STORED_GROUPS_MAX:
             raise TooMany(f"too many groups: expected at most {STORED_GROUPS_MAX} in the store")
 
     def check_name(self, name: str, policy: Policy) -> None:

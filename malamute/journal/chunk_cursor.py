@@ -128,9 +128,16 @@ class ChunkCursor:
             self.previous()
 
     def collect(self, start: int, bytes_max: int) -> list[Chunk | Damage]:
-        """What is found from here on, without what ends before `start`."""
+        """What is found from here on, without what ends before `start`.
+
+        A stream begins with its oldest chunk. If that is not found where it has to be, its key is damaged.
+        """
         found: list[Chunk | Damage] = []
-        size = 0
+        size, oldest = 0, self._state.first
+        if start <= oldest <= self._state.last and self.first != oldest:
+            found.append(
+                Damage(oldest, self._state.last if self.first is None else self.first - 1, "corrupt")
+            )
         while self.first is not None and not (found and size >= bytes_max):
             value = self._cursor.value()
             size_here = len(value)

@@ -36,6 +36,7 @@ BEHIND_BYTES = 1 << 30
 _MAGIC, _FORMAT = 0xBEEFC0DE, 1
 _OWN_PAGES = 1
 _IS_ROOT, _OF_VALUE = 8, 4
+_KEYS_ARE_NUMBERS = 8
 _PAGE = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")
 _ROOT = struct.Struct("<IIQQ")
@@ -102,6 +103,9 @@ def read_root(page: bytes, page_bytes: int) -> PageRoot:
     root = PageRoot(map_bytes, free, values, *_ENDS.unpack_from(page, at + 2 * _TREE.size))
     if free.page_bytes != page_bytes or not root.last * page_bytes < map_bytes <= MAP_BYTES_MAX:
         raise ValueError(f"a map of {map_bytes} bytes has {root.last} pages of {free.page_bytes}")
+    if (free.flags & 0xFF, values.flags) != (_KEYS_ARE_NUMBERS, 0):
+        # They say how keys are ordered, the upper ones of the first how the file was opened.
+        raise ValueError(f"its trees have the flags {free.flags} and {values.flags}")
     return root
 
 

@@ -180,6 +180,7 @@ def read_states(cursor: lmdb.Cursor) -> States:
     """Read all states and cards. What is damaged is rebuilt from the rest. Raises `StoreTooNew`."""
     found = States([], {}, [], [], [])
     damaged: dict[int, bytes | None] = {}
+    misplaced: list[StreamMeta] = []
     cards: dict[int, bytes] = {}
     for place, value in _values(cursor, CARD):
         identifier = codec.split_key(place)[1]
@@ -193,12 +194,17 @@ def read_states(cursor: lmdb.Cursor) -> States:
         identifier = codec.split_key(place)[1]
         try:
             stream, lsn = codec.decode_stream_and_lsn(value)
-            found.streams.append(stream)
             found.lsns.append(lsn)
+            if place == key(STREAM, stream.identifier):
+                found.streams.append(stream)
+            else:
+                misplaced.append(stream)
+                found.repairs.append(ValueRepair(place, bytes(value), None))
         except TooNew as error:
             raise StoreTooNew(str(error)) from error
         except Damaged:
             damaged[identifier] = bytes(value)
+    _place(misplaced, found, damaged)
     there = {stream.identifier for stream in found.streams}
     damaged |= dict.fromkeys(found.cards.keys() - there - damaged.keys())
     for identifier, value in damaged.items():
@@ -213,6 +219,18 @@ def read_states(cursor: lmdb.Cursor) -> States:
         outcome = "its card is written anew with its next change"
         found.defects.append(Defect("card", names.get(identifier, ""), 0, 0, outcome))
     return found
+
+
+def _place(misplaced: Sequence[StreamMeta], found: States, damaged: Collection[int]) -> None:
+    """Take up whole states that were under a damaged key, unless there is one under the right key."""
+    there = {*damaged, *(stream.identifier for stream in found.streams)}
+    for stream in misplaced:
+        outcome = "its state was under a damaged key"
+        found.defects.append(Defect("stream", stream.name, stream.first, stream.last, outcome))
+        if stream.identifier not in there:
+            found.streams.append(stream)
+            place = key(STREAM, stream.identifier)
+            found.repairs.append(ValueRepair(place, None, codec.encode_stream(stream)))
 
 
 def newest_lsn(cursor: lmdb.Cursor, known: int, states: States) -> int:

@@ -175,16 +175,16 @@ def test_the_first_rule_of_all_is_not_a_stored_one(bench):
     assert change(bench, "user.remove", name="ann").code == 401
 
 
-def test_when_the_last_rule_goes_with_its_account_nobody_is_refused_any_more():
+def test_the_last_rule_of_all_does_not_go_with_its_account():
     bench = made(*RULES, accounts=(Account("eve"),))
     change(bench, "user.add", name="ann", password=HASH, access_rules=["* broker/#", "* user/#"])
     hello(bench, "ann")
     hello(bench, "eve")
     bench.core.configure(bench.settings._replace(access=Policy()), bench.now)
     assert [m.code for m in bench.ask("eve", subscribe(1, stream="s"))] == [401]
-    # What he asked for is done, and with it he is nobody.
-    assert bench.ask("ann", Change(1, "user.remove", {"name": "ann"}))
-    assert isinstance(bench.ask("eve", subscribe(1, stream="s"))[0], Ok)
+    (refused,) = bench.ask("ann", Change(1, "user.remove", {"name": "ann"}))
+    assert refused.code == 416
+    assert [m.code for m in bench.ask("eve", subscribe(1, stream="s"))] == [401]
 
 
 def test_administering_accounts_takes_the_right_to():

@@ -12,7 +12,9 @@ from test_core_accounts import change, hello, made
 
 from malamute.access import AccessRule, Account, Policy
 from malamute.core.access import Principal
+from malamute.core.admin.groups import remove_group
 from malamute.core.groups import DOUBTFUL, STORED_GROUPS_MAX
+from malamute.protocol.admin import GroupRemove
 from malamute.protocol.limits import RULES_MAX
 from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query
 from malamute.store.operations import Defect, Stranded
@@ -135,6 +137,73 @@ def test_what_is_wrong_is_refused_and_changes_nothing(what, given_values, code):
     assert isinstance(answer, Error)
     assert answer.code == code
     assert listed(bench) == before
+
+
+def without_configured_rules(bench: Bench, groups: Any = None) -> None:
+    bench.settings = bench.settings._replace(access=Policy((), groups))
+    bench.core.configure(bench.settings, bench.now)
+    bench.settle()
+
+
+@pytest.mark.parametrize(("what", "given_values"), [("remove", {}), ("set", {"access_rules": []})])
+def test_the_last_rules_of_all_are_not_taken_away(what, given_values):
+    bench = world()
+    change(bench, "user.add", name="boss", access_rules=[*OPERATOR])
+    group(bench, "add", access_rules=["publish stream/x"])
+    without_configured_rules(bench)
+    hello(bench, "boss")
+
+    def answer(topic: str, name: str, **given: Any) -> Any:
+        bench.tell("boss", Change(0, topic, {"name": name, **given}))
+        bench.settle()
+        return bench.sent("boss")[-1]
+
+    # Beside those of the account they are not the last.
+    assert isinstance(answer(f"group.{what}", "a", **given_values), Ok)
+    for topic, more in (("user.remove", {}), ("user.set", {"access_rules": []})):
+        refused = answer(topic, "boss", **more)
+        assert isinstance(refused, Error)
+        assert refused.code == 416
+        assert "the last rules" in refused.text
+    assert not may(bench, "publish", "stream/q", "eve")
+
+
+@pytest.mark.parametrize(("what", "given_values"), [("remove", {}), ("set", {"access_rules": []})])
+def test_a_group_with_the_last_rules_of_all_keeps_them(what, given_values):
+    bench = world()
+    group(bench, "add", access_rules=["admin group/#"])
+    without_configured_rules(bench)
+    hello(bench, "ann")
+    bench.tell("ann", Change(0, f"group.{what}", {"name": "a", **given_values}))
+    bench.settle()
+    refused = bench.sent("ann")[-1]
+    assert isinstance(refused, Error)
+    assert refused.code == 416
+    assert not may(bench, "publish", "stream/q", "eve")
+
+
+def test_the_audit_of_a_removed_group_has_what_was_stored_of_it():
+    bench = world()
+    group(bench, "add", access_rules=["publish stream/stored"])
+    rules = (*map(AccessRule.parse, OPERATOR),)
+    access = Policy(rules, {"a": (AccessRule.parse("publish stream/configured"),)})
+    bench.settings = bench.settings._replace(access=access)
+    bench.core.configure(bench.settings, bench.now)
+    bench.settle()
+    found: list[Any] = []
+    remove_group(bench.core, None, GroupRemove(name="a"), lambda _, before: found.append(before), None)  # type: ignore[arg-type]
+    assert [(row.source, row.access_rules) for row in found] == [("store", ["publish stream/stored"])]
+
+
+def test_removed_groups_leave_nothing_behind():
+    bench = world()
+    for number in range(1_100):
+        name = f"t{number}"
+        group(bench, "add", name, access_rules=["publish stream/x"])
+        tom = Principal("tom", frozenset({name}))
+        assert bench.core.access.of(tom).scope("publish", "stream", "x").decide().allowed
+        group(bench, "remove", name)
+    assert len(bench.core.access.policy._tables) <= STORED_GROUPS_MAX + 1
 
 
 def test_what_is_tried_is_not_done():

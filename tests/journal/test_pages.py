@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from malamute.journal.format import BLOCK, CHUNK, STREAM, key
-from malamute.journal.pages import check_pages
+from malamute.journal.pages import check_pages, read_root
 
 SIZE = 64 << 20
 
@@ -48,3 +48,15 @@ def test_it_costs_no_byte_of_the_values(tmp_path, monkeypatch):
     monkeypatch.setattr("os.pread", lambda file, size, at: read.append(size) or real(file, size, at))
     assert check_pages(tmp_path / "data.mdb") == []
     assert sum(read) < 20 * 4096
+
+
+@pytest.mark.parametrize("place", [16 + 24 + 4, 16 + 24 + 48 + 4])
+@pytest.mark.parametrize("bit", [1, 2, 4])
+def test_a_root_that_says_that_keys_are_ordered_otherwise_is_none(tmp_path, place, bit):
+    with lmdb.open(str(tmp_path), map_size=SIZE) as environment, environment.begin(write=True) as transaction:
+        transaction.put(key(CHUNK, 1, 1), b"x")
+    data = bytearray((tmp_path / "data.mdb").read_bytes())
+    read_root(data, 4096)
+    data[place] ^= bit
+    with pytest.raises(ValueError, match="its trees have the flags"):
+        read_root(data, 4096)

@@ -81,7 +81,7 @@ from malamute.store.operations import (
 from malamute.store.policies import QueuePolicy, StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, OUTCOMES, RETENTIONS, SESSIONS
 
-HELLO, CHANGE = 1, 15
+HELLO, REPLY, CHANGE = 1, 5, 15
 NO_DISK = "write backlog is full"
 """What may be said against a final reply that comes at a bad time."""
 
@@ -692,6 +692,8 @@ class Book:
             self._dismissed.add(peer)
         if message.about == CHANGE and message.code not in NO_OUTCOME:
             self.queues.deletions.pop((peer, message.ref), None)
+        if message.about == REPLY and not message.ref:
+            self.queues.reply_refused(peer)
         if message.about == SUBSCRIBE:
             self.reads_nothing.discard((peer, message.ref))
         not_found = message.about == SUBSCRIBE and message.code == NotFound.code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from malamute.access import AccessRule
 from malamute.core.admin.pages import first
-from malamute.core.admin.users import FILE, STORE, UNREADABLE, check_first_rule
+from malamute.core.admin.users import FILE, STORE, UNREADABLE, check_first_rule, check_last_rule
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.admin import GroupAdd, GroupRemove, GroupRemoved, GroupRow, GroupSet, GroupsQuery
 
@@ -30,6 +30,10 @@ def _row(core: Engines, name: str) -> GroupRow:
     configured = core.access.policy.groups
     if name in configured:
         return _row_of(name, configured[name], FILE)
+    return _stored_row(core, name)
+
+
+def _stored_row(core: Engines, name: str) -> GroupRow:
     unreadable = name in core.groups.unreadable
     return _row_of(name, core.groups.stored.get(name, ()), UNREADABLE if unreadable else STORE)
 
@@ -93,6 +97,8 @@ def _put(
     core.groups.check_rules(name, rules)
     if rules:
         check_first_rule(core)
+    else:
+        check_last_rule(core, group=name)
     if not dry_run:
         core.groups.put(name, rules)
         core.effects.when_stored(partial(_settled, core, name), awaited=False)
@@ -107,7 +113,8 @@ def remove_group(
     if name not in core.groups.stored and name not in core.groups.unreadable:
         core.groups.check_name(name, core.access.policy)
         raise NotFound(f"there is no group {name!r} in the store")
-    before = _row(core, name)
+    check_last_rule(core, group=name)
+    before = _stored_row(core, name)
     if not wanted.dry_run:
         core.groups.remove(name)
         core.effects.when_stored(partial(_settled, core, name), awaited=False)

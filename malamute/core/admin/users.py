@@ -96,6 +96,8 @@ def _put(
     core.accounts.check(account, core.settings.limits.accounts)
     if account.rules:
         check_first_rule(core)
+    else:
+        check_last_rule(core, user=account.name)
     if not wanted.dry_run:
         core.accounts.put(account)
     answered(_row_of(account), before=row_before)
@@ -110,6 +112,15 @@ def check_first_rule(core: Engines) -> None:
         )
 
 
+def check_last_rule(core: Engines, *, group: str = "", user: str = "") -> None:
+    """Raise `InvalidValue` if without those of a stored group, or user, there were no rules at all."""
+    if core.access.in_force and not core.access.in_force_without(group=group, user=user):
+        raise InvalidValue(
+            "these are the last rules that there are, and without any everybody may do everything: "
+            "write access.rules in the configuration first, and reload"
+        )
+
+
 def remove_user(
     core: Engines, session: Session, wanted: UserRemove, answered: Answered, failed: Failed
 ) -> None:
@@ -119,6 +130,7 @@ def remove_user(
     if before is None and name not in core.accounts.unreadable:
         core.accounts.check_name(name)
         raise _no_account(core, name)
+    check_last_rule(core, user=name)
     if not wanted.dry_run:
         core.accounts.remove(name)
         core.effects.when_stored(partial(_removed, core, name), awaited=False)
