@@ -30,8 +30,10 @@ from malamute.errors import (
     QuotaExceeded,
 )
 from malamute.protocol.admin import BrokerReload, QuotasQuery, UserAdd, UserRemove, UsersQuery
+from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import decode, encode
-from malamute.protocol.messages import Error, Hello, Publish, Welcome
+from malamute.protocol.messages import Error, Hello, Ping, Publish, Stored, Welcome
+from malamute.protocol.passwords import pack_login
 from malamute.server.authentication import metadata
 from malamute.server.daemon import open_broker
 from malamute.server.transport import Transport
@@ -525,12 +527,15 @@ def test_a_file_that_is_wrong_keeps_the_accounts_that_are_there(secure: SecureBr
 
 
 def dealer(secure: SecureBroker, identity: bytes, who: str) -> zmq.Socket[bytes]:
-    """A bare socket of somebody with a key, under a routing id."""
+    """A bare socket under a routing id, of somebody with a key, or with one that nobody knows."""
     socket = zmq.Context.instance().socket(zmq.DEALER)
     socket.linger = 0
     socket.routing_id = identity
-    text = secure.keys.path(who).read_text().split('"')
-    socket.curve_publickey, socket.curve_secretkey = text[1].encode(), text[3].encode()
+    if who:
+        text = secure.keys.path(who).read_text().split('"')
+        socket.curve_publickey, socket.curve_secretkey = text[1].encode(), text[3].encode()
+    else:
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
     socket.curve_serverkey = secure.keys.public["broker"].encode()
     socket.connect(secure.curve)
     return socket
@@ -542,8 +547,12 @@ def say(socket: zmq.Socket[bytes], message: Any) -> Any:
 
 
 def heard(socket: zmq.Socket[bytes]) -> Any:
-    assert socket.poll(30_000)
-    return decode(socket.recv_multipart())
+    """The next message but for those that ask whether somebody is there."""
+    while True:
+        assert socket.poll(30_000)
+        message = decode(socket.recv_multipart())
+        if not isinstance(message, Ping):
+            return message
 
 
 def test_a_routing_id_that_another_user_takes_opens_nothing_and_is_reported(secure: SecureBroker) -> None:
@@ -575,6 +584,71 @@ def test_a_routing_id_that_another_user_takes_opens_nothing_and_is_reported(secu
         assert say(again, Hello([2], "ann")).resumed
         again.close()
         own.close()
+
+
+@pytest.mark.parametrize("by_key", [True, False], ids=["key", "password in HELLO"])
+def test_a_session_that_acts_as_another_is_its_provers_on_every_command(
+    secure: SecureBroker, by_key: bool
+) -> None:
+    """Neither the user that it acts as nor another proxy gets into it by its routing id."""
+    proxies = ("proxies",)
+    secure.groups = (GroupRules("proxies", (AccessRule.parse("impersonate user/ann"),)),)
+    secure.save(
+        Account("ann", key=secure.keys.public["ann"]),
+        Account("eve", hash_password("other"), key=secure.keys.public["eve"], groups=proxies),
+        Account("bob", hash_password("secret"), groups=proxies),
+    )
+    with secure.connect() as operator:
+        operator.change(BrokerReload())
+    identity = b"\x01" + os.urandom(15)
+    prover, token = ("eve", "") if by_key else ("", pack_login("bob", "secret"))
+    hello = Hello([2], "ann", token=token, act_as="ann")
+    own = dealer(secure, identity, prover)
+    assert isinstance(say(own, hello), Welcome)
+    assert isinstance(say(own, Publish("s", 1, ["a"], [pack_record({}, b"own")])), Stored)
+    proofs = {
+        "the user that it acts as": ("ann", Hello([2], "ann")),
+        "another proxy": ("", Hello([2], "ann", token=pack_login("bob", "secret"), act_as="ann"))
+        if by_key
+        else ("eve", Hello([2], "ann", act_as="ann")),
+        "a token that proves nobody": ("", Hello([2], "ann", token=pack_login("eve", "x"), act_as="ann")),
+    }
+    for who, forged in proofs.values():
+        other = dealer(secure, identity, who)
+        refused = say(other, Publish("s", 2, ["a"], [pack_record({}, b"forged")]))
+        assert (type(refused), refused.code in (401, 405)) == (Error, True)
+        refused = say(other, forged)
+        assert (type(refused), refused.code, refused.about) == (Error, 401, 1)
+        refused = say(other, Publish("s", 2, ["a"], [pack_record({}, b"forged")]))
+        assert (type(refused), refused.code in (401, 405)) == (Error, True)
+        other.close()
+        own.close()
+        own = dealer(secure, identity, prover)
+        assert say(own, hello).resumed
+    # As itself the prover has no part in it either.
+    refused = say(own, hello._replace(address="", act_as=""))
+    assert (refused.code, refused.text) == (401, "this session belongs to another user")
+    assert say(own, hello).resumed
+    secure.groups = ()
+    with secure.connect() as operator:
+        operator.change(BrokerReload())
+        refused = heard(own)
+        assert (refused.code, "'impersonate user/ann' is not allowed" in refused.text) == (401, True)
+        assert say(own, hello).code == 401
+        own.close()
+        with operator.subscribe("s", start="first") as found:
+            assert found.receive(timeout=30).body == b"own"
+            operator.publish("s", "a", b"last", assurance="stored")
+            assert found.receive(timeout=30).body == b"last"
+
+
+def test_on_an_open_listener_nobody_acts_as_others(secure: SecureBroker) -> None:
+    secure.config_rules = (*RULES, "impersonate user/#")
+    with secure.connect() as operator:
+        operator.change(BrokerReload())
+    for options in ({}, {"address": "ann"}):
+        with pytest.raises(AccessRefused, match="proves nobody"):
+            secure.connect(act_as="ann", **options)
 
 
 def test_options_that_contradict_each_other_are_refused(keys: Keys, tmp_path: Path) -> None:
