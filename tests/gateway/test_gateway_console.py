@@ -551,6 +551,37 @@ def test_the_broker_decides_for_each_user(secured: RunningGateway) -> None:
         assert ann.get("/").status_code == 303
 
 
+def test_rules_of_a_group_that_two_operators_change_from_pages_of_before_are_all_there(
+    tmp_path: Path,
+) -> None:
+    """Each adds one from the same page. What is taken away or added twice is refused."""
+    rules = ("admin group/#", "view broker/#")
+    with (
+        secured_gateway(tmp_path, {"ann": "geheim"}, rules) as gateway,
+        gateway.client(headers={"origin": gateway.url}) as http,
+    ):
+        _sign_in(http, "ann", "geheim")
+        csrf = Page(http.get("/").text).csrf
+
+        def change(topic: str, **fields: str | list[str]) -> int:
+            given = {"csrf": csrf, "topic": topic, "name": "g", "back": "/console/users", "confirmed": "yes"}
+            return http.post("/console/change", data={**given, **fields}).status_code
+
+        added = {"access_rules": "publish stream/a\npublish stream/b"}
+        assert [change("group.add", **added), change("group.add", **added)] == [303, 400]
+        form = Page(http.get("/console/users").text)
+        ticks = [found["value"] for _, found in form.tags if found.get("name") == "removed_rules"]
+        assert ticks == ["publish stream/a", "publish stream/b"]
+        for name in "cd":
+            assert change("group.set", added_rules=f"publish stream/{name}") == 303
+        both = ["publish stream/a", "publish stream/b"]
+        assert [change("group.set", added_rules="", removed_rules=both) for _ in range(2)] == [303, 400]
+        form = Page(http.get("/console/users").text)
+        ticks = [found["value"] for _, found in form.tags if found.get("name") == "removed_rules"]
+        assert ticks == ["publish stream/c", "publish stream/d"]
+        assert [change("group.remove"), change("group.remove")] == [303, 404]
+
+
 def test_a_tail_and_the_watch_end_with_their_session(secured: RunningGateway) -> None:
     with secured.client(headers={"origin": secured.url}) as http:
         _sign_in(http, "ann", "geheim")

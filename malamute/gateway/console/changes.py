@@ -58,6 +58,8 @@ _QUEUE: Mapping[str, Reader] = {
     "limit": forms.number,
 }
 _GROUP: Mapping[str, Reader] = {"name": str, "access_rules": forms.lines}
+# What is added and taken away leaves alone what another operator has changed since the page was made.
+_RULES: Mapping[str, Reader] = {**_GROUP, "added_rules": forms.lines, "removed_rules": str}
 _ACCOUNT: Mapping[str, Reader] = {
     "name": str,
     "password": _hashed,
@@ -73,6 +75,9 @@ _KEPT: Mapping[str, Reader] = {
     "count": forms.number,
     "age": forms.duration,
 }
+
+MANY = ("sequences", "removed_rules")
+"""Fields that a form may have several times, one for each box that is ticked."""
 
 LISTS = (forms.names, forms.lines)
 """What reads lists: one that is empty is meant to be."""
@@ -131,7 +136,7 @@ ACTS: Mapping[str, Act] = {
     "broker.reload": Act("Read the configuration again?", "Reload", {}, destroys=False),
     "journal.backup": Act("Copy the store into {directory}?", "Back up", {"directory": str}, destroys=False),
     "group.add": Act("Add the group {name}?", "Add", _GROUP, destroys=False),
-    "group.set": Act("Change the rules of the group {name}?", "Change", _GROUP, destroys=False),
+    "group.set": Act("Change the rules of the group {name}?", "Change", _RULES, destroys=False),
     "group.remove": Act("Remove the group {name}? Its users lose what it allows.", "Remove", {"name": str}),
     "user.add": Act("Add the user {name}?", "Add", _ACCOUNT, asks=False, destroys=False),
     "user.set": Act("Change the user {name}?", "Change", _ACCOUNT, asks=False, destroys=False),
@@ -146,7 +151,7 @@ def _read(act: Act, fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         given = fields.get(name)
         if given is None:
             continue
-        if name == "sequences":
+        if name in MANY:
             values[name] = [read(text) for text in given]
         elif given[0].strip() or read in LISTS:
             values[name] = read(given[0])
