@@ -50,11 +50,12 @@ __all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 
 ROUTING_ID_BYTES = 16
 
-_GROWN: dict[type[Any], Any] = {
-    kind: kind._field_defaults[kind._fields[-1]] for kind in (Hello, Error, Subscribe, Offer, Reject)
+_GROWN: dict[type[Any], Sequence[Any]] = {
+    kind: [kind._field_defaults[name] for name in kind._fields[: -count - 1 : -1]]
+    for kind, count in ((Hello, 2), (Error, 1), (Subscribe, 1), (Offer, 1), (Reject, 1))
 }
-"""Commands whose last field is left out while it has this default: a peer that does not know it refuses it.
-So is that of PUBLISH, and then the `token` of HELLO."""
+"""The defaults of the fields that a command leaves out while it has them, the last one first: a peer that
+does not know such a field refuses it. So is the last one of PUBLISH."""
 
 
 class Codec(Protocol):
@@ -96,10 +97,10 @@ def encode(message: Message) -> list[Frame]:
         return [_ANSWER + pack(message.ref) + message.value]
     if not spec.frames:
         fields: tuple[Any, ...] = message
-        if spec.message in _GROWN and fields[-1] == _GROWN[spec.message]:
+        for default in _GROWN.get(spec.message, ()):
+            if fields[-1] != default:
+                break
             fields = fields[:-1]
-            if spec.message is Hello and not message.token:  # type: ignore[union-attr]
-                fields = fields[:-1]
         return [pack((spec.opcode, *fields))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]
