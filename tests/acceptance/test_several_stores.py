@@ -169,6 +169,18 @@ def test_a_store_that_hangs_holds_up_nothing_but_itself_and_not_the_end_of_the_b
         assert history(client, "ticks", 3) == [b"1", b"2", b"4"]
 
 
+def publish_over_kills(daemon: Daemon, client: malamute.Client) -> list[bytes]:
+    """Publish to a stream of each store in turn, over kills of the broker. Returns what each is to have."""
+    with client.publisher("ticks") as ticks, client.publisher("weather") as weather:
+        for number in range(MESSAGES):
+            ticks.publish("s", b"%d" % number)
+            weather.publish("s", b"%d" % number)
+            if number % (MESSAGES // KILLS) == MESSAGES // KILLS // 2:
+                daemon.kill()
+                daemon.start()
+    return [b"%d" % number for number in range(MESSAGES)]
+
+
 def test_what_one_session_publishes_to_two_stores_is_there_once_over_kills(
     new_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
@@ -176,14 +188,7 @@ def test_what_one_session_publishes_to_two_stores_is_there_once_over_kills(
     daemon = new_daemon(in_two_stores(tmp_path)).start()
     with malamute.connect(daemon.url) as client:
         client.on_event = lambda event: None
-        with client.publisher("ticks") as ticks, client.publisher("weather") as weather:
-            for number in range(MESSAGES):
-                ticks.publish("s", b"%d" % number)
-                weather.publish("s", b"%d" % number)
-                if number % (MESSAGES // KILLS) == MESSAGES // KILLS // 2:
-                    daemon.kill()
-                    daemon.start()
-        expected = [b"%d" % number for number in range(MESSAGES)]
+        expected = publish_over_kills(daemon, client)
         assert history(client, "ticks", MESSAGES) == expected
         assert history(client, "weather", MESSAGES) == expected
 
@@ -197,14 +202,7 @@ def test_feeds_between_two_stores_put_each_message_once_over_kills(
         client.on_event = lambda event: None
         for source, target in (("ticks", "copied"), ("weather", "ticks-copied")):
             client.change(FeedSet(source=f"stream/{source}", feed="f", target=f"stream/{target}"))
-        with client.publisher("ticks") as ticks, client.publisher("weather") as weather:
-            for number in range(MESSAGES):
-                ticks.publish("s", b"%d" % number)
-                weather.publish("s", b"%d" % number)
-                if number % (MESSAGES // KILLS) == MESSAGES // KILLS // 2:
-                    daemon.kill()
-                    daemon.start()
-        expected = [b"%d" % number for number in range(MESSAGES)]
+        expected = publish_over_kills(daemon, client)
         assert history(client, "copied", MESSAGES) == expected
         assert history(client, "ticks-copied", MESSAGES) == expected
         last = client.query("stream", name="copied")["last"]
