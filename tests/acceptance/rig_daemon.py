@@ -5,6 +5,8 @@ import os
 import resource
 import signal
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -108,7 +110,13 @@ class Daemon:
                 ready.recv()
             except EOFError:
                 raise AssertionError(f"the broker has ended:\n{self.log}") from None
+        self._started = time.monotonic()
         return self
+
+    @property
+    def life_seconds(self) -> float:
+        """For how long it has been there since its last start."""
+        return time.monotonic() - self._started
 
     def send_signal(self, number: int) -> None:
         """Send it a signal."""
@@ -121,8 +129,13 @@ class Daemon:
 
     def kill(self) -> None:
         """End it at once. What it has given to the system stays, unlike at the end of the power."""
-        self.send_signal(signal.SIGKILL)
-        assert self.wait() == -signal.SIGKILL
+        assert self.end() == -signal.SIGKILL, self.log[-2000:]
+
+    def end(self) -> int:
+        """End it at once, if it has not ended by itself. Returns its exit code."""
+        with suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL)
+        return self.wait()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ask it to end, and see that it does so cleanly."""

@@ -1,9 +1,9 @@
-"""A file system that forgets what was not synced: where `power` is written to, its power fails. By FUSE.
+"""A file system that forgets what was not synced, or cannot read, as `power` and `reads` say. By FUSE.
 
 What is written is in `cached`, and in `durable` when `fsync` or `fdatasync` of that file has returned. When
 the power fails, each sector of 512 bytes that was not synced is as it was, or as it was to be, by chance; so
 is the length of the file. Names are durable at once. The kernel caches pages of it as it does of any disk,
-until the next mount.
+until the next mount, or until a file is opened.
 
 It needs `fusepy`, libfuse 2 and /dev/fuse: `why_not` says what is missing.
 """
@@ -11,6 +11,7 @@ It needs `fusepy`, libfuse 2 and /dev/fuse: `why_not` says what is missing.
 from __future__ import annotations
 
 import ctypes.util
+import errno
 import os
 import shutil
 import subprocess
@@ -21,8 +22,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-SECTOR = 512
-POWER = "/power"
+SECTOR, BLOCK = 512, 4096
+POWER, READS = "/power", "/reads"
+"""What is no file, and does something when it is written to."""
 MOUNT_SECONDS = 20.0
 
 
@@ -65,9 +67,16 @@ class LossyDisk:
 
     def lose_power(self, seed: int) -> None:
         """Forget what was not synced, or most of it, and begin again. Nobody may use it."""
-        (self.place / POWER.lstrip("/")).write_text(str(seed))
+        self._tell(POWER, str(seed))
         self.unmount()
         self.mount()
+
+    def fail_reads(self, share: float, seed: int = 0) -> None:
+        """This share of all blocks cannot be read from now on: EIO. None again with 0."""
+        self._tell(READS, f"{share} {seed}")
+
+    def _tell(self, what: str, text: str) -> None:
+        (self.place / what.lstrip("/")).write_text(text)
 
     def unmount(self) -> None:
         """Take it away. What it has is kept."""
@@ -93,10 +102,9 @@ class _Files:
     def __init__(self, backing: Path) -> None:
         self._cached, self._durable = backing / "cached", backing / "durable"
         self._dirty: dict[str, set[int]] = {}
+        self._unreadable, self._seed = 0.0, 0
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        import errno
-
         from fuse import FuseOSError
 
         method = getattr(self, name, None)
@@ -123,7 +131,7 @@ class _Files:
 
     def getattr(self, path: str, handle: int | None = None) -> Mapping[str, Any]:
         """What the system says of a file."""
-        if path == POWER:
+        if path in (POWER, READS):
             return {"st_mode": 0o100600, "st_nlink": 1, "st_size": 0}
         found = os.lstat(self._at(path))
         names = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_mtime", "st_ctime", "st_atime")
@@ -141,7 +149,7 @@ class _Files:
 
     def open(self, path: str, flags: int) -> int:
         """A descriptor."""
-        return 0 if path == POWER else os.open(self._at(path), os.O_RDWR)
+        return 0 if path in (POWER, READS) else os.open(self._at(path), os.O_RDWR)
 
     def create(self, path: str, mode: int, information: Any = None) -> int:
         """A new file."""
@@ -151,7 +159,13 @@ class _Files:
 
     def read(self, path: str, size: int, offset: int, handle: int) -> bytes:
         """Bytes of a file."""
+        blocks = range(offset // BLOCK, (offset + size - 1) // BLOCK + 1)
+        if self._unreadable and any(self._is_unreadable(path, block) for block in blocks):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return os.pread(handle, size, offset)
+
+    def _is_unreadable(self, path: str, block: int) -> bool:
+        return Random(f"{self._seed} {path} {block}").random() < self._unreadable
 
     def release(self, path: str, handle: int) -> None:
         """Nobody has it open any more under this descriptor."""
@@ -171,13 +185,17 @@ class _Files:
         if path == POWER:
             self._lose(Random(int(data)))
             return len(data)
+        if path == READS:
+            share, seed = data.split()
+            self._unreadable, self._seed = float(share), int(seed)
+            return len(data)
         last = (offset + len(data) - 1) // SECTOR
         self._dirty.setdefault(path, set()).update(range(offset // SECTOR, last + 1))
         return os.pwrite(handle, data, offset)
 
     def truncate(self, path: str, length: int, handle: int | None = None) -> None:
         """Set the length, which is durable with the next sync."""
-        if path != POWER:
+        if path not in (POWER, READS):
             os.truncate(self._at(path), length)
             self._dirty.setdefault(path, set())
 

@@ -47,6 +47,7 @@ from history import (
     PURGED,
     SENT,
     STORED,
+    Record,
     Recorder,
     Violation,
     check,
@@ -57,6 +58,7 @@ from real_machine import MEMORY, MIB, MemoryLimit, RealDisk, RealNetwork, why_no
 from rig_daemon import Daemon
 from rig_process import end, fork
 from rig_proxy import Link, Proxy
+from torture_bounds import QUIET, QUIET_OVER, Measured, exceeded, quiet_waits
 from torture_hostile import ATTACK_SECONDS, attack_for_a_while, be_many, every_attack, mutated_sessions
 from torture_load import (
     ENOUGH,
@@ -66,6 +68,7 @@ from torture_load import (
     ONCE,
     OVER,
     PATIENCE,
+    PAUSE_SECONDS,
     ROLES,
     SERVICE,
     STREAM,
@@ -85,6 +88,8 @@ MANY_CONNECTIONS = 10_000
 SPARE_MIB = 32
 """What a broker may take of memory beside what it has, when there is hardly any left."""
 DAYS = 24 * 3600
+GIVEN_UP = 1
+"""The exit code of a broker that has lost its store: error 804."""
 
 
 class Machine(ctypes.Structure):
@@ -110,10 +115,15 @@ class Torture:
     """A broker, its clients, and what is done to them."""
 
     def __init__(
-        self, directory: Path, seed: int, machine: Machine | None, missing: Mapping[str, str]
+        self,
+        directory: Path,
+        seed: int,
+        machine: Machine | None,
+        missing: Mapping[str, str],
+        pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
         """`missing` says of a disk and a network of its own why there is none."""
-        self.directory = directory
+        self.directory, self._pause_seconds = directory, pause_seconds
         self.chance = Random(seed)
         self.machine = machine
         self.disk = self.lossy = self.network = None
@@ -138,7 +148,8 @@ class Torture:
         self.records: Counter[str] = Counter()
         self.violations: list[Violation] = []
         self.waits: list[float] = []
-        self.memory_mib: list[float] = []
+        self.measured: list[Measured] = []
+        self._size_mib = config.storage.size / MIB
         self._clients: dict[str, ForkServerProcess] = {}
         self._lives: Counter[str] = Counter()
         self._histories = directory
@@ -146,8 +157,8 @@ class Torture:
 
     # Episodes
 
-    def episode(self, faults: Sequence[str]) -> None:
-        """A load, these faults, and the account of it."""
+    def episode(self, faults: Sequence[str], rest_seconds: float = 0.0) -> None:
+        """A load, these faults, each with a rest behind it, and the account of it."""
         self._histories = self.directory / f"episode-{self.episodes}"
         self._histories.mkdir()
         self.note = Recorder(self._histories / "faults.jsonl", "faults")
@@ -162,22 +173,37 @@ class Torture:
             self.progress()
             self.waits.append(time.monotonic() - began)
             self.note(BACK, "")
+            if rest_seconds:
+                self.rest(rest_seconds)
         self.settle()
         self.note.close()
         files = sorted(self._histories.iterdir())
         history = read_history(file for file in files if file.suffix == ".jsonl")
         self.records += Counter(record.kind for record in history)
-        broken = check(history)
+        self.measured.append(self._measure(history))
+        broken = [*check(history), *exceeded(self.measured[0], self.measured[-1], self._size_mib)]
         self.violations += broken
-        self.memory_mib.append(self.daemon.anonymous_mib)
         if not broken:
             shutil.rmtree(self._histories)
         self.episodes += 1
 
+    def rest(self, seconds: float) -> None:
+        """Do nothing to anybody. What was held up comes through, and then confirmations count as quiet."""
+        over = time.monotonic() + seconds
+        self._wait(lambda: time.monotonic() > over - seconds / 2, "half of the rest is over")
+        self.note(QUIET, "")
+        self._wait(lambda: time.monotonic() > over, "the rest is over")
+        self.note(QUIET_OVER, "")
+
+    def _measure(self, history: Sequence[Record]) -> Measured:
+        store = _size_mib(self.directory / "broker" / "data")
+        return Measured(self.daemon.life_seconds, self.daemon.anonymous_mib, store, quiet_waits(history))
+
     def start(self, role: str) -> None:
         """Begin the next life of a client."""
         url = self.proxy.url if ROLES[role].far else self.daemon.url
-        place = Place(url, self.directory / "broker" / "data", self._histories, f"e{self.episodes}-")
+        names, store = f"e{self.episodes}-", self.directory / "broker" / "data"
+        place = Place(url, store, self._histories, names, self._pause_seconds)
         self._lives[role] += 1
         self._clients[role] = fork(play, role, self._lives[role], place)
 
@@ -287,15 +313,17 @@ class Torture:
         self.note(KILLED, "")
         self.daemon.kill()
 
+    def end_broker(self, *codes: int) -> None:
+        """End the broker at once, which may have ended by itself a moment ago, with one of these codes."""
+        self.note(KILLED, "")
+        code = self.daemon.end()
+        assert code in (-signal.SIGKILL, *codes), f"the broker ended with {code}:\n{self.daemon.log[-2000:]}"
+
     def mend_disk(self) -> None:
         """Check the file system, and mount it again: nobody may use it meanwhile."""
         assert self.disk is not None
-        if self.daemon.has_ended:
-            # It gives up where it cannot open its store again.
-            self.note(KILLED, "")
-            assert self.daemon.wait() == 1, self.daemon.log[-2000:]
-        else:
-            self.kill_broker()
+        # It gives up where it cannot open its store again.
+        self.end_broker(GIVEN_UP)
         self.end("store reader")
         self.disk.mend()
         self.start("store reader")
@@ -303,9 +331,7 @@ class Torture:
     def start_again_if_ended(self) -> None:
         """The system may have ended the broker by now, as there was no memory left."""
         if self.daemon.has_ended:
-            self.note(KILLED, "")
-            code = self.daemon.wait()
-            assert code == -signal.SIGKILL, f"the broker ended with {code}:\n{self.daemon.log[-2000:]}"
+            self.end_broker()
             self.daemon.start()
 
     @contextmanager
@@ -558,6 +584,8 @@ NEEDS = {
     "connections, ten": "files",
 }
 """What faults need that begin so."""
+ENDS_THE_BROKER = ("broker killed", "clock", "read-only", "then broker", "power", "link down", "memory")
+"""What has one of these words may end the broker, or ends it now and then."""
 WEIGHTS = {"broker killed": 6, "client killed": 4, "power lost": 6}
 
 
@@ -590,7 +618,7 @@ def possible(missing: Mapping[str, str]) -> list[str]:
 
 def report(torture: Torture, seed: int, seconds: float) -> dict[str, object]:
     """What was done, and what came of it."""
-    waits = sorted(torture.waits)
+    waits, measured = sorted(torture.waits), torture.measured
     return {
         "seed": seed,
         "seconds": round(seconds, 1),
@@ -600,8 +628,12 @@ def report(torture: Torture, seed: int, seconds: float) -> dict[str, object]:
         "records": dict(torture.records),
         "longest_until_all_got_on_seconds": round(waits[-1], 2) if waits else 0.0,
         "median_until_all_got_on_seconds": round(waits[len(waits) // 2], 2) if waits else 0.0,
-        "memory_mib": [round(value, 1) for value in torture.memory_mib],
-        "store_mib": round(_size_mib(torture.directory / "broker" / "data"), 1),
+        "longest_life_of_a_broker_seconds": round(max(each.life_seconds for each in measured)),
+        "memory_mib": [round(each.memory_mib, 1) for each in measured],
+        "store_mib": round(measured[-1].store_mib, 1),
+        "quiet_confirmations": sum(len(each.quiet_seconds) for each in measured),
+        "quiet_p50_ms": [round(1000 * each.quiet(0.5), 1) for each in measured if each.quiet_seconds],
+        "quiet_p99_ms": [round(1000 * each.quiet(0.99), 1) for each in measured if each.quiet_seconds],
         "violations": [violation._asdict() for violation in torture.violations],
     }
 
@@ -629,21 +661,22 @@ def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, ob
     """Torture a broker for as long as was asked for."""
     machine = bad_machine(directory)
     missing = missing_here(machine, lossy=options.lossy)
-    among = options.only or possible(missing)
+    here = possible(missing)
+    among = options.only or [name for name in here if not (options.soak and _may_end_the_broker(name))]
     print(f"seed {seed}", file=sys.stderr)
     for name in FAULTS if not options.only else ():
-        if name not in among:
+        if name not in here:
             print(f"not tried: {name}: {_reason(name, missing)}", file=sys.stderr)
     # Who asks for some faults alone has the rest as it is.
     for what in ("disk", "lossy", "network"):
         if not _is_needed(what, among):
             missing[what] = "not asked for"
     began = time.monotonic()
-    torture = Torture(directory, seed, machine, missing)
+    torture = Torture(directory, seed, machine, missing, options.pause)
     try:
         while not torture.violations and _goes_on(options, torture, began):
             faults = schedule(Random(seed * STRIDE + torture.episodes), options.faults, among)
-            torture.episode(faults)
+            torture.episode(faults, options.rest)
             total, minutes = torture.counts.total(), (time.monotonic() - began) / 60
             print(
                 f"{minutes:.1f} min: {total:,} faults, {len(torture.violations)} violations", file=sys.stderr
@@ -651,6 +684,10 @@ def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, ob
         return report(torture, seed, time.monotonic() - began)
     finally:
         torture.close()
+
+
+def _may_end_the_broker(fault: str) -> bool:
+    return any(word in fault for word in ENDS_THE_BROKER)
 
 
 def _reason(fault: str, missing: Mapping[str, str]) -> str:
@@ -671,6 +708,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="for how long; an episode is ended (1)")
     parser.add_argument("--seed", type=int, help="of the schedule (random)")
     parser.add_argument("--faults", type=int, default=FAULTS_EACH, help=f"in an episode ({FAULTS_EACH})")
+    parser.add_argument(
+        "--pause", type=float, default=PAUSE_SECONDS, help=f"between two rounds of a client ({PAUSE_SECONDS})"
+    )
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds of load alone behind each fault (0)")
+    parser.add_argument(
+        "--soak", action="store_true", help="leave out what ends the broker, so that it lives as long as this"
+    )
     parser.add_argument("--only", action="append", choices=FAULTS, help="this fault, and others so named")
     parser.add_argument(
         "--lossy", action="store_true", help="the store is on a file system that forgets what was not synced"

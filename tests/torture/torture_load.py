@@ -62,7 +62,7 @@ PATIENCE = 180.0
 
 BATCH = 20
 PAUSE_SECONDS = 0.02
-"""Between two rounds of a client."""
+"""Between two rounds of a client, unless asked for otherwise."""
 COMMIT_EVERY = 50
 READ_BYTES = 1 << 16
 
@@ -75,6 +75,7 @@ class Place(NamedTuple):
     histories: Path
     names: str
     """What the names of streams and queues begin with: no two episodes share one."""
+    pause_seconds: float = PAUSE_SECONDS
 
 
 class Life:
@@ -105,7 +106,7 @@ class Life:
         """A new key for each round, until there is the file."""
         while not (self.place.histories / file).exists():
             yield next(self._keys)
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(self.place.pause_seconds)
 
     def result(self, done: str, refused: str, name: str, key: str, answer: Callable[[], Any]) -> bool:
         """Note what came of something. Nothing is noted where that is not known."""
