@@ -55,7 +55,7 @@ def verify(ctx: click.Context, data: Path, *, as_json: bool) -> None:
 
     The exit code is 1 when something is damaged, which is printed with exact ranges.
     """
-    with _opened(data) as store:
+    with _opened(data, reads_all=True) as store:
         found = _verified(store)
     damages = [{"stream": row["stream"], **damage} for row in found for damage in row["damages"]]
     if as_json:
@@ -188,7 +188,7 @@ def backup_command(ctx: click.Context, target: Path, data: Path, *, as_json: boo
 
     Everything is checked on the way; the exit code is 1 when something is damaged, which is copied as it is.
     """
-    with _opened(data) as store:
+    with _opened(data, reads_all=True) as store:
         _print_copied(ctx, _shown("backup", store, target), as_json=as_json)
 
 
@@ -202,7 +202,7 @@ def restore(ctx: click.Context, backup: Path, directory: Path, *, as_json: bool)
 
     Everything is checked on the way; the exit code is 1 when something is damaged, which is copied as it is.
     """
-    with _opened(backup) as store:
+    with _opened(backup, reads_all=True) as store:
         _print_copied(ctx, _shown("restore", store, directory), as_json=as_json)
 
 
@@ -296,9 +296,9 @@ def _time(time_ns: int) -> str:
 
 
 @contextmanager
-def _opened(directory: Path) -> Iterator[DiskStore]:
-    """The store in a directory, while nobody else uses it."""
+def _opened(directory: Path, *, reads_all: bool = False) -> Iterator[DiskStore]:
+    """The store in a directory, while nobody else uses it. Who reads all of it finds first whether he can."""
     from malamute.journal.disk import DiskStore
 
-    with closing(DiskStore.open_existing(directory)) as store:
+    with closing(DiskStore.open_existing(directory, reads_all=reads_all)) as store:
         yield store

@@ -107,8 +107,12 @@ def acquire_lock(path: Path) -> int:
     return descriptor
 
 
-def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Environment, int]:
+def open_environment(
+    path: Path, size: int, preallocate: bool, *, reads_all: bool = False
+) -> tuple[lmdb.Environment, int]:
     """Open or create the file, at its full size; returns the size that it has now.
+
+    With `reads_all`, what is stored is read once before LMDB may do so: the disk is under suspicion.
 
     Raises:
         StoreError: the file cannot be opened, or is no whole store.
@@ -120,7 +124,7 @@ def open_environment(path: Path, size: int, preallocate: bool) -> tuple[lmdb.Env
         with translated():
             if there == 0:
                 _create(path, size)
-            _check_pages(data)
+            _check_pages(data, values=reads_all)
             environment = _open(path, size)
     except OSError as error:
         raise StoreError(f"cannot open {data}: {error.strerror}") from error
@@ -168,11 +172,13 @@ def _open(path: Path, size: int) -> lmdb.Environment:
     return environment
 
 
-def _check_pages(data: Path) -> None:
-    """LMDB would follow a damaged page out of its map, which kills the process."""
-    if faults := check_pages(data):
+def _check_pages(data: Path, *, values: bool = False) -> None:
+    """LMDB would follow a damaged page out of its map, or meet one that cannot be read: either kills."""
+    if faults := check_pages(data, values=values):
         page = f"page {faults[0].number}: {faults[0].reason}"
-        raise StoreCorrupt(f"{data} is damaged in {len(faults)} pages that lead to values; {page}")
+        what = "damaged, or cannot be read, in" if values else "damaged in"
+        where = "values, or pages that lead to them" if values else "pages that lead to values"
+        raise StoreCorrupt(f"{data} is {what} {len(faults)} {where}; {page}")
 
 
 def check_pages_for_reading(path: Path) -> None:

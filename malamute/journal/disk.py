@@ -210,13 +210,15 @@ class DiskStore:
         preallocate: bool = True,
         streams_budget: int | None = None,
         counted: Counted | None = None,
+        reads_all: bool = False,
     ) -> DiskStore:
         """Open the store in `directory`, creating it if needed.
 
         `size` is that of the file in bytes; a larger file that is already there keeps its size. The
         space is allocated at once unless `preallocate` is false. `streams_budget` is what all streams may
         take together, 70 % of the size unless given. `counted` returns seconds that nobody can set: no
-        limit by age believes a clock that runs ahead of them (`ring`).
+        limit by age believes a clock that runs ahead of them (`ring`). With `reads_all`, all of it is read
+        first: a page that the disk cannot read is an error then, and would end the process later.
 
         Raises StoreLocked if another process has it open, StoreTooNew if a newer format is in it,
         StoreCorrupt if it is no store, StorageFull if the disk has no room, StoreError otherwise.
@@ -229,7 +231,7 @@ class DiskStore:
             raise StoreError(f"cannot use {path}: {error.strerror}") from error
         environment = None
         try:
-            environment, size = open_environment(path, size, preallocate)
+            environment, size = open_environment(path, size, preallocate, reads_all=reads_all)
             if streams_budget is None:
                 streams_budget = int(size * STREAMS_SHARE)
             elif streams_budget > size * STREAMS_SHARE_MAX:
@@ -250,14 +252,14 @@ class DiskStore:
             raise
 
     @classmethod
-    def open_existing(cls, directory: str | os.PathLike[str]) -> DiskStore:
+    def open_existing(cls, directory: str | os.PathLike[str], *, reads_all: bool = False) -> DiskStore:
         """Open the store in `directory` as it is, to inspect or to copy it while no broker uses it.
 
-        Raises StoreError if there is none; otherwise as `open` does.
+        Raises StoreError if there is none; otherwise as `open` does, and so is `reads_all`.
         """
         if not (Path(directory) / "data.mdb").is_file():
             raise StoreError(f"there is no store in {Path(directory)}")
-        return cls.open(directory, size=0, preallocate=False)
+        return cls.open(directory, size=0, preallocate=False, reads_all=reads_all)
 
     # --- opening
 

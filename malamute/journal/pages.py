@@ -8,7 +8,8 @@ What has to hold: each page names itself, has the kind that its place in the tre
 a gap. Keys rise, and lie between those of the page above. Each page is in one place, either used or free.
 There are as many pages and values as the root says, and the two roots follow each other. Of a value that has
 pages of its own only their number is known here: they are not read, so that this costs the number of values
-and not their bytes.
+and not their bytes. Who suspects the disk has them read as well: LMDB maps the file, and what cannot be read
+ends the process there, where a call fails here.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Pages:
         self._is_free_tree = False
 
     def check(self, *, values: bool = False) -> list[PageFault]:
-        """Look at all of them, also at the first page of each of the `values`. Returns the faults."""
+        """Look at all of them, and read the `values` that have pages of their own. Returns the faults."""
         root = self._newest_root()
         if root is not None:
             for _, leaf in self._leaves(root):
@@ -174,8 +175,12 @@ class Pages:
 
     def _read(self, offset: int, size: int) -> bytes:
         data = os.pread(self._file, size, offset)
-        if len(data) < size:
-            raise ValueError("it is cut off")
+        while len(data) < size:
+            # What comes short ends where the file ends, or before what cannot be read: the next call says so.
+            rest = os.pread(self._file, size - len(data), offset + len(data))
+            if not rest:
+                raise ValueError("it is cut off")
+            data += rest
         return data
 
     # --- trees
@@ -358,13 +363,14 @@ class Pages:
                 yield page, node
 
     def fault_of(self, node: Node) -> PageFault | None:
-        """What is wrong with the first page of a value, if it has pages of its own; LMDB looks at it."""
+        """What is wrong with the pages of a value, if it has some of its own: LMDB looks at the first."""
         if not node.own:
             return None
         try:
             head = self._read(node.own * self.page_bytes, _PAGE.size)
             itself, _, flags, low, high = _PAGE.unpack(head)
             if (itself, flags) == (node.own, _OF_VALUE) and low | high << 16 >= self._pages_of(node.size):
+                self._read(node.own * self.page_bytes, _PAGE.size + node.size)
                 return None
             reason = f"it is page {itself} of kind {flags}, expected kind {_OF_VALUE}"
         except (OSError, ValueError) as error:
@@ -416,8 +422,8 @@ def words(fault: PageFault) -> str:
 def check_pages(data: Path, *, values: bool = False) -> list[PageFault]:
     """What is wrong with the pages of a data file, which nobody may be writing to.
 
-    Costs some microseconds for each value, and reading the pages that lead to them; with `values` also the
-    first page of each value that has pages of its own.
+    Costs some microseconds for each value, and reading the pages that lead to them; with `values` it reads
+    all that is used.
     """
     descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -108,7 +108,11 @@ def _replace(path: Path, data: Path) -> None:
     """Put the new file, which is repaired and durable, in the place of the old one, which is kept."""
     aside = path / DAMAGED
     aside.mkdir(exist_ok=True)
-    os.link(data, aside / f"data.mdb.{len([*aside.glob('data.mdb.*')])}")
+    kept = aside / f"data.mdb.{len([*aside.glob('data.mdb.*')])}"
+    try:
+        os.link(data, kept)
+    except OSError:  # a file system without links: for a moment the name is nobody's
+        os.rename(data, kept)
     sync_directory(aside)
     os.rename(path / NEW, data)
     sync_directory(path)

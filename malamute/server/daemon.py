@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from malamute.protocol.names import AUDIT
 from malamute.server.addresses import Gateways
 from malamute.server.authentication import Authenticator, Reported
 from malamute.server.clock import Clock, counted
+from malamute.server.crashes import CrashReport
 from malamute.server.edge import RefusedConnection
 from malamute.server.flow import Windows
 from malamute.server.guard import Rules
@@ -84,14 +85,16 @@ steps beside a busy loop would take that long."""
 LOG_PIECE = select.PIPE_BUF // 4
 """Characters of the log that are written at once, of 4 bytes at the most: a pipe with any room takes them."""
 
+CRASH_HINT = "all that is stored was read since, and can be read; crash.before.txt has the report"
+
 OTHERS_MASK = 0o077
 """What nobody but the owner may do with the files that the broker makes."""
 
 log = structlog.get_logger("malamute")
 
 
-def open_store(config: Config) -> Store:
-    """The store that the configuration names. Raises `StoreError`."""
+def open_store(config: Config, *, reads_all: bool = False) -> Store:
+    """The store that the configuration names, with all of it read first if asked for. Raises `StoreError`."""
     storage = config.storage
     budget = int(storage.size * storage.streams_share)
     if storage.kind == "memory":
@@ -107,6 +110,7 @@ def open_store(config: Config) -> Store:
         preallocate=storage.preallocate,
         streams_budget=budget,
         counted=counted,
+        reads_all=reads_all,
     )
 
 
@@ -166,16 +170,19 @@ def open_broker(
     read: Callable[[], Config] | None = None,
     supervisor: Supervisor | None = None,
     user: ProcessUser | None = None,
+    *,
+    reads_all: bool = False,
 ) -> Loop:
     """A broker that listens and has its store open; `run` it. Raises `ConfigError` or `StoreError`.
 
     `files` is how many files the process may open, and `read` reads the configuration again. The `supervisor`
-    learns how it goes. This process runs as the `user` from when it listens, if there is one.
+    learns how it goes. This process runs as the `user` from when it listens, if there is one. With
+    `reads_all` all that is stored is read first.
     """
     accounts, issuers = accounts_of(config.access), read_issuers(config.access.issuer)
     key = read_secret_key(Path(config.access.key)) if config.access.key else ""
     with user.acting() if user is not None else nullcontext():
-        store = open_store(config)
+        store = open_store(config, reads_all=reads_all)
     listeners = config.listen.listeners
     asking = any(listener.mechanism != "null" for listener in listeners)
     gateways = Gateways(config.listen.gateways)
@@ -192,7 +199,8 @@ def open_broker(
         clock = Clock()
         # Half of the memory stays free for what comes.
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
-        named = open_stores(config.storage.store, store, recovered, clock(), open_named)
+        opening = partial(open_named, reads_all=reads_all)
+        named = open_stores(config.storage.store, store, recovered, clock(), opening)
         for name in named.unknown:
             log.warning(
                 "a store is not configured any more",
@@ -352,16 +360,20 @@ def run(
     sys.setswitchinterval(SWITCH_INTERVAL)
     load_plugins()
     signalled = Signalled()
-    with _signals(signalled.while_starting):
+    with _signals(signalled.while_starting), closing(_crash_report(config, user)) as crash:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
         context.set(zmq.MAX_SOCKETS, 1024)
         try:
             again = read and (lambda: _within_files(read(), files))
-            loop = open_broker(config, context, files, again, Supervisor.of(os.environ), user)
+            supervisor = Supervisor.of(os.environ)
+            loop = open_broker(config, context, files, again, supervisor, user, reads_all=bool(crash.found))
         except BaseException:
             # Of what was half open somebody may hold a socket still, for which `term` would wait.
             context.destroy(linger=0)
             raise
+        if crash.found:
+            log.warning("the process before has crashed", report=crash.found, hint=CRASH_HINT)
+        crash.acted_upon()
         signalled.serve(loop)
         with _signals(signalled.while_serving):
             endpoints = loop.endpoints
@@ -371,6 +383,12 @@ def run(
                 loop.run(lambda: log.info("stopping", signal=signalled.stop_signal))
             context.term()
             log.info("stopped")
+
+
+def _crash_report(config: Config, user: ProcessUser | None) -> CrashReport:
+    directory = None if config.storage.kind == "memory" else Path(config.storage.directory)
+    with user.acting() if user is not None else nullcontext():
+        return CrashReport(directory)
 
 
 Handler = Callable[[int, FrameType | None], None]

@@ -169,8 +169,11 @@ def _check(table: StoreTable, known: bytes | None, found: Recovered, owner: byte
         )
 
 
-def open_named(table: StoreTable) -> Store:
-    """Open the store that a table of the configuration names. Raises `StoreError`."""
+def open_named(table: StoreTable, *, reads_all: bool = False) -> Store:
+    """Open the store that a table of the configuration names, and read all of it first if asked for.
+
+    Raises `StoreError`.
+    """
     budget = int(table.size * STREAMS_SHARE)
     if table.kind == "memory":
         store = MemoryStore(size=table.size, streams_budget=budget, broker_id=os.urandom(16), counted=counted)
@@ -183,4 +186,5 @@ def open_named(table: StoreTable) -> Store:
         preallocate=table.preallocate,
         streams_budget=budget,
         counted=counted,
+        reads_all=reads_all,
     )

@@ -67,10 +67,12 @@ class Daemon:
         config: Config | None = None,
         address: str = "127.0.0.1",
         namespace: str = "",
+        data: Path | None = None,
     ) -> None:
+        """Its data is in a directory of its own, unless there is one for that."""
         self.directory = directory
         self.url = f"tcp://{address}:{free_port()}"
-        self._namespace = namespace
+        self._namespace, self._data = namespace, data or directory / "data"
         self._process: ForkServerProcess | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._log = directory / "log.jsonl"
@@ -79,7 +81,7 @@ class Daemon:
 
     def configure(self, config: Config) -> None:
         """Set the options for the next start; the directory is always this one's."""
-        storage = replace(config.storage, directory=self.directory / "data")
+        storage = replace(config.storage, directory=self._data)
         listen: ListenConfig = config.listen
         if listen.endpoints == ListenConfig().endpoints:
             listen = replace(listen, endpoints=(self.url,))

@@ -68,7 +68,7 @@ class Slow:
         self.gates: list[Gate] = []
         self._clients = ExitStack()
         open_store = server.open_store
-        patch.setattr(server, "open_store", lambda config: self._behind_a_gate(open_store(config)))
+        patch.setattr(server, "open_store", lambda *a, **o: self._behind_a_gate(open_store(*a, **o)))
         self.broker = stack.enter_context(Broker(directory, config=small(16 * MIB)))
 
     def close_clients(self) -> None:

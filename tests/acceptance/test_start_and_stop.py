@@ -55,6 +55,21 @@ def test_after_a_signal_everything_confirmed_is_there_and_sequences_continue_wit
     assert '"stopped"' in daemon.log
 
 
+def test_a_broker_that_has_crashed_reads_all_that_is_stored_at_its_next_start(
+    daemon: Daemon, connect: Connect
+) -> None:
+    """As after a page that the disk could not read; here the signal comes from the test."""
+    connect().publish("load", "a", b"1", assurance="stored")
+    daemon.send_signal(signal.SIGBUS)
+    assert daemon.wait() == -signal.SIGBUS
+    daemon.start()
+    crashed = [line for line in map(json.loads, daemon.log.splitlines()) if "has crashed" in line["event"]]
+    assert ["Bus error" in line["report"] for line in crashed] == [True]
+    assert [message.body for message in read_back(daemon.url)[0]] == [b"1"]
+    daemon.restart()
+    assert daemon.log.count("has crashed") == 1
+
+
 RELOADED_AT_THE_START = """
 import os, signal
 from malamute.config import Config, ListenConfig, StorageConfig
@@ -62,9 +77,9 @@ from malamute.server import daemon
 
 open_store = daemon.open_store
 
-def interrupted(config):
+def interrupted(config, **options):
     signal.raise_signal(signal.SIGHUP)
-    return open_store(config)
+    return open_store(config, **options)
 
 daemon.open_store = interrupted
 listen = ListenConfig(endpoints=("tcp://127.0.0.1:*",))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from random import Random
 
 import lmdb
 import pytest
 
+from malamute.errors import StoreCorrupt
+from malamute.journal.disk import DiskStore
 from malamute.journal.format import BLOCK, CHUNK, STREAM, key
 from malamute.journal.pages import check_pages, read_root
 
 SIZE = 64 << 20
+PAGE = os.sysconf("SC_PAGESIZE")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -60,3 +64,31 @@ def test_a_root_that_says_that_keys_are_ordered_otherwise_is_none(tmp_path, plac
     data[place] ^= bit
     with pytest.raises(ValueError, match="its trees have the flags"):
         read_root(data, 4096)
+
+
+def test_what_the_disk_cannot_read_of_a_value_is_found_if_asked_for(tmp_path, monkeypatch):
+    """LMDB maps its file: to look at such a page would end the process."""
+    with lmdb.open(str(tmp_path), map_size=SIZE) as environment, environment.begin(write=True) as transaction:
+        for number in range(3):
+            transaction.put(key(CHUNK, 1, number), bytes([number]) * 20_000)
+    data = tmp_path / "data.mdb"
+    bad = data.read_bytes().index(bytes([1]) * 20_000) // PAGE + 2
+    real = os.pread
+
+    def pread(file, size, at):
+        """A disk reads what comes before a page that it cannot read."""
+        room = bad * PAGE - at
+        if 0 < room < size:
+            return real(file, room, at)
+        if -PAGE < room <= 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, size, at)
+
+    monkeypatch.setattr("os.pread", pread)
+    assert check_pages(data) == []
+    (fault,) = check_pages(data, values=True)
+    assert (fault.first, fault.end) == (key(CHUNK, 1, 1), key(CHUNK, 1, 1) + b"\0")
+    assert "Input/output error" in fault.reason
+    with pytest.raises(StoreCorrupt, match=r"cannot be read, in 1 values.*Input/output error") as refused:
+        DiskStore.open_existing(tmp_path, reads_all=True)
+    assert "malamute journal repair" in refused.value.hint

@@ -23,6 +23,7 @@ from random import Random
 from typing import Any
 
 SECTOR, BLOCK = 512, 4096
+NO_BLOCKS, ALL_BLOCKS = range(0), range(1 << 40)
 POWER, READS = "/power", "/reads"
 """What is no file, and does something when it is written to."""
 MOUNT_SECONDS = 20.0
@@ -71,9 +72,11 @@ class LossyDisk:
         self.unmount()
         self.mount()
 
-    def fail_reads(self, share: float, seed: int = 0) -> None:
-        """This share of all blocks cannot be read from now on: EIO. None again with 0."""
-        self._tell(READS, f"{share} {seed}")
+    def fail_reads(self, blocks: range) -> None:
+        """These blocks of each file that is there cannot be read from now on: EIO, also where it is open."""
+        self._tell(READS, f"{blocks.start} {blocks.stop}")
+        for file in self.place.glob("*.mdb"):
+            file.open("rb").close()
 
     def _tell(self, what: str, text: str) -> None:
         (self.place / what.lstrip("/")).write_text(text)
@@ -102,7 +105,7 @@ class _Files:
     def __init__(self, backing: Path) -> None:
         self._cached, self._durable = backing / "cached", backing / "durable"
         self._dirty: dict[str, set[int]] = {}
-        self._unreadable, self._seed = 0.0, 0
+        self._unreadable, self._bad_files = NO_BLOCKS, set[int]()
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         from fuse import FuseOSError
@@ -159,13 +162,11 @@ class _Files:
 
     def read(self, path: str, size: int, offset: int, handle: int) -> bytes:
         """Bytes of a file."""
-        blocks = range(offset // BLOCK, (offset + size - 1) // BLOCK + 1)
-        if self._unreadable and any(self._is_unreadable(path, block) for block in blocks):
+        bad = self._unreadable
+        is_hit = bad.start * BLOCK < offset + size and offset < bad.stop * BLOCK
+        if is_hit and os.fstat(handle).st_ino in self._bad_files:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return os.pread(handle, size, offset)
-
-    def _is_unreadable(self, path: str, block: int) -> bool:
-        return Random(f"{self._seed} {path} {block}").random() < self._unreadable
 
     def release(self, path: str, handle: int) -> None:
         """Nobody has it open any more under this descriptor."""
@@ -186,8 +187,8 @@ class _Files:
             self._lose(Random(int(data)))
             return len(data)
         if path == READS:
-            share, seed = data.split()
-            self._unreadable, self._seed = float(share), int(seed)
+            self._unreadable = range(*map(int, data.split()))
+            self._bad_files = {file.stat().st_ino for file in self._cached.iterdir()}
             return len(data)
         last = (offset + len(data) - 1) // SECTOR
         self._dirty.setdefault(path, set()).update(range(offset // SECTOR, last + 1))

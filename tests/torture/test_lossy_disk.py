@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import lossy_disk
 import pytest
-from lossy_disk import SECTOR, LossyDisk
+from lossy_disk import BLOCK, SECTOR, LossyDisk
+from rig_daemon import Daemon, small
+from rig_load import read_back
+from rig_waiting import PATIENCE
 from test_torture import COMPILER, tortured
+
+import malamute
+from malamute.errors import TimedOut
+from malamute.journal.repair import repair
+
+COUNT, BODY_BYTES, SOON = 60, 100_000, 2.0
+BAD = b"\xa5" * BODY_BYTES
 
 pytestmark = pytest.mark.skipif(bool(lossy_disk.why_not()), reason=lossy_disk.why_not() or "it is there")
 
@@ -49,3 +61,35 @@ def test_what_was_confirmed_outlives_the_power(tmp_path: Path) -> None:
     print(summary)
     assert summary["violations"] == []
     assert summary["faults"] == {"power lost": 3}
+
+
+def test_a_page_that_cannot_be_read_ends_one_broker_and_no_other(disk: LossyDisk, tmp_path: Path) -> None:
+    """It dies of that. The next refuses to start, and a repair leaves readers a gap, and all the rest."""
+    daemon = Daemon(tmp_path / "broker", small(32 << 20), data=disk.place)
+    daemon.start()
+    with malamute.connect(daemon.url) as client:
+        for number in range(COUNT):
+            body = BAD if number == COUNT // 2 else bytes(BODY_BYTES)
+            client.publish("load", "a", body, assurance="stored")
+        client.send("absent", "a", b"mail", assurance="stored")
+    second = (disk.place / "data.mdb").read_bytes().index(BAD) // BLOCK + 1
+    disk.fail_reads(range(second, second + 1))
+    with suppress(TimedOut), malamute.connect(daemon.url, timeout=SOON) as client:  # none answers in the end
+        messages = client.subscribe("load", start="first")
+        while not daemon.has_ended:
+            messages.receive(SOON)
+    assert daemon.wait() == -signal.SIGBUS
+    for _ in range(2):
+        with pytest.raises(AssertionError, match=r"error 803: .*cannot be read"):
+            daemon.start()
+        daemon.end()
+    repaired = repair(disk.place)
+    assert [(row.name, row.action) for row in repaired if row.kind == "chunk"] == [("load", "left")]
+    daemon.start()
+    read, gaps = read_back(daemon.url)
+    lost = {*range(1, COUNT + 1)} - {message.sequence for message in read}
+    assert 0 < len(lost) < COUNT // 4
+    assert lost == {n for gap in gaps for n in range(gap.first, min(gap.last, COUNT) + 1)}
+    with malamute.connect(daemon.url, address="absent") as client:
+        assert client.mailbox().receive(PATIENCE).body == b"mail"
+    daemon.stop()

@@ -55,7 +55,7 @@ from history import (
 )
 from lossy_disk import LossyDisk
 from real_machine import MEMORY, MIB, MemoryLimit, RealDisk, RealNetwork, why_not
-from rig_daemon import Daemon
+from rig_daemon import Daemon, small
 from rig_process import end, fork
 from rig_proxy import Link, Proxy
 from torture_bounds import QUIET, QUIET_OVER, Measured, exceeded, quiet_waits
@@ -87,6 +87,7 @@ CONNECTIONS = 300
 MANY_CONNECTIONS = 10_000
 SPARE_MIB = 32
 """What a broker may take of memory beside what it has, when there is hardly any left."""
+LOSSY_BYTES = 128 * MIB
 DAYS = 24 * 3600
 GIVEN_UP = 1
 """The exit code of a broker that has lost its store: error 804."""
@@ -133,6 +134,8 @@ class Torture:
             self.disk = RealDisk(place / "data", directory, config.storage.size // MIB)
             self._around.callback(self.disk.close)
         if "lossy" not in missing:
+            # Giving a store its room takes a call for each of its blocks there.
+            config = small(LOSSY_BYTES)
             self.lossy = LossyDisk(place / "data", directory)
             self._around.callback(self.lossy.close)
         if "network" not in missing:
@@ -466,6 +469,20 @@ def read_only_disk(torture: Torture) -> None:
     torture.daemon.start()
 
 
+def unreadable_disk(torture: Torture) -> None:
+    """The disk reads nothing any more. Who looks at what is not in memory ends by that, or gives up."""
+    assert torture.lossy is not None
+    torture.end("store reader")
+    torture.note(DISK_FAILS, "")
+    torture.lossy.fail_reads(lossy_disk.ALL_BLOCKS)
+    torture.pause(2)
+    torture.end_broker(-signal.SIGBUS, GIVEN_UP)
+    torture.lossy.fail_reads(lossy_disk.NO_BLOCKS)
+    torture.note(DISK_WORKS, "")
+    torture.start("store reader")
+    torture.daemon.start()
+
+
 def power_lost(torture: Torture) -> None:
     """All ends at once, and what the disk was not asked to sync may be gone."""
     assert torture.lossy is not None
@@ -567,6 +584,7 @@ FAULTS: Mapping[str, Callable[[Torture], None]] = {
     "disk, real: full": full_disk,
     "disk, real: read-only": read_only_disk,
     "power lost": power_lost,
+    "disk, lossy: cannot read": unreadable_disk,
     "network, real: link down": link_down,
     "network, real: answers are swallowed": swallowed_answers,
     "memory used up": little_memory,
@@ -579,12 +597,22 @@ NEEDS = {
     "clock": "library",
     "disk, real": "disk",
     "power": "lossy",
+    "disk, lossy": "lossy",
     "network, real": "network",
     "memory": "memory",
     "connections, ten": "files",
 }
 """What faults need that begin so."""
-ENDS_THE_BROKER = ("broker killed", "clock", "read-only", "then broker", "power", "link down", "memory")
+ENDS_THE_BROKER = (
+    "broker killed",
+    "clock",
+    "read-only",
+    "then broker",
+    "power",
+    "cannot",
+    "link down",
+    "memory",
+)
 """What has one of these words may end the broker, or ends it now and then."""
 WEIGHTS = {"broker killed": 6, "client killed": 4, "power lost": 6}
 

@@ -1,0 +1,58 @@
+"""What a process leaves behind that the system ends in the midst of its work.
+
+LMDB maps its file, so a page that the disk cannot read ends the process (SIGBUS) wherever that page is looked
+at. Nobody can catch that: Python writes where it was to a file, and dies. A broker that finds such a report
+when it starts reads all of its store first, with calls that fail in an orderly way. So a bad disk ends one
+process, and not one after the other.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+REPORT = "crash.txt"
+"""The name of the report in a data directory."""
+
+READ = "crash.before.txt"
+"""The name of the newest report that was acted upon; it is kept for people."""
+
+
+class CrashReport:
+    """The report of a data directory: of the process before, and of this one should it crash.
+
+    From now until it is closed, a crash is reported; not where there is no directory, or no file can be made.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._file: IO[str] | None = None
+        self.found = ""
+        """What the process before has left; empty if it did not crash."""
+        if directory is not None:
+            with suppress(OSError):
+                self.found = (directory / REPORT).read_text(errors="replace").strip()
+        self._open()
+
+    def acted_upon(self) -> None:
+        """The store is open, and was read as a whole if there was a report: that is an old one now."""
+        if self._directory is not None and self.found:
+            with suppress(OSError):
+                (self._directory / REPORT).replace(self._directory / READ)
+        self._open()
+
+    def _open(self) -> None:
+        self.close()
+        if self._directory is not None:
+            with suppress(OSError):
+                self._file = (self._directory / REPORT).open("a")
+                faulthandler.enable(self._file)
+
+    def close(self) -> None:
+        """Report nothing any more."""
+        if self._file is not None:
+            faulthandler.disable()
+            self._file.close()
+            self._file = None
