@@ -22,6 +22,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from real_machine import may_mount
+
 SECTOR, BLOCK = 512, 4096
 NO_BLOCKS, ALL_BLOCKS = range(0), range(1 << 40)
 POWER, READS = "/power", "/reads"
@@ -31,8 +33,10 @@ MOUNT_SECONDS = 20.0
 
 def why_not() -> str:
     """Why there can be no such file system here; empty if there can."""
-    if not Path("/dev/fuse").exists():
-        return "no /dev/fuse"
+    if not sys.platform.startswith("linux"):
+        return "no Linux"
+    if not (os.access("/dev/fuse", os.R_OK | os.W_OK) and may_mount()):
+        return "no /dev/fuse, or no right to mount"
     if ctypes.util.find_library("fuse") is None:
         return "no libfuse 2 (apt-get install libfuse2 fuse)"
     if shutil.which("fusermount") is None:

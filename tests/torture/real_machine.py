@@ -13,7 +13,6 @@ The network is a pair of virtual links, one end of which is in the broker's name
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,8 @@ TOOLS = {"disk": ("mount", "umount", "mkfs.ext4", "e2fsck", "losetup"), "network
 SLACK_MIB = 192
 """What the file system has beside the store."""
 MIB = 1 << 20
+CAP_SYS_ADMIN = 21
+"""As Linux has it."""
 MEMORY = Path("/sys/fs/cgroup/memory")
 
 
@@ -31,11 +32,20 @@ def why_not(what: str) -> str:
     """Why there can be no such disk or network here; empty if there can."""
     if not sys.platform.startswith("linux"):
         return "no Linux"
-    if os.geteuid() != 0:
-        return "not root"
+    if not may_mount():
+        return "no right to mount (CAP_SYS_ADMIN)"
+    if what == "disk" and not Path("/dev/loop-control").exists():
+        return "no loop devices"
     if missing := [tool for tool in TOOLS[what] if shutil.which(tool) is None]:
         return f"no {missing[0]}"
     return ""
+
+
+def may_mount() -> bool:
+    """Whether this process may mount file systems and make namespaces: root outside of a container may."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    mask = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
+    return bool(int(mask, 16) >> CAP_SYS_ADMIN & 1)
 
 
 def _run(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ import malamute
 from malamute.errors import TimedOut
 from malamute.journal.repair import repair
 
+FAULTS = ("power lost", "disk, lossy: cannot read")
 COUNT, BODY_BYTES, SOON = 60, 100_000, 2.0
 BAD = b"\xa5" * BODY_BYTES
 
@@ -55,12 +56,12 @@ def test_what_was_synced_is_there_and_of_the_rest_any_sectors_are(disk: LossyDis
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler (gcc)")
-def test_what_was_confirmed_outlives_the_power(tmp_path: Path) -> None:
-    faults = ("--lossy", "--only", "power lost", "--faults", "3", "--minutes", "0", "--seed", "5")
-    summary = tortured(tmp_path, *faults)
+def test_what_was_confirmed_outlives_the_power_and_reads_that_fail(tmp_path: Path) -> None:
+    only = [word for name in FAULTS for word in ("--only", name)]
+    summary = tortured(tmp_path, "--lossy", *only, "--faults", "5", "--minutes", "0", "--seed", "5")
     print(summary)
     assert summary["violations"] == []
-    assert summary["faults"] == {"power lost": 3}
+    assert summary["faults"] == {"power lost": 3, "disk, lossy: cannot read": 2}
 
 
 def test_a_page_that_cannot_be_read_ends_one_broker_and_no_other(disk: LossyDisk, tmp_path: Path) -> None:

@@ -692,9 +692,9 @@ def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, ob
     here = possible(missing)
     among = options.only or [name for name in here if not (options.soak and _may_end_the_broker(name))]
     print(f"seed {seed}", file=sys.stderr)
-    for name in FAULTS if not options.only else ():
-        if name not in here:
-            print(f"not tried: {name}: {_reason(name, missing)}", file=sys.stderr)
+    not_tried = {} if options.only else {n: _reason(n, missing) for n in FAULTS if n not in here}
+    for name, why in not_tried.items():
+        print(f"not tried: {name}: {why}", file=sys.stderr)
     # Who asks for some faults alone has the rest as it is.
     for what in ("disk", "lossy", "network"):
         if not _is_needed(what, among):
@@ -703,13 +703,15 @@ def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, ob
     torture = Torture(directory, seed, machine, missing, options.pause)
     try:
         while not torture.violations and _goes_on(options, torture, began):
-            faults = schedule(Random(seed * STRIDE + torture.episodes), options.faults, among)
+            chance = Random(seed * STRIDE + torture.episodes)
+            each = chance.sample(among, len(among)) if options.each else None
+            faults = each or schedule(chance, options.faults, among)
             torture.episode(faults, options.rest)
             total, minutes = torture.counts.total(), (time.monotonic() - began) / 60
             print(
                 f"{minutes:.1f} min: {total:,} faults, {len(torture.violations)} violations", file=sys.stderr
             )
-        return report(torture, seed, time.monotonic() - began)
+        return {**report(torture, seed, time.monotonic() - began), "not_tried": not_tried}
     finally:
         torture.close()
 
@@ -743,6 +745,7 @@ def main() -> int:
     parser.add_argument(
         "--soak", action="store_true", help="leave out what ends the broker, so that it lives as long as this"
     )
+    parser.add_argument("--each", action="store_true", help="each fault once in an episode")
     parser.add_argument("--only", action="append", choices=FAULTS, help="this fault, and others so named")
     parser.add_argument(
         "--lossy", action="store_true", help="the store is on a file system that forgets what was not synced"
