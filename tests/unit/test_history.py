@@ -12,11 +12,11 @@ from history import (
     BACK,
     COMMIT,
     COMMITTED,
-    CURSOR,
     DELIVERED,
     DISK_FAILS,
     DISK_WORKS,
     DURABLE,
+    ENDED,
     FINISHED,
     GAP,
     KILLED,
@@ -35,9 +35,11 @@ from history import (
     SEND_REFUSED,
     SENT,
     SETTLED,
+    STATE,
     STORED,
+    SUBSCRIBE,
+    FileRecorder,
     Record,
-    Recorder,
     check,
     read_history,
 )
@@ -85,13 +87,16 @@ class Good:
                 self.stored.append((sequence, key))
             if fate == "confirmed" and number != 15:
                 self.note(client, PUBLISHED, STREAM, key, sequence=sequence)
+        self.note("last reader", STATE, STREAM)
         for sequence, key in self.stored:
             self.note("last reader", STORED, STREAM, key, sequence=sequence)
 
     def read(self) -> None:
         end = self.chance.randint(2, len(self.stored))
+        self.note("durable", SUBSCRIBE, STREAM, sequence=1, text=DURABLE)
+        self.note("reader", SUBSCRIBE, STREAM, sequence=1)
         for sequence, key in self.stored[:end]:
-            self.note("durable", READ, STREAM, key, sequence=sequence, text=DURABLE)
+            self.note("durable", READ, STREAM, key, sequence=sequence)
         for sequence, key in sorted(self.stored + self.taken_back):
             self.note("reader", READ, STREAM, key, sequence=sequence)
         for sequence, _ in self.taken_back:
@@ -99,13 +104,16 @@ class Good:
         self.note("reader", FINISHED, STREAM)
         place = 0
         for life in range(3):
+            client = f"cursor {life}"
+            self.note(client, SUBSCRIBE, STREAM, "blue")
             for sequence, key in self.stored[place : place + 4]:
-                self.note(f"cursor {life}", READ, STREAM, key, sequence=sequence, text=CURSOR)
+                self.note(client, READ, STREAM, key, sequence=sequence)
             sequence = self.stored[min(place + 1, len(self.stored) - 1)][0]
-            self.note(f"cursor {life}", COMMIT, STREAM, sequence=sequence)
+            self.note(client, COMMIT, STREAM, "blue", sequence=sequence)
             if life == 0 or self.chance.random() < 0.5:
-                self.note(f"cursor {life}", COMMITTED, STREAM, sequence=sequence)
+                self.note(client, COMMITTED, STREAM, "blue", sequence=sequence)
                 place += 2
+            self.note("rig", ENDED, "", client)
 
     def queue(self) -> None:
         for number in range(20):
@@ -134,9 +142,9 @@ class Good:
         for number in range(1, 12, 2):
             self.note("operator", PUBLISH, PURGED_STREAM, f"{number}")
             self.note("operator", PUBLISHED, PURGED_STREAM, f"{number}", sequence=number)
-            self.note("operator", PURGE, PURGED_STREAM)
+            self.note("operator", PURGE, PURGED_STREAM, f"{number}")
             done = number != 7
-            self.note("operator", PURGED if done else PURGE_REFUSED, PURGED_STREAM)
+            self.note("operator", PURGED if done else PURGE_REFUSED, PURGED_STREAM, f"{number}")
             self.note("operator", PUBLISH, PURGED_STREAM, f"{number + 1}")
             self.note("operator", PUBLISHED, PURGED_STREAM, f"{number + 1}", sequence=number + 1)
             first = number + 1 if done else number - 1
@@ -214,13 +222,14 @@ def tell_nobody(good: Good) -> None:
 
 def deliver_early(good: Good) -> None:
     sequence = max(record.sequence for record in good.records) + 1
-    good.note("durable", READ, STREAM, "publisher 0.0 again", sequence=sequence, text=DURABLE)
+    good.note("durable", READ, STREAM, "publisher 0.0 again", sequence=sequence)
     good.note("durable", GAP, STREAM, sequence=sequence, last=sequence, text="taken-back")
 
 
 def lose_cursor(good: Good) -> None:
     first = good.pick(STORED, lambda record: record.key == "publisher 0.0")
-    good.note("cursor 9", READ, STREAM, first.key, sequence=first.sequence, text=CURSOR)
+    good.note("cursor 9", SUBSCRIBE, STREAM, "blue")
+    good.note("cursor 9", READ, STREAM, first.key, sequence=first.sequence)
 
 
 def lose_mail(good: Good) -> None:
@@ -373,9 +382,9 @@ def test_each_rule_has_a_fault() -> None:
 
 
 def test_what_is_recorded_is_read_back_in_the_order_of_time(tmp_path: Path) -> None:
-    one, two = (Recorder(tmp_path / name, name) for name in ("one", "two"))
+    one, two = (FileRecorder(tmp_path / name, name) for name in ("one", "two"))
     one(PUBLISH, STREAM, "a")
-    two(READ, STREAM, "a", sequence=1, text=DURABLE)
+    two(READ, STREAM, "a", sequence=1, text="b")
     one(PUBLISHED, STREAM, "a", sequence=1)
     for recorder in (one, two):
         recorder.close()
@@ -385,4 +394,4 @@ def test_what_is_recorded_is_read_back_in_the_order_of_time(tmp_path: Path) -> N
         ("two", READ, 1),
         ("one", PUBLISHED, 1),
     ]
-    assert records[1].text == DURABLE
+    assert records[1].text == "b"
