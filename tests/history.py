@@ -54,7 +54,8 @@ class Record(NamedTuple):
     what tells a message from all others. `sequence` and `last` are the first and the last of a GAP, of what
     was REMOVED, and of what a client learned that a stream has. `attempts` are those of a delivery or of what
     was settled. FINISHED is a client that came to its end by itself: a reader at the last message, a sender
-    with all outcomes. STATE is that what a stream has in the end was looked at: what is STORED.
+    with all outcomes, or with that of one message. STATE is that what a stream has in the end was looked at:
+    what is STORED.
 
     A SUBSCRIBE has the name of its cursor as `key`, in `sequence` the first message that it asks for if it
     knows that, and in `text` what it takes. SUBSCRIBED has the first one that the broker names. A COMMIT has
@@ -195,6 +196,12 @@ class Log:
     def twice(self) -> set[str]:
         """What may have been done twice."""
         return self.keys(FORGOTTEN)
+
+    @cached_property
+    def one_of_many(self) -> set[str]:
+        """What has its identity with others, one of which may stand for it."""
+        counts = Counter(record.text for record in self[SEND])
+        return {record.key for record in self[SEND] if record.text and counts[record.text] > 1}
 
     @cached_property
     def purged_by(self) -> int:
@@ -425,10 +432,8 @@ def _begins_at(committed: int, begins: int, stored: Sequence[int]) -> bool:
 def _undelivered(log: Log) -> Iterator[str]:
     had = log.keys(DELIVERED) | log.keys(LEFT) | log.keys(EXPIRES)
     had |= {record.key for record in log[OUTCOME] if record.text not in BY_CONSUMER}
-    same = Counter(record.text for record in log[SEND])
-    one_of_many = {record.key for record in log[SEND] if record.text and same[record.text] > 1}
     for record in log[SENT]:
-        if not (record.key in had or record.key in one_of_many or log.is_removed(record.key)):
+        if not (record.key in had or record.key in log.one_of_many or log.is_removed(record.key)):
             yield f"{record.key} was confirmed and is nowhere"
 
 
@@ -464,11 +469,14 @@ def _attempts(log: Log) -> Iterator[str]:
 def _is_forgotten(log: Log, before: Record, record: Record) -> bool:
     """Whether the broker may not count a delivery at the next one.
 
-    Whoever released it has undone it. Or the broker was killed between the two. That there was a first delivery
-    is durable before it is made. That there was another is stored with it, and so before anything that is sent
-    after it was seen. Neither is durable where the disk has refused it.
+    Whoever released it has undone it, or a copy of before it took the place of the store. Or the broker was
+    killed between the two. That there was a first delivery is durable before it is made. That there was another
+    is stored with it, and so before anything that is sent after it was seen. Neither is durable where the disk
+    has refused it.
     """
     if any(r.sequence == record.sequence and r.at_ns < record.at_ns for r in log[RELEASED]):
+        return True
+    if any(copied < before.at_ns < back for copied, back in log.undone):
         return True
     killed = next((k for k, back in log.killed if k < record.at_ns and before.at_ns < back), 0)
     if not killed:
@@ -503,10 +511,11 @@ def _after_settled(log: Log) -> Iterator[str]:
 
 def _no_outcome(log: Log) -> Iterator[str]:
     """A sender that came to its end has the outcome of each message that is not in the queue any more."""
-    over = log.keys(OUTCOME) | log.keys(LEFT)
-    finished = {record.client for record in log[FINISHED]}
+    over = log.keys(OUTCOME) | log.keys(LEFT) | log.one_of_many
+    finished = {(record.client, record.key) for record in log[FINISHED]}
     for record in log[SENT]:
-        if record.client in finished and record.key not in over:
+        awaited = finished & {(record.client, ""), (record.client, record.key)}
+        if awaited and record.key not in over:
             yield f"{record.key} was confirmed and has no outcome"
 
 
