@@ -470,9 +470,9 @@ def _is_forgotten(log: Log, before: Record, record: Record) -> bool:
     """Whether the broker may not count a delivery at the next one.
 
     Whoever released it has undone it, or a copy of before it took the place of the store. Or the broker was
-    killed between the two. That there was a first delivery is durable before it is made. That there was another
-    is stored with it, and so before anything that is sent after it was seen. Neither is durable where the disk
-    has refused it.
+    killed between the two. That there was a first delivery is durable before it is made. That there was
+    another is stored with it, and so before anything that is sent after it was seen. Neither is durable where
+    the disk has refused it.
     """
     if any(r.sequence == record.sequence and r.at_ns < record.at_ns for r in log[RELEASED]):
         return True

@@ -278,6 +278,7 @@ class Client:
         self.session.sending.reply(offer, item.sequence, record, order.command, final=final)
         if final and order.command is not None:
             self.answers.append((order.command, offer, item))
+        if final:
             self.notes.replies(order.command, offer, item)
         return self._given(order)
 
@@ -371,6 +372,8 @@ class Client:
         if not sources:
             return ""
         source = sources[a % len(sources)]
+        if isinstance(source, ConsumerSource):
+            self.notes.drains(source)
         self.session.inbox.cancel(source)
         self.readers.pop(source.number, None)
         self.subscriptions = [s for s in self.subscriptions if s is not source]
@@ -559,6 +562,7 @@ class Client:
         """Say goodbye, with nothing left unsaid."""
         if len(self.session.outbox) or self.tasks:
             return ""
+        self.notes.drains()
         self.session.close()
         return "leaves"
 

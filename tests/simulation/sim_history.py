@@ -197,6 +197,8 @@ class Notes:
         self._outcomes: set[tuple[str, int]] = set()
         self._attempts: dict[tuple[int, int], int] = {}
         """Of the last delivery of each message that came, by source and sequence."""
+        self._given: dict[tuple[int, int], str] = {}
+        """Requests with a final reply that is not confirmed, and their queues."""
         self._was_known = False
 
     # What it asks for
@@ -315,12 +317,19 @@ class Notes:
         """It gives something back as if it had not been delivered."""
         self.note(RELEASED, queue_name(queue), sequence=sequence)
 
-    def replies(self, command: Command, offer: ConsumerSource, item: Item) -> None:
-        """It gives the final reply to a request, which is to be confirmed."""
-        body = body_of(item.record).decode()
+    def replies(self, command: Command | None, offer: ConsumerSource, item: Item) -> None:
+        """It gives the final reply to a request, which may have to be confirmed."""
+        body, place = body_of(item.record).decode(), (offer.number, item.sequence)
         if body[:3] in SENT_KINDS:
-            name = queue_name(("service", offer.name))
-            self._replies.append((command, name, body, (offer.number, item.sequence)))
+            self._given[place] = name = queue_name(("service", offer.name))
+            if command is not None:
+                self._replies.append((command, name, body, place))
+
+    def drains(self, source: ConsumerSource | None = None) -> None:
+        """It lets go of what it does not hold, at one source or at all. A reply may have been refused by then."""
+        for (number, sequence), name in self._given.items():
+            if source is None or source.number == number:
+                self.note(RELEASED, name, sequence=sequence)
 
     def is_answered(self, service: str, body: bytes, how: str) -> None:
         """It takes the last reply to a request."""
@@ -396,6 +405,7 @@ class Notes:
         if command.done and command.error is None:
             # A reply counts for the last delivery, though that may have come behind it.
             self.note(SETTLED, name, body, attempts=self._attempts[place])
+            self._given.pop(place, None)
         return command.done
 
 

@@ -62,6 +62,7 @@ def release(client: Client, a: int, b: int, c: int) -> str:
 
 def drain(client: Client, a: int, b: int, c: int) -> str:
     """Come to an end: take nothing more, and settle what is in the hands."""
+    client.notes.drains()
     client.session.inbox.drain()
     client.subscriptions = []
     return "drains"
