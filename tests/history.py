@@ -188,9 +188,9 @@ class Log:
         return sorted([*self.spans(KILLED, BACK), *self.undone])
 
     @cached_property
-    def asked_at(self) -> dict[str, int]:
-        """When each message was asked to be taken for the first time."""
-        return {record.key: record.at_ns for kind in (SEND, PUBLISH) for record in reversed(self[kind])}
+    def asked(self) -> dict[str, Record]:
+        """The record with which each message was asked to be taken for the first time."""
+        return {record.key: record for kind in (SEND, PUBLISH) for record in reversed(self[kind])}
 
     @cached_property
     def twice(self) -> set[str]:
@@ -204,22 +204,36 @@ class Log:
         return {record.key for record in self[SEND] if record.text and counts[record.text] > 1}
 
     @cached_property
-    def purged_by(self) -> int:
-        """Until when what had been asked for before may have been dropped by an operator."""
+    def purges(self) -> list[tuple[Record, int]]:
+        """Each purge that may have been made, and when that was over."""
         answers = {(r.client, r.key): r for kind in (PURGED, PURGE_REFUSED) for r in self[kind]}
-        by = 0
-        for record in self[PURGE]:
-            answer = answers.get((record.client, record.key))
-            if answer is None or answer.kind == PURGED:
-                by = max(by, answer.at_ns if answer else sys.maxsize)
-        return by
+        found = ((record, answers.get((record.client, record.key))) for record in self[PURGE])
+        return [
+            (record, answer.at_ns if answer else sys.maxsize)
+            for record, answer in found
+            if answer is None or answer.kind == PURGED
+        ]
+
+    def is_purged(self, key: str) -> bool:
+        """Whether an operator may have dropped a message: not if he sent it behind his order himself."""
+        asked = self.asked.get(key)
+        return any(
+            asked is None or asked.at_ns < (purge.at_ns if purge.client == asked.client else answered)
+            for purge, answered in self.purges
+        )
 
     def is_removed(self, key: str, sequence: int = 0) -> bool:
         """Whether a message is no more, and that was to be expected. It may not be known where it was."""
-        return self.asked_at.get(key, 0) < self.purged_by or any(
-            record.key == key if record.key else not sequence or record.sequence <= sequence <= record.last
-            for record in self[REMOVED]
+        return (
+            self.is_purged(key)
+            or any(record.key == key for record in self[REMOVED] if record.key)
+            or self.is_sequence_removed(sequence)
         )
+
+    def is_sequence_removed(self, sequence: int) -> bool:
+        """Whether a sequence is no more; with 0, whether any is."""
+        ranges = [(record.sequence, record.last) for record in self[REMOVED] if not record.key]
+        return any(not sequence or first <= sequence <= last for first, last in ranges)
 
 
 # Streams. STORED is what a last reader found when all was over, from the first message to the last.
@@ -368,8 +382,8 @@ def _untold(log: Log) -> Iterator[str]:
                 continue
             told = reader.was_told(read.sequence)
             # What was durable is gone where a copy of before that took the place of the store.
-            published = log.asked_at.get(read.key, 0)
-            was_durable = any(published < back for _, back in log.undone)
+            published = log.asked.get(read.key, read)
+            was_durable = any(published.at_ns < back for _, back in log.undone)
             if (reader.is_durable and not was_durable) or (reader.has_ended and not told):
                 yield f"{client} read {read.sequence}, which is not stored{', though told' if told else ''}"
 
@@ -386,7 +400,8 @@ def _cursor(log: Log) -> Iterator[str]:
         own = [commit for commit in commits if commit.cursor == asked.key]
         last = max((c.asked for c in own if c.is_known and c.over < asked.at_ns), default=0)
         possible = [c.sequence for c in own if c.asked < reader.begun_ns and c.over >= last]
-        if last and not any(_begins_at(sequence, begins, stored) for sequence in possible):
+        is_exact = reader.begins > 0
+        if last and not any(_begins_at(at, begins, stored, log, is_exact=is_exact) for at in possible):
             yield f"{client} begins at {begins} with the cursor at {sorted({*possible})}"
 
 
@@ -416,13 +431,15 @@ def _commits(log: Log) -> Iterator[Commit]:
                 yield Commit(record.key, record.sequence, record.at_ns, over, is_known)
 
 
-def _begins_at(committed: int, begins: int, stored: Sequence[int]) -> bool:
+def _begins_at(committed: int, begins: int, stored: Sequence[int], log: Log, *, is_exact: bool) -> bool:
     """Whether a reader begins behind what was committed, and behind nothing else that there is."""
     if not committed:
         return True
     if begins <= committed:
-        # There may be less than what was committed.
-        return committed not in stored
+        # What was committed may have been taken back, and then there is nothing so far ahead.
+        return not (committed in stored or log.is_sequence_removed(committed))
+    if is_exact:
+        return begins == committed + 1
     return bisect_right(stored, committed) == bisect_left(stored, begins)
 
 
@@ -576,7 +593,7 @@ def _done_again(log: Log) -> Iterator[str]:
             kept = record.sequence
         elif record.kind == LOOKED and kept and not record.sequence <= kept <= record.last:
             yield f"{kept} is newer than the last purge, and there are {record.sequence} to {record.last}"
-    if log[STATE]:
+    if log[STATE] and log.purges:
         yield from _lost(log)
 
 
@@ -607,7 +624,7 @@ QUEUE_RULES = {
 }
 CHANGE_RULES = {"change undone": _undone, "change repeated": _done_again}
 
-RULES = ((PUBLISH, PUBLISHED_RULES), (STATE, STREAM_RULES), (SEND, QUEUE_RULES), (PURGE, CHANGE_RULES))
+RULES = ((PUBLISH, PUBLISHED_RULES), (PURGE, CHANGE_RULES), (STATE, STREAM_RULES), (SEND, QUEUE_RULES))
 """Which rules a stream or queue is held against: those of the kinds of record that it has."""
 
 

@@ -421,10 +421,14 @@ class Client:
 
     def _hold(self, number: int, item: Item) -> None:
         key = (number, item.sequence, body_of(item.record))
-        if key in self.held and not self._is_forgotten(item):
-            raise Violation("a program was handed what it holds", client=self.name, message=key)
+        if key in self.held:
+            self._check_held(item, key)
         self.held.add(key)
         self.book.had.setdefault(self.peer, set()).add(body_of(item.record))
+
+    def _check_held(self, item: Item, key: tuple[int, int, bytes]) -> None:
+        if not self._is_forgotten(item):
+            raise Violation("a program was handed what it holds", client=self.name, message=key)
 
     def _is_forgotten(self, item: Item) -> bool:
         """Whether it comes as if for the first time, since the disk did not take that it was delivered."""
@@ -518,31 +522,39 @@ class Client:
         if "outcome" in (item.properties or {}):
             return f"takes the outcome of {asked.body!r}"
         if not body_of(item.record):
-            # Where the session was forgotten with it, the same request was redelivered, and may be done by
-            # now.
-            if asked.body not in self.book.queues.called_lost:
-                raise Violation("a request is called lost that is not", body=asked.body)
+            self._check_lost(asked)
             self.notes.is_answered(asked.pending.service, asked.body, "lost")
             return f"takes the last word on {asked.body!r}"
         origin = self.book.author.origin(item.record)
-        if origin.order.request != asked.body:
-            raise Violation("a reply came for another request", body=asked.body, reply=origin.body)
-        # An operator may have sent it again, if it died in the mailbox though the program had it.
-        again = origin.body in self.book.queues.sent_again or self._is_forgotten(item)
-        if origin in asked.replies and again:
+        if origin in asked.replies and self._is_sent_again(item, origin):
             return f"takes reply {origin.body!r} once more"
-        if origin in asked.replies:
-            raise Violation("a program was handed a reply twice", body=asked.body, reply=origin.body)
-        # What a restore brought back is done again, and nobody keeps a book of unconfirmed commands.
-        twice = self.book.author.origins[asked.body].order.twice or asked.body in self.book.queues.again
-        if any(reply.final for reply in asked.replies) and not twice:
-            raise Violation("a reply came behind the final one", body=asked.body, reply=origin.body)
+        self._check_reply(asked, origin)
         asked.replies.append(origin)
         if origin.final:
             self.notes.is_answered(asked.pending.service, asked.body, "reply")
             # As the edges do: a request that a crash has brought back may be answered once more.
             self.session.sending.forget(asked.pending)
         return f"takes reply {origin.body!r}"
+
+    def _check_lost(self, asked: Asked) -> None:
+        # Where the session was forgotten with it, the same request was redelivered, and may be done by
+        # now.
+        if asked.body not in self.book.queues.called_lost:
+            raise Violation("a request is called lost that is not", body=asked.body)
+
+    def _is_sent_again(self, item: Item, origin: Origin) -> bool:
+        # An operator may have sent it again, if it died in the mailbox though the program had it.
+        return origin.body in self.book.queues.sent_again or self._is_forgotten(item)
+
+    def _check_reply(self, asked: Asked, origin: Origin) -> None:
+        if origin.order.request != asked.body:
+            raise Violation("a reply came for another request", body=asked.body, reply=origin.body)
+        if origin in asked.replies:
+            raise Violation("a program was handed a reply twice", body=asked.body, reply=origin.body)
+        # What a restore brought back is done again, and nobody keeps a book of unconfirmed commands.
+        twice = self.book.author.origins[asked.body].order.twice or asked.body in self.book.queues.again
+        if any(reply.final for reply in asked.replies) and not twice:
+            raise Violation("a reply came behind the final one", body=asked.body, reply=origin.body)
 
     def forget(self, a: int, b: int, c: int) -> str:
         """Care no more for the replies to a request."""
