@@ -43,6 +43,9 @@ is lost, and a copy of an earlier time, `sequence`, takes its place. A client, t
 DURABLE, SCATTERED = "durable", "scattered"
 """Words in the text of a SUBSCRIBE: to what is durable only, and one that begins with single messages."""
 
+AT_ONCE = "at once"
+"""The text of a PURGE that takes nothing of what its client sends behind it, as it is one commit."""
+
 BY_CONSUMER = ("acknowledged", "reply")
 """The outcomes that only a consumer brings about."""
 
@@ -215,12 +218,9 @@ class Log:
         ]
 
     def is_purged(self, key: str) -> bool:
-        """Whether an operator may have dropped a message: not if he sent it behind his order himself."""
+        """Whether an operator may have dropped a message."""
         asked = self.asked.get(key)
-        return any(
-            asked is None or asked.at_ns < (purge.at_ns if purge.client == asked.client else answered)
-            for purge, answered in self.purges
-        )
+        return any(asked is None or asked.at_ns < _until(purge, over, asked) for purge, over in self.purges)
 
     def is_removed(self, key: str, sequence: int = 0) -> bool:
         """Whether a message is no more, and that was to be expected. It may not be known where it was."""
@@ -234,6 +234,12 @@ class Log:
         """Whether a sequence is no more; with 0, whether any is."""
         ranges = [(record.sequence, record.last) for record in self[REMOVED] if not record.key]
         return any(not sequence or first <= sequence <= last for first, last in ranges)
+
+
+def _until(purge: Record, over: int, asked: Record) -> int:
+    """Until when what is asked for may be dropped by a purge that is over some time."""
+    is_behind = purge.text == AT_ONCE and purge.client == asked.client
+    return purge.at_ns if is_behind else over
 
 
 # Streams. STORED is what a last reader found when all was over, from the first message to the last.
@@ -491,7 +497,8 @@ def _is_forgotten(log: Log, before: Record, record: Record) -> bool:
     another is stored with it, and so before anything that is sent after it was seen. Neither is durable where
     the disk has refused it.
     """
-    if any(r.sequence == record.sequence and r.at_ns < record.at_ns for r in log[RELEASED]):
+    released = (r.at_ns for r in log[RELEASED] if r.sequence in (before.sequence, record.sequence))
+    if any(before.at_ns < at < record.at_ns for at in released):
         return True
     if any(copied < before.at_ns < back for copied, back in log.undone):
         return True

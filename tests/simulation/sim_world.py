@@ -594,10 +594,6 @@ class World:
             or stream in self.history.shortened
         )
 
-    def keeps_outcomes(self, client: Client) -> bool:
-        """Whether all outcomes for a program are in its own hands in the end."""
-        return not (self._is_shared(client) or self.setup.queues.attempts_max or self.setup.flaws)
-
     def _check_outcomes(self) -> None:
         for client in self.clients:
             for order in client.orders:

@@ -22,6 +22,7 @@ from sim_shrink import failure_of
 from sim_story import Story
 from sim_streams import Reader
 from sim_world import World, run
+from test_simulation import offer_at_once
 
 from malamute.client.session.outbox import Outbox
 from malamute.client.session.sources import StreamSource
@@ -119,15 +120,6 @@ def _send_again_backwards(outbox):
     return reversed([*_KEPT(outbox)])
 
 
-def _offer_at_once(stream, loaded, part, readers):
-    committed = [reader for reader in readers if reader.committed]
-    for reader in committed:
-        reader.committed = False
-    _OFFER(stream, loaded, part, readers)
-    for reader in committed:
-        reader.committed = True
-
-
 def _count_once(states, holder, messages, now):
     _ASSIGN(states, holder, messages, now)
     for message in messages:
@@ -161,7 +153,6 @@ def _call_it_a_gap(subscription, part):
 
 
 _SEND = Subscription._send
-_OFFER = Stream._offer
 
 
 def _refuse_some(core, token, now):
@@ -222,7 +213,7 @@ BROKEN = {
         "malamute.core.stream.subscription.Subscription._send", _call_it_a_gap, "false gap", plan_of, 4
     ),
     "a durable reader does not wait": Fault(
-        "malamute.core.stream.stream.Stream._offer", _offer_at_once, "taken back untold", refused, 23
+        "malamute.core.stream.stream.Stream._offer", offer_at_once, "taken back untold", refused, 23
     ),
     "what was taken back is not told": Fault(
         "malamute.core.stream.subscription.Subscription.refused", _nothing, "taken back untold", refused, 35
