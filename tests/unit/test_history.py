@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from history import (
+    AT_ONCE,
     BACK,
     COMMIT,
     COMMITTED,
@@ -17,7 +18,9 @@ from history import (
     DISK_WORKS,
     DURABLE,
     ENDED,
+    EXPIRES,
     FINISHED,
+    FORGOTTEN,
     GAP,
     KILLED,
     LEFT,
@@ -30,6 +33,10 @@ from history import (
     PURGE_REFUSED,
     PURGED,
     READ,
+    REDRIVE,
+    RELEASED,
+    REMOVED,
+    RESTORED,
     RULES,
     SEND,
     SEND_REFUSED,
@@ -38,6 +45,7 @@ from history import (
     STATE,
     STORED,
     SUBSCRIBE,
+    SUBSCRIBED,
     FileRecorder,
     Record,
     check,
@@ -375,6 +383,146 @@ def test_more_attempts_than_at_the_settlement_are_known_if_a_kill_took_the_note_
     made = [(SEND, QUEUE, "mail"), *((more, *fault, end) if is_before else (*fault, end, more))]
     found = check(Record(at, "c", *fields) for at, fields in enumerate(made, 1))
     assert [violation.rule for violation in found] == ([] if is_before else ["after settlement"])
+
+
+Made = tuple[str, str, dict[str, int | str]]
+"""A kind of record, its key, and the rest of it."""
+
+EXPLAINED: dict[str, tuple[str, list[Made], int, Made]] = {
+    "a message that is removed is not lost": (
+        "lost",
+        [(PUBLISH, "a", {}), (PUBLISHED, "a", {"sequence": 7}), (STATE, "", {})],
+        3,
+        (REMOVED, "", {"sequence": 5, "last": 7}),
+    ),
+    "what its sender has withdrawn is not lost": (
+        "lost",
+        [(SEND, "a", {}), (SENT, "a", {})],
+        2,
+        (REMOVED, "a", {}),
+    ),
+    "what may expire is not lost": ("lost", [(SEND, "a", {}), (SENT, "a", {})], 1, (EXPIRES, "a", {})),
+    "what is purged is not lost": (
+        "lost",
+        [(PUBLISH, "a", {}), (PUBLISHED, "a", {"sequence": 1}), (STATE, "", {})],
+        2,
+        (PURGE, "1", {}),
+    ),
+    "what may expire may be left out": (
+        "skipped",
+        [
+            (SUBSCRIBE, "", {"sequence": 1}),
+            (PUBLISH, "a", {}),
+            (STATE, "", {}),
+            (STORED, "a", {"sequence": 1}),
+            (FINISHED, "", {}),
+        ],
+        2,
+        (EXPIRES, "a", {}),
+    ),
+    "what a forgotten session has asked for may be stored twice": (
+        "duplicate",
+        [
+            (PUBLISH, "a", {}),
+            (STATE, "", {}),
+            (STORED, "a", {"sequence": 1}),
+            (STORED, "a", {"sequence": 2}),
+        ],
+        1,
+        (FORGOTTEN, "a", {}),
+    ),
+    "what is released was not delivered": (
+        "repeated delivery",
+        [
+            (SEND, "a", {}),
+            (DELIVERED, "a", {"sequence": 3, "attempts": 1}),
+            (DELIVERED, "a", {"sequence": 3, "attempts": 1}),
+        ],
+        2,
+        (RELEASED, "", {"sequence": 3}),
+    ),
+    "a dead letter that is sent again is another message": (
+        "deduplication",
+        [
+            (SEND, "a", {}),
+            (DELIVERED, "a", {"sequence": 3, "attempts": 1}),
+            (DELIVERED, "a", {"sequence": 4, "attempts": 1}),
+        ],
+        2,
+        (REDRIVE, "", {}),
+    ),
+    "an operator may set a cursor": (
+        "cursor",
+        [
+            (PUBLISH, "a", {}),
+            (COMMIT, "blue", {"sequence": 7}),
+            (COMMITTED, "blue", {"sequence": 7}),
+            (SUBSCRIBE, "blue", {}),
+            (SUBSCRIBED, "blue", {"sequence": 3}),
+            (STATE, "", {}),
+            (STORED, "a", {"sequence": 7}),
+        ],
+        3,
+        (COMMIT, "blue", {}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_record_explains_what_breaks_no_promise_then(name: str) -> None:
+    rule, made, place, explanation = EXPLAINED[name]
+    assert rule in rules_of(made)
+    assert rule not in rules_of([*made[:place], explanation, *made[place:]])
+
+
+def rules_of(made: list[Made]) -> set[str]:
+    records = [Record(at, "c", kind, STREAM, key, **rest) for at, (kind, key, rest) in enumerate(made, 1)]  # type: ignore[arg-type]
+    return {violation.rule for violation in check(records)}
+
+
+@pytest.mark.parametrize(
+    ("how", "client", "is_lost"),
+    [(AT_ONCE, "c", True), (AT_ONCE, "another", False), ("", "c", False)],
+)
+def test_a_purge_at_once_takes_nothing_that_its_client_sends_behind_it(
+    how: str, client: str, is_lost: bool
+) -> None:
+    history = [
+        Record(1, client, PURGE, STREAM, "1", text=how),
+        Record(2, "c", PUBLISH, STREAM, "a"),
+        Record(3, "c", PUBLISHED, STREAM, "a", sequence=1),
+        Record(4, client, PURGED, STREAM, "1"),
+        Record(5, "c", STATE, STREAM),
+    ]
+    assert {violation.rule for violation in check(history)} == (
+        {"lost", "change repeated"} if is_lost else set()
+    )
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_what_was_confirmed_since_the_copy_that_takes_the_place_of_the_store_is_not_promised(
+    is_inside: bool,
+) -> None:
+    history = [
+        Record(1, "c", PUBLISH, STREAM, "a"),
+        Record(3, "c", PUBLISHED, STREAM, "a", sequence=1),
+        Record(5, "rig", KILLED, ""),
+        Record(6, "rig", RESTORED, "", sequence=2 if is_inside else 4),
+        Record(7, "rig", BACK, ""),
+        Record(8, "c", STATE, STREAM),
+    ]
+    assert [violation.rule for violation in check(history)] == ([] if is_inside else ["lost"])
+
+
+@pytest.mark.parametrize(("window", "is_one"), [(10, True), (1, False)])
+def test_of_messages_with_one_identity_there_is_one_while_it_counts(window: int, is_one: bool) -> None:
+    history = [
+        Record(1, "c", SEND, QUEUE, "a", text="i", last=window),
+        Record(2, "c", SEND, QUEUE, "b", text="i", last=window),
+        Record(3, "c", DELIVERED, QUEUE, "a", sequence=1, attempts=1),
+        Record(4, "c", DELIVERED, QUEUE, "b", sequence=2, attempts=1),
+    ]
+    assert [violation.rule for violation in check(history)] == (["deduplication"] if is_one else [])
 
 
 def test_each_rule_has_a_fault() -> None:
