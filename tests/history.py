@@ -368,7 +368,7 @@ def _skipped(log: Log) -> Iterator[str]:
 
 
 def _false_gap(log: Log) -> Iterator[str]:
-    """Nobody is told that there is no message where there is one; a copy may have brought it back."""
+    """Nobody is notified of a gap where there are messages; a copy may have brought them back."""
     may_expire = log.keys(EXPIRES)
     for client, reader in _readers(log):
         sequences = [record.sequence for record in reader.wanted]
