@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from history import PUBLISH
+from history import FORGOTTEN, PUBLISH
 from sim_client import ADDRESSES, CLUB, HABITS, OFFERED, SERVICES, STREAMS, Client
 from sim_clock import Wall
 from sim_damage import FlawedStore
@@ -587,7 +587,9 @@ class World:
 
     def may_drop(self, stream: str) -> bool:
         """Whether a stream may keep less than was published to it."""
-        published = sum(r.kind == PUBLISH and r.name == stream for r in self.history.records)
+        # What may be done twice may be there twice.
+        kinds = (PUBLISH, FORGOTTEN)
+        published = sum(r.kind in kinds and r.name == stream for r in self.history.records)
         return (
             published > self.setup.kept_messages
             or self.setup.age_seconds > 0
