@@ -54,6 +54,7 @@ from history import Violation as BrokenPromise
 from sim_admin import CHANGED
 from sim_clock import Wall
 from sim_dead import base_of
+from sim_machine import EXPIRY
 from sim_origin import Order, Violation, body_of
 from sim_streams import read_all
 from sim_wants import CRITERIA, HEADERS
@@ -63,7 +64,7 @@ from malamute.client.session.outbox import Command
 from malamute.client.session.questions import PendingChange
 from malamute.client.session.receipts import OutcomeTracking
 from malamute.client.session.sources import ConsumerSource, Item, StreamSource
-from malamute.errors import AddressTaken, Disconnected, Failed, NumberTooOld, Refused
+from malamute.errors import AddressTaken, Disconnected, Failed, NumberTooOld, Refused, UnexpectedCommand
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import unpack_payload
 from malamute.protocol.messages import MAILBOX, Deliver, Message
@@ -72,7 +73,7 @@ from malamute.protocol.names import RESERVED_PREFIX
 if TYPE_CHECKING:
     from sim_world import World
 
-NO_ANSWERS = (AddressTaken, Disconnected, NumberTooOld)
+NO_ANSWERS = (AddressTaken, Disconnected, NumberTooOld, UnexpectedCommand)
 """The session is over with these, and what it had asked for may have been done."""
 
 FIRSTS = {"first": 1, "seq:1": 1, "seq:9": 9}
@@ -190,8 +191,8 @@ class Notes:
         self.note = history.recorder(client)
         self._unnumbered = history.recorder(f"{client} unconfirmed")
         self._subscriptions: dict[int, Recorder] = {}
-        self._open: list[tuple[Order, str]] = []
-        """The orders without an answer, with the names of their streams or queues."""
+        self._open: list[tuple[Order, str, int]] = []
+        """The orders without an answer, the names of their streams or queues, and when they were given."""
         self._changes: list[tuple[PendingChange, Callable[[bool], None]]] = []
         self._replies: list[tuple[Command, str, str, tuple[int, int]]] = []
         self._unopened: list[StreamSource] = []
@@ -236,7 +237,7 @@ class Notes:
 
     def _await(self, order: Order, name: str) -> None:
         if order.numbered:
-            self._open.append((order, name))
+            self._open.append((order, name, self.history.clock()))
 
     def withdraws(self, sender: str, kind: str, name: str, correlation: str) -> None:
         """It takes back what it or another program of its address has sent under a correlation."""
@@ -354,6 +355,13 @@ class Notes:
             self._outcomes.add((tracker, sequence))
             self.note(OUTCOME, *tracked, text=outcome)
 
+    def ends(self) -> None:
+        """It is no more, and looks at nothing from now on."""
+        self.looks(())
+        for order, name, given_ns in self._open:
+            self._doubt(order, name, given_ns)
+        self.history.ended.append(self.client)
+
     def looks(self, events: Iterable[Event]) -> None:
         """It looks at what has been answered."""
         for event in events:
@@ -371,14 +379,23 @@ class Notes:
 
     def forgotten(self) -> None:
         """The broker has forgotten its session: what it was not answered may be done again."""
-        for order, name in self._open:
-            for body in order.bodies:
-                self.note(FORGOTTEN, name, body.decode())
+        for order, name, _ in self._open:
+            self._forgotten(order, name)
 
-    def _is_answered(self, order: Order, name: str) -> bool:
+    def _doubt(self, order: Order, name: str, given_ns: int) -> None:
+        """After so long it may not have learned that its session had expired, and another took its place."""
+        if self.history.clock() - given_ns > EXPIRY * 1e9:
+            self._forgotten(order, name)
+
+    def _forgotten(self, order: Order, name: str) -> None:
+        for body in order.bodies:
+            self.note(FORGOTTEN, name, body.decode())
+
+    def _is_answered(self, order: Order, name: str, given_ns: int) -> bool:
         command = order.command
         if command is None or not command.done:
             return False
+        self._doubt(order, name, given_ns)
         if not isinstance(command.error, NO_ANSWERS):
             _ANSWERS[order.kind](self, order, name, command)
         return True

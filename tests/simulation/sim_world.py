@@ -299,7 +299,7 @@ class World:
             cut(connection, 2, 0)
             self.machine.router.leave(connection)
         self.broken = [entry for entry in self.broken if entry[0] is not client]
-        self.history.ended.append(client.notes.client)
+        client.notes.ends()
         client.renew(address)
         self.connect(client)
 

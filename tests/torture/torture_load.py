@@ -50,6 +50,7 @@ from malamute.errors import (
     NumberTooOld,
     Refused,
     TimedOut,
+    UnexpectedCommand,
 )
 from malamute.journal.reader import StoreReader
 
@@ -111,7 +112,7 @@ class Life:
         """Note what came of something. Nothing is noted where that is not known."""
         try:
             value = answer()
-        except (AddressTaken, Disconnected, NumberTooOld):
+        except (AddressTaken, Disconnected, NumberTooOld, UnexpectedCommand):
             raise
         except (Refused, Failed) as error:
             self.note(refused, name, key, text=str(error))
