@@ -475,7 +475,7 @@ def note_state(world: World, store: MemoryStore) -> None:
     states = store.recover()
     for stream in STREAMS_STORED:
         first = states.streams[stream].first if stream in states.streams else 1
-        if world.may_drop(stream):
+        if first > 1 and world.may_drop(stream):
             history.note(REMOVED, stream, sequence=1, last=first - 1, text="retention")
         history.note(STATE, stream)
         for sequence, (_, record) in read_all(store, stream).items():
