@@ -560,13 +560,20 @@ def _of_one_identity(log: Log, there: Iterable[str]) -> Iterator[str]:
     seen: dict[str, int] = {}
     for record in log.of(DELIVERED, SENT):
         seen.setdefault(record.key, record.at_ns)
+    confirmed = {record.key: record.at_ns for record in reversed(log[SENT])}
     known: defaultdict[str, list[Record]] = defaultdict(list)
     for record in log[SEND]:
         if record.text and record.key in there:
             known[record.text].append(record)
     for identity, records in known.items():
         for one, other in pairwise(records):
-            if max(seen[one.key], seen[other.key]) < one.at_ns + one.last:
+            first, second = sorted((one, other), key=lambda record: seen[record.key])
+            # What was not confirmed may be forgotten over a kill, though it was delivered.
+            is_forgotten = any(
+                first.at_ns < back and killed < min(seen[second.key], confirmed.get(first.key, sys.maxsize))
+                for killed, back in log.killed
+            )
+            if not is_forgotten and seen[second.key] < one.at_ns + one.last:
                 yield f"{one.key} and {other.key} are both {identity}"
 
 
