@@ -8,11 +8,12 @@ connection, what came in, what there is to send.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sim_admin import FEEDS, changing, question, target_of
 from sim_book import Book
+from sim_history import History, Notes, Queue
 from sim_network import Frames, Link
 from sim_options import TRACKERS, wish
 from sim_origin import Order, Origin, Violation, body_of, mailbox_of
@@ -71,9 +72,10 @@ class Asked:
 class Client:
     """A program, or one after another, at one place."""
 
-    def __init__(self, place: int, book: Book, setup: Setup, now: Now) -> None:
+    def __init__(self, place: int, book: Book, history: History, setup: Setup, now: Now) -> None:
         self.place = place
         self.book = book
+        self.history = history
         self.setup = setup
         self.now = now
         self.generation = 0
@@ -86,6 +88,7 @@ class Client:
         self.address = ADDRESSES[self.place] if address is None else address
         identity = bytes((1, self.place, self.generation >> 8, self.generation & 255)).ljust(16, b"-")
         self.session = ClientSession(identity, address=self.address)
+        self.notes = Notes(self.history, f"{self.place}.{self.generation}")
         self.link = Link(identity)
         self.readers: dict[int, Reader] = {}
         self.letters: list[Item] = []
@@ -132,18 +135,22 @@ class Client:
             self._receive(frames)
             taken += 1
         session.look_at_clock(self.now())
-        session.pop_events()
+        self.notes.looks(session.pop_events())
         self.send()
         return taken
 
     def _receive(self, frames: Frames) -> None:
         message = decode(frames)
         number = getattr(message, "source", getattr(message, "ref", 0))
+        self.notes.arrives(message)
+        reader = self.readers.get(number)
+        gaps = 0 if reader is None else reader.source.gaps
         self.session.receive(frames)
         if isinstance(message, Recall) and message.reason != "timeout":
             self._recalled(message)
-        reader = self.readers.get(number)
         if reader is not None:
+            if reader.source.gaps > gaps:
+                self.notes.got_gap(reader.source)
             reader.look(message)
 
     def _recalled(self, recall: Recall) -> None:
@@ -168,12 +175,11 @@ class Client:
         if order is None:
             return ""
         subjects = [SUBJECTS[(b // 3 + i * c) % 4] for i in range(1 + a % 4)]
-        records = [
-            self.book.author.write(order, s, self.address, HEADERS[(a // 2 + c) % len(HEADERS)])
-            for s in subjects
-        ]
+        headers = HEADERS[(a // 2 + c) % len(HEADERS)]
+        records = [self.book.author.write(order, s, self.address, headers) for s in subjects]
         # In a run in which mail has options, messages of streams may expire.
         ttl = TTLS_MS[(a // 4 + b + c) % len(TTLS_MS)] if self.setup.wishes else 0
+        self.notes.publishes(order, subjects, headers, ttl)
         if len(records) == 1:
             self.session.sending.publish_single(stream, subjects[0], records[0], order.command, ttl)
         else:
@@ -194,13 +200,14 @@ class Client:
         if options and a // 4 % 2:
             options["correlation"] = f"c{b // 3 % 3}"
             self.correlations.append(("mailbox", target, options["correlation"]))
+        self._notes_mail(order, options)
         if tracked:
             assert order.command is not None
             options |= self._tracker(a)
             command = order.command
-            self.trackings.append(
-                self.session.sending.send_tracked(target, subjects[0], records[0], command, options)
-            )
+            tracking = self.session.sending.send_tracked(target, subjects[0], records[0], command, options)
+            self.trackings.append(tracking)
+            self.notes.tracks(tracking, order)
         else:
             self.session.sending.send(target, subjects, records, order.command, options)
         return self._given(order)
@@ -210,6 +217,9 @@ class Client:
         order.identity = options.get("id", "")
         order.immediate = options.get("immediate", False)
         return options
+
+    def _notes_mail(self, order: Order, options: Mapping[str, Any]) -> None:
+        self.notes.sends(order, self.mailbox, options, self.setup.queues.dedup_window_seconds)
 
     def _tracker(self, a: int) -> dict[str, str]:
         """A tracker that no message has that it waits for, or none: the session makes one."""
@@ -234,6 +244,7 @@ class Client:
         )
         self.correlations.append(("service", service, pending.correlation))
         order.command = pending.command if order.numbered else None
+        self._notes_mail(order, {**options, "correlation": pending.correlation})
         self.asked.append(Asked(pending, order.bodies[0]))
         return self._given(order)
 
@@ -267,6 +278,8 @@ class Client:
         self.session.sending.reply(offer, item.sequence, record, order.command, final=final)
         if final and order.command is not None:
             self.answers.append((order.command, offer, item))
+        if final:
+            self.notes.replies(order.command, offer, item)
         return self._given(order)
 
     def reply_again(self, a: int, b: int, c: int) -> str:
@@ -278,11 +291,15 @@ class Client:
             return ""
         return self._reply(offer, item, c, final=True)
 
+    def queue_of(self, source: ConsumerSource) -> Queue:
+        """The queue that an offer, or the mailbox, consumes from."""
+        # Not by `command`: that is a new OFFER, with the whole window.
+        asked = source._offer
+        return ("mailbox", self.mailbox) if asked is None else (asked.kind, asked.service)
+
     def _is_mail(self, offer: ConsumerSource) -> bool:
         """Whether what an offer brings is mail, to which there is no reply."""
-        # Not by `command`: that is a new OFFER, with the whole window.
-        asked = offer._offer
-        return asked is not None and asked.kind == "mailbox"
+        return self.queue_of(offer)[0] == "mailbox"
 
     def commit(self, a: int, b: int, c: int) -> str:
         """Commit what a subscription has had."""
@@ -295,6 +312,7 @@ class Client:
             return ""
         assert order.command is not None
         order.position = source.last or 0
+        self.notes.commits(order)
         self.session.sending.commit(source.stream, source.cursor, order.position, order.command)
         return self._given(order)
 
@@ -303,7 +321,7 @@ class Client:
         if len(self.subscriptions) >= SOURCES_MAX:
             return ""
         stream, start = self._readable(a), self._start(STARTS[b % len(STARTS)])
-        criteria, where, wants = list(CRITERIA.values())[b // 8 % len(CRITERIA)]
+        choice, (criteria, where, wants) = list(CRITERIA.items())[b // 8 % len(CRITERIA)]
         credit, size_bytes = CREDITS[c % 5], CREDIT_BYTES[c // 5 % 4]
         cursor = CURSORS[c // 20 % 2] if a // 3 % 2 == 0 else ""
         committed = b // 80 % 3 == 0
@@ -320,6 +338,7 @@ class Client:
             existing=existing,
         )
         self.subscriptions.append(source)
+        self.notes.subscribes(source, STARTS[b % len(STARTS)], choice, committed=committed)
         reader = Reader(self.book.streams, source, wants, start, self.peer)
         self.readers[source.number] = reader
         wanted = f"{criteria} {where} {start} {credit}/{size_bytes} {cursor}"
@@ -338,7 +357,10 @@ class Client:
         if not sources:
             return ""
         source = sources[a % len(sources)]
-        taken = [message.sequence for message in source.pop_messages()]
+        taken = []
+        for message in source.pop_messages():
+            taken.append(message.sequence)
+            self.notes.reads(source, message.sequence, message.body)
         self.readers[source.number].taken(taken)
         source.consume()
         self.session.inbox.refill(source)
@@ -350,6 +372,8 @@ class Client:
         if not sources:
             return ""
         source = sources[a % len(sources)]
+        if isinstance(source, ConsumerSource):
+            self.notes.drains(source)
         self.session.inbox.cancel(source)
         self.readers.pop(source.number, None)
         self.subscriptions = [s for s in self.subscriptions if s is not source]
@@ -391,15 +415,20 @@ class Client:
             return ""
         item = mailbox.hand_out()
         self._hold(0, item)
+        self.notes.is_handed(("mailbox", self.mailbox), item)
         self.letters.append(item)
         return f"takes letter {item.sequence}"
 
     def _hold(self, number: int, item: Item) -> None:
         key = (number, item.sequence, body_of(item.record))
-        if key in self.held and not self._is_forgotten(item):
-            raise Violation("a program was handed what it holds", client=self.name, message=key)
+        if key in self.held:
+            self._check_held(item, key)
         self.held.add(key)
         self.book.had.setdefault(self.peer, set()).add(body_of(item.record))
+
+    def _check_held(self, item: Item, key: tuple[int, int, bytes]) -> None:
+        if not self._is_forgotten(item):
+            raise Violation("a program was handed what it holds", client=self.name, message=key)
 
     def _is_forgotten(self, item: Item) -> bool:
         """Whether it comes as if for the first time, since the disk did not take that it was delivered."""
@@ -426,7 +455,9 @@ class Client:
         """Ask for a change, if there is room for one more. Returns its number in words, or nothing."""
         if not self.session.questions.may_change:
             return ""
-        return str(self.session.questions.change(topic, arguments).number)
+        pending = self.session.questions.change(topic, arguments)
+        self.notes.changes(pending, topic, arguments)
+        return str(pending.number)
 
     def feed(self, a: int, b: int, c: int) -> str:
         """Have a stream feed a service or a mailbox, with others than before, or from elsewhere on."""
@@ -477,6 +508,7 @@ class Client:
         offer = offers[a % len(offers)]
         item = offer.hand_out()
         self._hold(offer.number, item)
+        self.notes.is_handed(self.queue_of(offer), item)
         self.tasks.append((offer, item))
         return f"takes task {item.sequence} of {offer.number}"
 
@@ -490,29 +522,39 @@ class Client:
         if "outcome" in (item.properties or {}):
             return f"takes the outcome of {asked.body!r}"
         if not body_of(item.record):
-            # Where the session was forgotten with it, the same request was redelivered, and may be done by
-            # now.
-            if asked.body not in self.book.queues.called_lost:
-                raise Violation("a request is called lost that is not", body=asked.body)
+            self._check_lost(asked)
+            self.notes.is_answered(asked.pending.service, asked.body, "lost")
             return f"takes the last word on {asked.body!r}"
         origin = self.book.author.origin(item.record)
+        if origin in asked.replies and self._is_sent_again(item, origin):
+            return f"takes reply {origin.body!r} once more"
+        self._check_reply(asked, origin)
+        asked.replies.append(origin)
+        if origin.final:
+            self.notes.is_answered(asked.pending.service, asked.body, "reply")
+            # As the edges do: a request that a crash has brought back may be answered once more.
+            self.session.sending.forget(asked.pending)
+        return f"takes reply {origin.body!r}"
+
+    def _check_lost(self, asked: Asked) -> None:
+        # Where the session was forgotten with it, the same request was redelivered, and may be done by
+        # now.
+        if asked.body not in self.book.queues.called_lost:
+            raise Violation("a request is called lost that is not", body=asked.body)
+
+    def _is_sent_again(self, item: Item, origin: Origin) -> bool:
+        # An operator may have sent it again, if it died in the mailbox though the program had it.
+        return origin.body in self.book.queues.sent_again or self._is_forgotten(item)
+
+    def _check_reply(self, asked: Asked, origin: Origin) -> None:
         if origin.order.request != asked.body:
             raise Violation("a reply came for another request", body=asked.body, reply=origin.body)
-        # An operator may have sent it again, if it died in the mailbox though the program had it.
-        again = origin.body in self.book.queues.sent_again or self._is_forgotten(item)
-        if origin in asked.replies and again:
-            return f"takes reply {origin.body!r} once more"
         if origin in asked.replies:
             raise Violation("a program was handed a reply twice", body=asked.body, reply=origin.body)
         # What a restore brought back is done again, and nobody keeps a book of unconfirmed commands.
         twice = self.book.author.origins[asked.body].order.twice or asked.body in self.book.queues.again
         if any(reply.final for reply in asked.replies) and not twice:
             raise Violation("a reply came behind the final one", body=asked.body, reply=origin.body)
-        asked.replies.append(origin)
-        if origin.final:
-            # As the edges do: a request that a crash has brought back may be answered once more.
-            self.session.sending.forget(asked.pending)
-        return f"takes reply {origin.body!r}"
 
     def forget(self, a: int, b: int, c: int) -> str:
         """Care no more for the replies to a request."""
@@ -532,6 +574,7 @@ class Client:
         """Say goodbye, with nothing left unsaid."""
         if len(self.session.outbox) or self.tasks:
             return ""
+        self.notes.drains()
         self.session.close()
         return "leaves"
 

@@ -116,6 +116,11 @@ class Workers:
         """Whether there are any that were not taken."""
         return any(self._results)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing waits to be written or to be reported, and the disk will not fail."""
+        return not (self.appends or self.has_results or any(self.disk.failures))
+
     def take_results(self) -> deque[Any]:
         """The results that an iteration finds. What was overtaken is found by a later one."""
         results = self._results.popleft()

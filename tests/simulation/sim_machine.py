@@ -6,7 +6,7 @@ comes of it, is shown to the `Watch`: the books, which know what a broker has pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from random import Random
 from typing import Any, Protocol
@@ -69,8 +69,17 @@ class Watch(Protocol):
 class Machine:
     """A broker that runs on a disk. After a crash another one starts there."""
 
-    def __init__(self, setup: Setup, disk: Disk, watch: Watch, wall: Wall, named: Disk | None = None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        disk: Disk,
+        watch: Watch,
+        wall: Wall,
+        killed: Callable[[], None],
+        named: Disk | None = None,
+    ) -> None:
         """`named` is the disk of the store that has a name, if there is one."""
+        self._killed = killed
         self._setup = setup
         self.named = named
         self.wall = wall
@@ -169,6 +178,7 @@ class Machine:
         self.deaths += 1
         for disk in self.disks:
             disk.writes_left = None
+        self._killed()
         self.watch.died()
 
     def die(self) -> None:

@@ -54,6 +54,11 @@ class Link:
         self.current = None
         self.changes.append(False)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the monitor has told of everything, and nothing is left of an older connection."""
+        return not self.changes and all(c is self.current or not c.down for c in self.reading)
+
     def send(self, frames: Frames) -> bool:
         """Send a command without waiting. False if the connection takes none now."""
         connection = self.current

@@ -348,7 +348,7 @@ class StreamBook:
         for stream, places in self.places.items():
             if stream == self.no_journal:
                 continue
-            found = _read_all(self.store, stream)
+            found = read_all(self.store, stream)
             first = self.first_kept(stream)
             stored = {
                 s: p.origin.body for s, p in places.items() if p.stored and (stream, s) not in self.damaged
@@ -366,7 +366,7 @@ class StreamBook:
                 raise Violation("the ring dropped too much", stream=stream, kept=len(kept))
 
 
-def _read_all(store: MemoryStore, stream: str) -> dict[int, tuple[str, Any]]:
+def read_all(store: MemoryStore, stream: str) -> dict[int, tuple[str, Any]]:
     messages: dict[int, tuple[str, Any]] = {}
     start = 1
     while found := store.read(stream, start, bytes_max=1 << 20).found:

@@ -55,12 +55,14 @@ def release(client: Client, a: int, b: int, c: int) -> str:
     if found is None:
         return ""
     source, item = found
+    client.notes.releases(client.queue_of(source), item.sequence)
     client.session.inbox.release(source, item.sequence)
     return f"releases {item.sequence} of {source.number}"
 
 
 def drain(client: Client, a: int, b: int, c: int) -> str:
     """Come to an end: take nothing more, and settle what is in the hands."""
+    client.notes.drains()
     client.session.inbox.drain()
     client.subscriptions = []
     return "drains"
@@ -96,6 +98,8 @@ def repeat(client: Client, a: int, b: int, c: int) -> str:
     source, sequence = settled[a % len(settled)]
     verb = (Ack, Nak, Reject, Release, Progress)[b % 5]
     client.book.careless.add(client.peer)
+    if verb is Release:
+        client.notes.releases(client.queue_of(source), sequence)
     client.session.outbox.say(verb(source.number, [[sequence, sequence]]))
     return f"says {verb.__name__} again of {sequence} of {source.number}"
 
@@ -105,6 +109,7 @@ def withdraw(client: Client, a: int, b: int, c: int) -> str:
     if not client.correlations:
         return ""
     kind, name, correlation = client.correlations[a % len(client.correlations)]
+    client.notes.withdraws(client.mailbox, kind, name, correlation)
     client.session.questions.withdraw(kind, name, correlation)
     return f"withdraws {correlation!r} from the {kind} {name}"
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from history import FORGOTTEN, PUBLISH
 from sim_client import ADDRESSES, CLUB, HABITS, OFFERED, SERVICES, STREAMS, Client
 from sim_clock import Wall
 from sim_damage import FlawedStore
 from sim_dead import base_of
 from sim_disk import BothStores, Disk, Workers
 from sim_feeds import called
+from sim_history import History, check_history, note_state
 from sim_limits import check_limits
 from sim_machine import ELSEWHERE, EXPIRY, START, Machine, narrowed
 from sim_network import Connection, cut
@@ -40,6 +42,7 @@ class World:
         self.setup = plan.setup
         self.log = log
         wall = Wall(START)
+        self.history = History(wall)
         store = (FlawedStore if plan.setup.flaws else MemoryStore)(counted=wall.monotonic)
         named = MemoryStore(counted=wall.monotonic) if plan.setup.several else None
         self.book = Story(
@@ -56,12 +59,13 @@ class World:
             "identities_bytes", Limits().identities_bytes
         )
         self.named = Disk(named, self.book.committed) if named is not None else None
-        self.machine = Machine(plan.setup, self.disk, self.book, wall, self.named)
+        self.machine = Machine(plan.setup, self.disk, self.book, wall, self.history.killed, self.named)
         self.clients = [
-            Client(place, self.book, plan.setup, lambda: self.machine.now)
+            Client(place, self.book, self.history, plan.setup, lambda: self.machine.now)
             for place in range(plan.setup.clients)
         ]
         self.backup: Backup | None = None
+        self._copied_at = 0
         self.helping = False
         self.broken: list[tuple[Client, Connection, bool]] = []
         """What one end has yet to find out; True if it is the broker's end."""
@@ -77,6 +81,8 @@ class World:
         self._say("everything is healed")
         self.settle()
         self.check()
+        note_state(self, self._all_stores)
+        check_history(self)
         self.leave()
         self.check_left()
 
@@ -87,6 +93,7 @@ class World:
         else:
             said = _STEPS[step.kind](self, step.a, step.b, step.c)
             self._say(said)
+        self.history.step(self)
         check_limits(self.machine, self.machine.settings.limits)
 
     def _habit(self, step: Step) -> None:
@@ -226,6 +233,7 @@ class World:
 
     def fail(self, a: int, b: int, c: int) -> str:
         """The disk will fail some of the next writes."""
+        self.history.disk_fails()
         disk = self._disk(c // 2)
         disk.is_full = c % 2 == 0
         disk.failures.extend(bool((b >> place) & 1) for place in range(1 + a % 5))
@@ -291,6 +299,7 @@ class World:
             cut(connection, 2, 0)
             self.machine.router.leave(connection)
         self.broken = [entry for entry in self.broken if entry[0] is not client]
+        client.notes.ends()
         client.renew(address)
         self.connect(client)
 
@@ -300,6 +309,7 @@ class World:
         disk = self.named if self.named is not None and name == ELSEWHERE else self.disk
         damaged = disk.damage(name, b)
         self.book.streams.damaged.update((name, sequence) for sequence in damaged)
+        self.history.damaged(name, damaged)
         return f"the disk loses {[*damaged]} of {name}" if damaged else ""
 
     def damage_block(self, a: int, b: int, c: int) -> str:
@@ -308,6 +318,7 @@ class World:
         self.machine.kill()
         found = self.disk.store.damage_block(a, b, c)
         self.book.damaged(found)
+        self.history.block_damaged(self, found.messages)
         self.machine.start()
         self._dropped()
         return f"the broker dies, and the disk loses {found}"
@@ -317,6 +328,10 @@ class World:
         assert isinstance(self.disk.store, FlawedStore)
         found = self.disk.store.damage_running(a, b, c)
         self.book.stranded(found)
+        stranded = [
+            (*queue, sequence) for queue, sequences in found.messages.items() for sequence in sequences
+        ]
+        self.history.block_damaged(self, stranded)
         self.machine.workers.put(DamageFound([self.disk.store.defects[-1]._replace(stranded=found)]))
         return f"the disk loses {found}"
 
@@ -336,6 +351,7 @@ class World:
     def back_up(self, a: int, b: int, c: int) -> str:
         """The store is copied."""
         self.backup = back_up(self.disk.store, self.book)
+        self._copied_at = self.history.clock()
         return "the store is copied"
 
     def restore(self, a: int, b: int, c: int) -> str:
@@ -346,6 +362,7 @@ class World:
         # A start leaves out as many numbers as the clock gives in 17 minutes.
         self.machine.now += 3_600.0
         self.disk.store = restore(self.backup, self.book)
+        self.history.restored(self._copied_at)
         self.machine.start()
         self._dropped()
         return "the store is lost, and its copy takes its place"
@@ -410,7 +427,9 @@ class World:
             busy |= bool(self.machine.write(WIDE, workers))
             while workers.read(0):
                 busy = True
-        return self.machine.iterate(0, WIDE) or busy
+        busy |= self.machine.iterate(0, WIDE)
+        self.history.step(self)
+        return busy
 
     def _work(self, client: Client) -> bool:
         """Let a program do all there is to do."""
@@ -559,6 +578,23 @@ class World:
         stored = {(base_of(kind), name) for kind, name in self.disk.store.recover().queues}
         if not stored <= here and not self.disk.has_failed:
             raise Violation("a queue that is gone is on the disk", queues=stored - here)
+
+    # What the history leaves to the world
+
+    @property
+    def _all_stores(self) -> MemoryStore:
+        return self.disk.store if self.named is None else BothStores(self.disk.store, self.named.store)
+
+    def may_drop(self, stream: str) -> bool:
+        """Whether a stream may keep less than was published to it."""
+        # What may be done twice may be there twice.
+        kinds = (PUBLISH, FORGOTTEN)
+        published = sum(r.kind in kinds and r.name == stream for r in self.history.records)
+        return (
+            published > self.setup.kept_messages
+            or self.setup.age_seconds > 0
+            or stream in self.history.shortened
+        )
 
     def _check_outcomes(self) -> None:
         for client in self.clients:

@@ -14,6 +14,9 @@ import time
 import traceback
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sim_plan import plan_of
 from sim_shrink import failure_of, shrink

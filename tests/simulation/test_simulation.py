@@ -27,6 +27,7 @@ from sim_streams import Place, StreamBook
 from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
+from malamute.core.admin import feeds as admin_feeds
 from malamute.core.audit import Audit
 from malamute.core.commands import ClientCommands
 from malamute.core.feed.stream_feed import StreamFeed
@@ -39,6 +40,7 @@ from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
 from malamute.core.session import Sessions
 from malamute.core.stored_values import StoredValues
+from malamute.core.stream.stream import Stream
 from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
@@ -126,7 +128,7 @@ def test_a_seed_makes_the_same_run_again():
     assert len(logs[0]) > 100
 
 
-def _nothing(*arguments):
+def _nothing(*arguments, **options):
     """What was to be done is not."""
 
 
@@ -179,9 +181,9 @@ def _collect_early(table, queue, seen):
     _COLLECT(table, queue, queue.next_sequence)
 
 
-def _confirm_twice(sessions, confirmations, error):
-    _CONFIRM(sessions, confirmations, error)
-    _CONFIRM(sessions, confirmations, error)
+def _confirm_twice(sessions, stage, confirmations, error):
+    _CONFIRM(sessions, stage, confirmations, error)
+    _CONFIRM(sessions, stage, confirmations, error)
 
 
 def _send_behind_another(subscription, part):
@@ -205,9 +207,9 @@ def _take_all_for_stored(feed, error):
     _SETTLED(feed, None)
 
 
-def _begin_anywhere(feeds, name, rule, stream, *arguments):
-    with patch.object(stream, "lost_cursors", set()):
-        return _SET_FEED(feeds, name, rule, stream, *arguments)
+def _begin_anywhere(core, name, source, position):
+    with patch.object(Stream, "check_known", _nothing):
+        return _START_FEED(core, name, source, position)
 
 
 def _leave_one_out(sequence):
@@ -300,7 +302,8 @@ _ADD_DEAD = DeadLetters.add
 _PUT_BACK = redrive._put_back
 _RECALL = Queue._recall
 _COLLECT = QueueTable._collect_unless_used
-_SET_FEED = Feeds.set
+_START_FEED = admin_feeds._start
+_OFFER = Stream._offer
 _RESTORE_FEED = Feeds._restore
 _TAKE = StreamFeed._put
 _CONFIRM = Sessions._confirm
@@ -309,12 +312,14 @@ _WITHDRAW = purge.withdraw
 _SETTLED = StreamFeed._settled
 
 
-def _offer_at_once(stream, loaded, matches):
-    for group, part in stream._parts(loaded, matches):
-        for reader in group.members.values():
-            live = reader.began and not reader.cursor and reader.start <= loaded.chunk.first
-            if live and (left := reader.offer(part)):
-                reader.switch(left)
+def offer_at_once(stream, loaded, part, readers):
+    """Durable readers do not wait."""
+    committed = [reader for reader in readers if reader.committed]
+    for reader in committed:
+        reader.committed = False
+    _OFFER(stream, loaded, part, readers)
+    for reader in committed:
+        reader.committed = True
 
 
 FEED = "malamute.core.feed.stream_feed.StreamFeed"
@@ -334,7 +339,7 @@ BROKEN = {
     "what was taken back is not told": ("malamute.core.stream.subscription.Subscription.refused", _nothing),
     "a committed subscription does not wait for the disk": (
         "malamute.core.stream.stream.Stream._offer",
-        _offer_at_once,
+        offer_at_once,
     ),
     "what a peer held is not given to others": (
         "malamute.core.queue.queue.Queue.make_ready",
@@ -511,7 +516,7 @@ BROKEN = {
     ),
     "what a jump of the clock makes old is dropped": (
         "malamute.journal.ring.Ring.time_passed",
-        lambda ring, stream, age: (stream.last_time, 0.0),
+        lambda ring, stream, age, time_ns: (time_ns, 0.0),
     ),
     "the clock is not noted": ("malamute.core.grace_period.ClockNote.store", _nothing),
     "a restored queue goes on where the backup ends": (
@@ -531,7 +536,7 @@ BROKEN = {
         "malamute.core.recovery.Recovery.settled",
         _nothing,
     ),
-    "a lost feed begins anywhere": ("malamute.core.feed.table.Feeds.set", _begin_anywhere),
+    "a lost feed begins anywhere": ("malamute.core.admin.feeds._start", _begin_anywhere),
     "what cannot be read is not settled": (
         "malamute.core.queue.settlement.Settlement.dead_letter_unreadable",
         _nothing,
@@ -658,7 +663,7 @@ NOTICED = {
     "what has expired is delivered": (plan_of, 25),
     "what has expired is left out in silence": (plan_of, 25),
     "a stream at rest does not age": (plan_of, 41),
-    "what was taken back is not told": (plan_of, 31),
+    "what was taken back is not told": (plan_of, 118),
     "a mailbox is deleted though its owner is there": (plan_of, 242),
     "a queue is deleted with what has come meanwhile": (plan_of, 677),
     "a queue is deleted and its consumers are not told": (plan_of, 462),

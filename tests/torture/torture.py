@@ -41,14 +41,17 @@ from history import (
     BACK,
     DISK_FAILS,
     DISK_WORKS,
+    ENDED,
     KILLED,
     LEFT,
+    PUBLISH,
     PUBLISHED,
     PURGED,
     SENT,
+    STATE,
     STORED,
+    FileRecorder,
     Record,
-    Recorder,
     Violation,
     check,
     read_history,
@@ -164,7 +167,7 @@ class Torture:
         """A load, these faults, each with a rest behind it, and the account of it."""
         self._histories = self.directory / f"episode-{self.episodes}"
         self._histories.mkdir()
-        self.note = Recorder(self._histories / "faults.jsonl", "faults")
+        self.note = FileRecorder(self._histories / "faults.jsonl", "faults")
         self._lives.clear()
         for role in ROLES:
             self.start(role)
@@ -213,6 +216,7 @@ class Torture:
     def kill(self, role: str) -> None:
         """End a client at once, and begin its next life."""
         self.end(role)
+        self.note(ENDED, "", f"{role}-{self._lives[role]}")
         self.start(role)
 
     def end(self, role: str) -> None:
@@ -263,10 +267,10 @@ class Torture:
         (self._histories / ENOUGH).touch()
         self._join([*GIVERS, "store reader"])
         names = f"e{self.episodes}-"
-        note = Recorder(self._histories / "account.jsonl", "account")
+        note = FileRecorder(self._histories / "account.jsonl", "account")
         with malamute.connect(self.daemon.url, timeout=PATIENCE) as client:
             client.on_event = lambda event: None
-            note("publish", names + STREAM, LAST)
+            note(PUBLISH, names + STREAM, LAST)
             last = client.publish(names + STREAM, "a", LAST.encode(), assurance="stored", timeout=PATIENCE)
             note(PUBLISHED, names + STREAM, LAST, sequence=last)
             queues = (("mailbox", names + MAILBOX), ("mailbox", names + ONCE), ("service", names + SERVICE))
@@ -277,6 +281,7 @@ class Torture:
                 )
             (self._histories / OVER).touch()
             self._join([*self._clients])
+            note(STATE, names + STREAM)
             with client.subscribe(names + STREAM, start="first") as messages:
                 for message in messages:
                     key = message.body.decode()

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from history import (
     COMMIT,
     COMMITTED,
-    CURSOR,
     DELIVERED,
     DURABLE,
     FINISHED,
@@ -36,7 +35,8 @@ from history import (
     SEND_REFUSED,
     SENT,
     SETTLED,
-    Recorder,
+    SUBSCRIBE,
+    FileRecorder,
 )
 
 import malamute
@@ -50,6 +50,7 @@ from malamute.errors import (
     NumberTooOld,
     Refused,
     TimedOut,
+    UnexpectedCommand,
 )
 from malamute.journal.reader import StoreReader
 
@@ -84,7 +85,7 @@ class Life:
     def __init__(self, role: str, number: int, place: Place) -> None:
         self.place = place
         self.client_name = f"{role}-{number}"
-        self.note = Recorder(place.histories / f"{self.client_name}.jsonl", self.client_name)
+        self.note = FileRecorder(place.histories / f"{self.client_name}.jsonl", self.client_name)
         self.chance = Random(self.client_name)
         self._address = f"{place.names}{ADDRESSES.get(role, role.replace(' ', '-'))}"
         self._keys = (f"{self.client_name}.{number}" for number in count())
@@ -112,7 +113,7 @@ class Life:
         """Note what came of something. Nothing is noted where that is not known."""
         try:
             value = answer()
-        except (AddressTaken, Disconnected, NumberTooOld):
+        except (AddressTaken, Disconnected, NumberTooOld, UnexpectedCommand):
             raise
         except (Refused, Failed) as error:
             self.note(refused, name, key, text=str(error))
@@ -221,12 +222,12 @@ def purge(life: Life) -> None:
         for key in life.rounds(ENOUGH):
             if not store(client, f"{key}.before"):
                 continue
-            life.note(PURGE, stream)
+            life.note(PURGE, stream, key)
             life.result(
                 PURGED,
                 PURGE_REFUSED,
                 stream,
-                "",
+                key,
                 lambda: client.change("stream.purge", stream=stream, timeout=PATIENCE) and 0,
             )
             if store(client, f"{key}.after"):
@@ -235,20 +236,23 @@ def purge(life: Life) -> None:
                     life.note(LOOKED, stream, sequence=row["first"], last=row["last"])
 
 
-def reading(text: str, **options: Any) -> Callable[[Life], None]:
+def reading(text: str = "", cursor: str = "", **options: Any) -> Callable[[Life], None]:
     """A reader with these options."""
 
     def read(life: Life) -> None:
         stream = life.name(STREAM)
+        life.note(SUBSCRIBE, stream, cursor, sequence=0 if cursor else 1, text=text)
         with (
             life.connect() as client,
-            client.subscribe(stream, start="first", credit=500, timeout=PATIENCE, **options) as messages,
+            client.subscribe(
+                stream, start="first", cursor=cursor, credit=500, timeout=PATIENCE, **options
+            ) as messages,
         ):
             for number, message in enumerate(messages, 1):
                 key = message.body.decode()
-                life.note(READ, stream, key, sequence=message.sequence, text=text)
-                if text == CURSOR and (number % COMMIT_EVERY == 0 or key == LAST):
-                    commit(life, messages, message.sequence)
+                life.note(READ, stream, key, sequence=message.sequence)
+                if cursor and (number % COMMIT_EVERY == 0 or key == LAST):
+                    commit(life, messages, cursor, message.sequence)
                 if key == LAST:
                     break
         life.note(FINISHED, stream)
@@ -256,13 +260,13 @@ def reading(text: str, **options: Any) -> Callable[[Life], None]:
     return read
 
 
-def commit(life: Life, messages: Any, sequence: int) -> None:
+def commit(life: Life, messages: Any, cursor: str, sequence: int) -> None:
     """Move the cursor."""
     stream = life.name(STREAM)
-    life.note(COMMIT, stream, sequence=sequence)
+    life.note(COMMIT, stream, cursor, sequence=sequence)
     with suppress(LinkError, Failed):
         messages.commit(sequence, timeout=PATIENCE)
-        life.note(COMMITTED, stream, sequence=sequence)
+        life.note(COMMITTED, stream, cursor, sequence=sequence)
 
 
 def receiving(name: str) -> Callable[[Life], None]:
@@ -323,9 +327,9 @@ ROLES: Mapping[str, Role] = {
     "repeater": Role(send_again, far=False),
     "requester": Role(ask, far=True),
     "operator": Role(purge, far=False),
-    "reader": Role(reading(""), far=True),
+    "reader": Role(reading(), far=True),
     "durable reader": Role(reading(DURABLE, committed=True), far=False),
-    "cursor reader": Role(reading(CURSOR, cursor="torture"), far=False),
+    "cursor reader": Role(reading(cursor="torture"), far=False),
     "recipient": Role(receiving(MAILBOX), far=False),
     "repeated recipient": Role(receiving(ONCE), far=True),
     "worker a": Role(work, far=False),

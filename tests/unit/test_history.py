@@ -9,15 +9,18 @@ from random import Random
 
 import pytest
 from history import (
+    AT_ONCE,
     BACK,
     COMMIT,
     COMMITTED,
-    CURSOR,
     DELIVERED,
     DISK_FAILS,
     DISK_WORKS,
     DURABLE,
+    ENDED,
+    EXPIRES,
     FINISHED,
+    FORGOTTEN,
     GAP,
     KILLED,
     LEFT,
@@ -30,14 +33,21 @@ from history import (
     PURGE_REFUSED,
     PURGED,
     READ,
+    REDRIVE,
+    RELEASED,
+    REMOVED,
+    RESTORED,
     RULES,
     SEND,
     SEND_REFUSED,
     SENT,
     SETTLED,
+    STATE,
     STORED,
+    SUBSCRIBE,
+    SUBSCRIBED,
+    FileRecorder,
     Record,
-    Recorder,
     check,
     read_history,
 )
@@ -85,13 +95,16 @@ class Good:
                 self.stored.append((sequence, key))
             if fate == "confirmed" and number != 15:
                 self.note(client, PUBLISHED, STREAM, key, sequence=sequence)
+        self.note("last reader", STATE, STREAM)
         for sequence, key in self.stored:
             self.note("last reader", STORED, STREAM, key, sequence=sequence)
 
     def read(self) -> None:
         end = self.chance.randint(2, len(self.stored))
+        self.note("durable", SUBSCRIBE, STREAM, sequence=1, text=DURABLE)
+        self.note("reader", SUBSCRIBE, STREAM, sequence=1)
         for sequence, key in self.stored[:end]:
-            self.note("durable", READ, STREAM, key, sequence=sequence, text=DURABLE)
+            self.note("durable", READ, STREAM, key, sequence=sequence)
         for sequence, key in sorted(self.stored + self.taken_back):
             self.note("reader", READ, STREAM, key, sequence=sequence)
         for sequence, _ in self.taken_back:
@@ -99,13 +112,16 @@ class Good:
         self.note("reader", FINISHED, STREAM)
         place = 0
         for life in range(3):
+            client = f"cursor {life}"
+            self.note(client, SUBSCRIBE, STREAM, "blue")
             for sequence, key in self.stored[place : place + 4]:
-                self.note(f"cursor {life}", READ, STREAM, key, sequence=sequence, text=CURSOR)
+                self.note(client, READ, STREAM, key, sequence=sequence)
             sequence = self.stored[min(place + 1, len(self.stored) - 1)][0]
-            self.note(f"cursor {life}", COMMIT, STREAM, sequence=sequence)
+            self.note(client, COMMIT, STREAM, "blue", sequence=sequence)
             if life == 0 or self.chance.random() < 0.5:
-                self.note(f"cursor {life}", COMMITTED, STREAM, sequence=sequence)
+                self.note(client, COMMITTED, STREAM, "blue", sequence=sequence)
                 place += 2
+            self.note("rig", ENDED, "", client)
 
     def queue(self) -> None:
         for number in range(20):
@@ -134,9 +150,9 @@ class Good:
         for number in range(1, 12, 2):
             self.note("operator", PUBLISH, PURGED_STREAM, f"{number}")
             self.note("operator", PUBLISHED, PURGED_STREAM, f"{number}", sequence=number)
-            self.note("operator", PURGE, PURGED_STREAM)
+            self.note("operator", PURGE, PURGED_STREAM, f"{number}")
             done = number != 7
-            self.note("operator", PURGED if done else PURGE_REFUSED, PURGED_STREAM)
+            self.note("operator", PURGED if done else PURGE_REFUSED, PURGED_STREAM, f"{number}")
             self.note("operator", PUBLISH, PURGED_STREAM, f"{number + 1}")
             self.note("operator", PUBLISHED, PURGED_STREAM, f"{number + 1}", sequence=number + 1)
             first = number + 1 if done else number - 1
@@ -214,13 +230,14 @@ def tell_nobody(good: Good) -> None:
 
 def deliver_early(good: Good) -> None:
     sequence = max(record.sequence for record in good.records) + 1
-    good.note("durable", READ, STREAM, "publisher 0.0 again", sequence=sequence, text=DURABLE)
+    good.note("durable", READ, STREAM, "publisher 0.0 again", sequence=sequence)
     good.note("durable", GAP, STREAM, sequence=sequence, last=sequence, text="taken-back")
 
 
 def lose_cursor(good: Good) -> None:
     first = good.pick(STORED, lambda record: record.key == "publisher 0.0")
-    good.note("cursor 9", READ, STREAM, first.key, sequence=first.sequence, text=CURSOR)
+    good.note("cursor 9", SUBSCRIBE, STREAM, "blue")
+    good.note("cursor 9", READ, STREAM, first.key, sequence=first.sequence)
 
 
 def lose_mail(good: Good) -> None:
@@ -368,14 +385,154 @@ def test_more_attempts_than_at_the_settlement_are_known_if_a_kill_took_the_note_
     assert [violation.rule for violation in found] == ([] if is_before else ["after settlement"])
 
 
+Made = tuple[str, str, dict[str, int | str]]
+"""A kind of record, its key, and the rest of it."""
+
+EXPLAINED: dict[str, tuple[str, list[Made], int, Made]] = {
+    "a message that is removed is not lost": (
+        "lost",
+        [(PUBLISH, "a", {}), (PUBLISHED, "a", {"sequence": 7}), (STATE, "", {})],
+        3,
+        (REMOVED, "", {"sequence": 5, "last": 7}),
+    ),
+    "what its sender has withdrawn is not lost": (
+        "lost",
+        [(SEND, "a", {}), (SENT, "a", {})],
+        2,
+        (REMOVED, "a", {}),
+    ),
+    "what may expire is not lost": ("lost", [(SEND, "a", {}), (SENT, "a", {})], 1, (EXPIRES, "a", {})),
+    "what is purged is not lost": (
+        "lost",
+        [(PUBLISH, "a", {}), (PUBLISHED, "a", {"sequence": 1}), (STATE, "", {})],
+        2,
+        (PURGE, "1", {}),
+    ),
+    "what may expire may be left out": (
+        "skipped",
+        [
+            (SUBSCRIBE, "", {"sequence": 1}),
+            (PUBLISH, "a", {}),
+            (STATE, "", {}),
+            (STORED, "a", {"sequence": 1}),
+            (FINISHED, "", {}),
+        ],
+        2,
+        (EXPIRES, "a", {}),
+    ),
+    "what a forgotten session has asked for may be stored twice": (
+        "duplicate",
+        [
+            (PUBLISH, "a", {}),
+            (STATE, "", {}),
+            (STORED, "a", {"sequence": 1}),
+            (STORED, "a", {"sequence": 2}),
+        ],
+        1,
+        (FORGOTTEN, "a", {}),
+    ),
+    "what is released was not delivered": (
+        "repeated delivery",
+        [
+            (SEND, "a", {}),
+            (DELIVERED, "a", {"sequence": 3, "attempts": 1}),
+            (DELIVERED, "a", {"sequence": 3, "attempts": 1}),
+        ],
+        2,
+        (RELEASED, "", {"sequence": 3}),
+    ),
+    "a dead letter that is sent again is another message": (
+        "deduplication",
+        [
+            (SEND, "a", {}),
+            (DELIVERED, "a", {"sequence": 3, "attempts": 1}),
+            (DELIVERED, "a", {"sequence": 4, "attempts": 1}),
+        ],
+        2,
+        (REDRIVE, "", {}),
+    ),
+    "an operator may set a cursor": (
+        "cursor",
+        [
+            (PUBLISH, "a", {}),
+            (COMMIT, "blue", {"sequence": 7}),
+            (COMMITTED, "blue", {"sequence": 7}),
+            (SUBSCRIBE, "blue", {}),
+            (SUBSCRIBED, "blue", {"sequence": 3}),
+            (STATE, "", {}),
+            (STORED, "a", {"sequence": 7}),
+        ],
+        3,
+        (COMMIT, "blue", {}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_record_explains_what_breaks_no_promise_then(name: str) -> None:
+    rule, made, place, explanation = EXPLAINED[name]
+    assert rule in rules_of(made)
+    assert rule not in rules_of([*made[:place], explanation, *made[place:]])
+
+
+def rules_of(made: list[Made]) -> set[str]:
+    records = [Record(at, "c", kind, STREAM, key, **rest) for at, (kind, key, rest) in enumerate(made, 1)]  # type: ignore[arg-type]
+    return {violation.rule for violation in check(records)}
+
+
+@pytest.mark.parametrize(
+    ("how", "client", "is_lost"),
+    [(AT_ONCE, "c", True), (AT_ONCE, "another", False), ("", "c", False)],
+)
+def test_a_purge_at_once_takes_nothing_that_its_client_sends_behind_it(
+    how: str, client: str, is_lost: bool
+) -> None:
+    history = [
+        Record(1, client, PURGE, STREAM, "1", text=how),
+        Record(2, "c", PUBLISH, STREAM, "a"),
+        Record(3, "c", PUBLISHED, STREAM, "a", sequence=1),
+        Record(4, client, PURGED, STREAM, "1"),
+        Record(5, "c", STATE, STREAM),
+    ]
+    assert {violation.rule for violation in check(history)} == (
+        {"lost", "change repeated"} if is_lost else set()
+    )
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_what_was_confirmed_since_the_copy_that_takes_the_place_of_the_store_is_not_promised(
+    is_inside: bool,
+) -> None:
+    history = [
+        Record(1, "c", PUBLISH, STREAM, "a"),
+        Record(3, "c", PUBLISHED, STREAM, "a", sequence=1),
+        Record(5, "rig", KILLED, ""),
+        Record(6, "rig", RESTORED, "", sequence=2 if is_inside else 4),
+        Record(7, "rig", BACK, ""),
+        Record(8, "c", STATE, STREAM),
+    ]
+    assert [violation.rule for violation in check(history)] == ([] if is_inside else ["lost"])
+
+
+@pytest.mark.parametrize(("window", "is_one"), [(10, True), (1, False)])
+def test_of_messages_with_one_identity_there_is_one_while_it_counts(window: int, is_one: bool) -> None:
+    history = [
+        Record(1, "c", SEND, QUEUE, "a", text="i", last=window),
+        Record(2, "c", SEND, QUEUE, "b", text="i", last=window),
+        Record(3, "c", DELIVERED, QUEUE, "a", sequence=1, attempts=1),
+        Record(4, "c", DELIVERED, QUEUE, "b", sequence=2, attempts=1),
+    ]
+    assert [violation.rule for violation in check(history)] == (["deduplication"] if is_one else [])
+
+
 def test_each_rule_has_a_fault() -> None:
     assert set(FAULTS.values()) == {rule for _, rules in RULES for rule in rules}
 
 
 def test_what_is_recorded_is_read_back_in_the_order_of_time(tmp_path: Path) -> None:
-    one, two = (Recorder(tmp_path / name, name) for name in ("one", "two"))
+    one, two = (FileRecorder(tmp_path / name, name) for name in ("one", "two"))
     one(PUBLISH, STREAM, "a")
-    two(READ, STREAM, "a", sequence=1, text=DURABLE)
+    two(READ, STREAM, "a", sequence=1, text="b")
     one(PUBLISHED, STREAM, "a", sequence=1)
     for recorder in (one, two):
         recorder.close()
@@ -385,4 +542,4 @@ def test_what_is_recorded_is_read_back_in_the_order_of_time(tmp_path: Path) -> N
         ("two", READ, 1),
         ("one", PUBLISHED, 1),
     ]
-    assert records[1].text == DURABLE
+    assert records[1].text == "b"
