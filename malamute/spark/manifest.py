@@ -1,21 +1,34 @@
 """The manifest of an exported stream: which files there are, and what is in them.
 
-It is the account that `verify` holds the files against, and where the next export continues. A file is
-renamed to where readers see it before it is entered here; an export that was killed between the two finds the
-file and enters it then, from what the file says of itself in its footer.
+It is the account that readers and `verify` hold the files against, and where the next export continues. A
+file is renamed to where readers see it before it is entered here; an export that was killed between the two
+finds the file and enters it then, from what the file says of itself in its footer. A reader that finds no
+whole manifest does the same, and reports it.
+
+The manifest ends with a checksum of its own, of what it says and not of how it is written.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from malamute.errors import InvalidValue, StoreCorrupt, StoreTooNew
+from malamute.errors import InvalidValue, StoreCorrupt, StoreError, StoreTooNew
+from malamute.protocol.limits import NUMBER_MAX
+from malamute.spark.checksums import Blocks
 from malamute.spark.dependencies import need
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.history import ExportGap
-from malamute.spark.layout import MANIFEST, STREAM, manifest_path, stream_directory, stream_of_manifest
+from malamute.spark.layout import (
+    MANIFEST,
+    STREAM,
+    manifest_path,
+    range_of_file,
+    stream_directory,
+    stream_of_manifest,
+)
 from malamute.spark.schema import Promoted
 
 FORMAT = 1
@@ -42,20 +55,35 @@ class FileContents(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of an export: where it is, relative to the place; its bytes and CRC32; and what is in it."""
+    """A file of an export: where it is, relative to the place; its bytes and CRC32; and what is in it.
+
+    `data_size` and `data_crc` are those of what is before its footer; 0 if an earlier version has entered it.
+    Of a file that is in no manifest `size` and `crc` are 0, too.
+    """
 
     path: str
     size: int
     crc: int
     part: FileContents
+    data_size: int = 0
+    data_crc: int = 0
+
+    @property
+    def is_checked_whole(self) -> bool:
+        """Whether nothing less than all of it can be held against the manifest."""
+        return bool(self.size and not self.data_size)
 
 
 class Manifest(NamedTuple):
-    """All files of one exported stream, in the order of their sequences."""
+    """All files of one exported stream, in the order of their sequences.
+
+    If it has a `fault`, it could not be read, and was made of what the files say of themselves.
+    """
 
     stream: str
     promoted: Promoted
     files: tuple[File, ...] = ()
+    fault: str = ""
 
     @property
     def last(self) -> int:
@@ -63,9 +91,10 @@ class Manifest(NamedTuple):
         return self.files[-1].part.last if self.files else 0
 
 
-def encode_footer(stream: str, promoted: Promoted, part: FileContents) -> dict[bytes, bytes]:
+def encode_footer(stream: str, promoted: Promoted, part: FileContents, blocks: Blocks) -> dict[bytes, bytes]:
     """What a file says of itself."""
-    value = {"format": FORMAT, "stream": stream, "promoted": dict(promoted), **_part_map(part)}
+    about = {"stream": stream, "promoted": dict(promoted), "blocks": blocks.encode()}
+    value = {"format": FORMAT, **about, **_part_map(part)}
     return {FOOTER: json.dumps(value).encode()}
 
 
@@ -76,6 +105,15 @@ def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileC
         _check_format(value)
         return value["stream"], value["promoted"], _part_of(value)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
+
+
+def decode_blocks(metadata: Mapping[bytes, bytes]) -> Blocks | None:
+    """The checksums in the footer of a file; None if it has none. Raises `StoreCorrupt`."""
+    try:
+        text = json.loads(metadata.get(FOOTER, b"{}")).get("blocks")
+        return None if text is None else Blocks.decode(text)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
 
 
@@ -100,9 +138,11 @@ def _check_format(value: dict[str, Any]) -> None:
 
 
 def exported_streams(place: ExportLocation) -> list[str]:
-    """The streams that have a manifest."""
+    """The streams that have a manifest, or a directory of their own."""
     names = [path.removeprefix(f"{MANIFEST}/") for path in place.files(MANIFEST)]
-    return [stream_of_manifest(name) for name in names if name.startswith(STREAM)]
+    return sorted(
+        {stream_of_manifest(name) for name in (*names, *place.folders()) if name.startswith(STREAM)}
+    )
 
 
 def load(place: ExportLocation, stream: str) -> Manifest | None:
@@ -112,23 +152,72 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
         return None
     try:
         value = json.loads(place.read(path))
+        crc = value.pop("crc32", None)
+        if crc not in (None, _crc_of(value)):
+            raise StoreCorrupt(f"{path} is not as it was written: wrong CRC")
         _check_format(value)
-        files = tuple(
-            File(entry["path"], entry["size"], entry["crc32"], _part_of(entry)) for entry in value["files"]
-        )
+        files = tuple(map(_file_of, value["files"]))
+        if value["stream"] != stream:
+            raise StoreCorrupt(f"{path} is that of the stream {value['stream']!r}")
+        if crc is None and any(file.data_size for file in files):
+            raise StoreCorrupt(f"{path} is not as it was written: no CRC")
         return Manifest(value["stream"], value["promoted"], files)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"{path} is no manifest: {error!r}") from error
 
 
+def _file_of(entry: dict[str, Any]) -> File:
+    size, crc = entry.get("data_size", 0), entry.get("data_crc32", 0)
+    return File(entry["path"], entry["size"], entry["crc32"], _part_of(entry), size, crc)
+
+
+def _crc_of(value: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(value).encode())
+
+
+def described(place: ExportLocation, stream: str) -> Manifest | None:
+    """The manifest of a stream for a reader, which has one to go on in any case; None if there are no files.
+
+    Raises `StoreTooNew`.
+    """
+    try:
+        if (manifest := load(place, stream)) is not None:
+            return manifest
+        fault = f"{manifest_path(stream)} is not there"
+    except StoreTooNew:
+        raise
+    except StoreError as error:
+        fault = error.text
+    found = [_describe(place, stream, path) for path in place.data_files(stream_directory(stream))]
+    promoted = next((promoted for _, promoted in found if promoted is not None), {})
+    files = tuple(file for file, _ in found)
+    return Manifest(stream, promoted, files, fault) if files else None
+
+
+def _describe(place: ExportLocation, stream: str, path: str) -> tuple[File, Promoted | None]:
+    """A file by its footer, or by its name if that does not go with it: whoever reads it reports that."""
+    named = range_of_file(path) or (0, 0)
+    try:
+        name, promoted, part = decode_footer(read_footer(place, path))
+        if (name, part.first, part.last) == (stream, *named):
+            return File(path, 0, 0, part), promoted
+    except StoreError:
+        pass
+    return File(path, 0, 0, FileContents(*named, 0, 0, NUMBER_MAX)), None
+
+
 def save(place: ExportLocation, manifest: Manifest) -> None:
     """Write the manifest of a stream, in place of what there was."""
-    files = [
-        {"path": file.path, "size": file.size, "crc32": file.crc, **_part_map(file.part)}
-        for file in manifest.files
-    ]
+    files = [_file_map(file) for file in manifest.files]
     value = {"format": FORMAT, "stream": manifest.stream, "promoted": dict(manifest.promoted), "files": files}
-    place.write_json(manifest_path(manifest.stream), value)
+    place.write_json(manifest_path(manifest.stream), {**value, "crc32": _crc_of(value)})
+
+
+def _file_map(file: File) -> dict[str, Any]:
+    checksums = {"size": file.size, "crc32": file.crc}
+    if file.data_size:
+        checksums |= {"data_size": file.data_size, "data_crc32": file.data_crc}
+    return {"path": file.path, **checksums, **_part_map(file.part)}
 
 
 def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Manifest:
@@ -153,13 +242,16 @@ def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Man
 
 def _enter(place: ExportLocation, manifest: Manifest, path: str) -> Manifest:
     try:
-        stream, promoted, part = decode_footer(read_footer(place, path))
+        footer = read_footer(place, path)
+        stream, promoted, part = decode_footer(footer)
+        blocks = decode_blocks(footer) or Blocks([0], [0])
     except StoreCorrupt as error:
         raise StoreCorrupt(f"{path} is not in the manifest, and {error.text}") from error
     if stream != manifest.stream or part.first <= manifest.last or dict(promoted) != dict(manifest.promoted):
         raise StoreCorrupt(f"{path} is not in the manifest, and does not follow what is")
     size, crc = place.measure(path)
-    manifest = manifest._replace(files=(*manifest.files, File(path, size, crc, part)))
+    file = File(path, size, crc, part, blocks.ends[-1], blocks.crcs[-1])
+    manifest = manifest._replace(files=(*manifest.files, file))
     save(place, manifest)
     return manifest
 

@@ -1,0 +1,126 @@
+"""Reading an exported file so that nothing of it is believed which is not as it was written.
+
+Theory. A file is written in blocks (`checksums`), which end where Parquet's pages do, and at each row group.
+Their checksums are in the footer, and the manifest has that of what is before the footer and that of the
+whole file. So the manifest vouches for the footer and the footer for the blocks, and a reader checks what it
+reads and nothing else: also heads of pages, for which Parquet has no checksum.
+
+A footer that no manifest vouches for is believed. A file that an earlier version has exported has no blocks:
+all of it is looked at before anything is read, each time that it is opened.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from malamute.errors import StoreCorrupt, StoreError
+from malamute.spark.checksums import Blocks
+from malamute.spark.export_location import measured
+from malamute.spark.manifest import File, decode_blocks
+
+UNREADABLE = (OSError, pa.ArrowException, StoreError)
+"""What is raised for a file, or a part of it, that is not there or not as it was written."""
+
+
+class CheckedFile:
+    """An open file, as pyarrow wants one. Whenever something of a block is read, the block is looked at.
+
+    `tail` is what follows the blocks: the footer, which whoever opens the file has looked at.
+    """
+
+    def __init__(self, source: pa.NativeFile, blocks: Blocks, tail: bytes) -> None:
+        self._source = source
+        self._blocks = blocks
+        self._tail = tail
+        self._place = 0
+        self.closed = False
+
+    @property
+    def _end(self) -> int:
+        return self._blocks.ends[-1] + len(self._tail)
+
+    def read(self, size: int = -1) -> bytes | memoryview:
+        """The next bytes. Raises `StoreCorrupt` for those that are not as they were written."""
+        footer, start = self._blocks.ends[-1], min(self._place, self._end)
+        stop = self._end if size < 0 else min(start + size, self._end)
+        self._place = stop
+        if start < stop <= footer:
+            return self._checked(start, stop)
+        # Who reads the footer reads more at once, and uses nothing of that.
+        return bytes(max(footer - start, 0)) + self._tail[max(start - footer, 0) : max(stop - footer, 0)]
+
+    def _checked(self, start: int, stop: int) -> memoryview:
+        ends, numbers = self._blocks.ends, self._blocks.around(start, stop)
+        before = ends[numbers[0] - 1]
+        data = memoryview(self._source.read_at(ends[numbers[-1]] - before, before))
+        for number in numbers:
+            first, last = ends[number - 1], ends[number]
+            if not self._blocks.is_right(number, data[first - before : last - before]):
+                raise StoreCorrupt(f"wrong CRC of the bytes {first} to {last - 1}")
+        return data[start - before : stop - before]
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Where to read next."""
+        self._place = offset + (0, self._place, self._end)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        """Where the next byte is read."""
+        return self._place
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def writable(self) -> bool:
+        """It is not."""
+        return False
+
+    def flush(self) -> None:
+        """Nothing is held here."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self.closed = True
+        self._source.close()
+
+
+def open_checked(system: Any, path: str, file: File | None) -> tuple[Any, pq.FileMetaData]:
+    """Open a file of an export for pyarrow, and read its footer.
+
+    `file` is what the manifest says of it; None if nothing does. Raises one of `UNREADABLE`.
+    """
+    source = system.open_input_file(path)
+    try:
+        return _checked(source, file)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _checked(source: pa.NativeFile, file: File | None) -> tuple[Any, pq.FileMetaData]:
+    tail = b""
+    if file is not None and file.data_size:
+        tail = source.read_at(file.size - file.data_size, file.data_size)
+        if len(tail) != file.size - file.data_size or zlib.crc32(tail, file.data_crc) != file.crc:
+            raise StoreCorrupt("the footer is not as it was written")
+        metadata = pq.read_metadata(pa.BufferReader(tail))
+    else:
+        if file is not None and file.is_checked_whole and measured(source) != (file.size, file.crc):
+            raise StoreCorrupt("the file is not as it was written")
+        metadata = pq.read_metadata(source)
+    blocks = decode_blocks(metadata.metadata or {})
+    if blocks is None:
+        return source, metadata
+    if not tail:
+        end = blocks.ends[-1]
+        tail = source.read_at(max(source.size() - end, 0), end)
+    return CheckedFile(source, blocks, tail), metadata

@@ -1,0 +1,53 @@
+"""The checksums of a file that is written once, block by block. Pure.
+
+`zlib.crc32` continues from any value. So of each block only the CRC32 of the file up to its end is kept: a
+block is as it was written if it leads from the value before it to its own, and no other has to be read.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from bisect import bisect_left, bisect_right
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+BLOCK_BYTES = 16 * 1024
+"""Writes are put together up to so much: a reader reads as much again, at most, at either end."""
+
+
+class Blocks(NamedTuple):
+    """Where blocks end, and the CRC32 of the file up to there; the first of each is 0."""
+
+    ends: list[int]
+    crcs: list[int]
+
+    def around(self, start: int, stop: int) -> range:
+        """The blocks with the bytes from `start` to `stop`, which are not behind the last block."""
+        return range(bisect_right(self.ends, start), bisect_left(self.ends, stop) + 1)
+
+    def is_right(self, number: int, block: memoryview) -> bool:
+        """Whether a block is as it was written."""
+        return (
+            len(block) == self.ends[number] - self.ends[number - 1]
+            and zlib.crc32(block, self.crcs[number - 1]) == self.crcs[number]
+        )
+
+    def encode(self) -> str:
+        """As text, of eleven characters for each block."""
+        sizes = [end - start for start, end in pairwise(self.ends)]
+        return base64.b64encode(struct.pack(f"<{2 * len(sizes)}I", *sizes, *self.crcs[1:])).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Blocks:
+        """Read what `encode` has written. Raises `ValueError` when it is something else."""
+        data = base64.b64decode(text, validate=True)
+        try:
+            numbers = struct.unpack(f"<{len(data) // 8 * 2}I", data)
+        except struct.error as error:
+            raise ValueError(str(error)) from error
+        sizes, crcs = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+        if not all(sizes):
+            raise ValueError("an empty block")
+        return cls([*accumulate(sizes, initial=0)], [0, *crcs])
