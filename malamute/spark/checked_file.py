@@ -56,7 +56,9 @@ class CheckedFile:
     def _checked(self, start: int, stop: int) -> memoryview:
         ends, numbers = self._blocks.ends, self._blocks.around(start, stop)
         before = ends[numbers[0] - 1]
-        data = memoryview(self._source.read_at(ends[numbers[-1]] - before, before))
+        # Into memory of Arrow, which keeps it: that of Python would be had from the system each time.
+        self._source.seek(before)
+        data = memoryview(self._source.read_buffer(ends[numbers[-1]] - before))
         for number in numbers:
             first, last = ends[number - 1], ends[number]
             if not self._blocks.is_right(number, data[first - before : last - before]):
@@ -120,7 +122,7 @@ def _checked(source: pa.NativeFile, file: File | None) -> tuple[Any, pq.FileMeta
     blocks = decode_blocks(metadata.metadata or {})
     if blocks is None:
         return source, metadata
-    if not tail:
-        end = blocks.ends[-1]
-        tail = source.read_at(max(source.size() - end, 0), end)
-    return CheckedFile(source, blocks, tail), metadata
+    end = blocks.ends[-1]
+    if end >= source.size():
+        raise StoreCorrupt("the footer is not that of this file")
+    return CheckedFile(source, blocks, tail or source.read_at(source.size() - end, end)), metadata

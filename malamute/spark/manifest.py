@@ -228,7 +228,10 @@ def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Man
     """
     directory = stream_directory(stream)
     place.clean(directory)
-    manifest = load(place, stream) or Manifest(stream, promoted or {})
+    manifest = load(place, stream)
+    if manifest is None:
+        there = described(place, stream) if promoted is None else None
+        manifest = Manifest(stream, there.promoted if there else promoted or {})
     if promoted is not None and dict(promoted) != dict(manifest.promoted):
         raise InvalidValue(
             f"{stream!r} was exported with other promoted headers: {dict(manifest.promoted) or 'none'}"
