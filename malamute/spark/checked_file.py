@@ -1,26 +1,26 @@
 """Reading an exported file so that nothing of it is believed which is not as it was written.
 
 Theory. A file is written in blocks (`checksums`), which end where Parquet's pages do, and at each row group.
-Their checksums are in the footer, and the manifest has that of what is before the footer and that of the
-whole file. So the manifest vouches for the footer and the footer for the blocks, and a reader checks what it
-reads and nothing else: also heads of pages, for which Parquet has no checksum.
+Their checksums are in the footer, and that of the footer stands before it. So a reader checks what it reads
+and nothing else: also footers and heads of pages, for which Parquet has no checksum. A footer says of which
+stream and range it is, too, which has to be what the name of the file says.
 
-A footer that no manifest vouches for is believed. A file that an earlier version has exported has no blocks:
-all of it is looked at before anything is read, each time that it is opened.
+A file that an earlier version has exported has no such checksums. There all of it is held against the
+manifest before anything is read, each time that it is opened; without a manifest it is believed.
 """
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from malamute.errors import StoreCorrupt, StoreError
-from malamute.spark.checksums import Blocks
+from malamute.spark.checksums import Blocks, is_footer
 from malamute.spark.export_location import measured
-from malamute.spark.manifest import File, decode_blocks
+from malamute.spark.layout import range_of_file, stream_directory
+from malamute.spark.manifest import File, decode_blocks, decode_footer
 
 UNREADABLE = (OSError, pa.ArrowException, StoreError)
 """What is raised for a file, or a part of it, that is not there or not as it was written."""
@@ -102,27 +102,43 @@ def open_checked(system: Any, path: str, file: File | None) -> tuple[Any, pq.Fil
     """
     source = system.open_input_file(path)
     try:
-        return _checked(source, file)
+        return _checked(source, path, file)
     except BaseException:
         source.close()
         raise
 
 
-def _checked(source: pa.NativeFile, file: File | None) -> tuple[Any, pq.FileMetaData]:
-    tail = b""
-    if file is not None and file.data_size:
-        tail = source.read_at(file.size - file.data_size, file.data_size)
-        if len(tail) != file.size - file.data_size or zlib.crc32(tail, file.data_crc) != file.crc:
-            raise StoreCorrupt("the footer is not as it was written")
-        metadata = pq.read_metadata(pa.BufferReader(tail))
-    else:
-        if file is not None and file.is_checked_whole and measured(source) != (file.size, file.crc):
-            raise StoreCorrupt("the file is not as it was written")
-        metadata = pq.read_metadata(source)
+def _checked(source: pa.NativeFile, path: str, file: File | None) -> tuple[Any, pq.FileMetaData]:
+    # What is behind the end that the manifest says was not written by us.
+    size = file.size if file is not None and file.size else source.size()
+    footer = _footer(source, size)
+    if footer is None and file is not None and (file.has_checksums or not _is_whole(source, file)):
+        raise StoreCorrupt("the file is not as it was written")
+    metadata = pq.read_metadata(source if footer is None else pa.BufferReader(footer))
     blocks = decode_blocks(metadata.metadata or {})
-    if blocks is None:
+    if footer is None and blocks is None:
         return source, metadata
-    end = blocks.ends[-1]
-    if end >= source.size():
-        raise StoreCorrupt("the footer is not that of this file")
-    return CheckedFile(source, blocks, tail or source.read_at(source.size() - end, end)), metadata
+    if footer is None or blocks is None or blocks.ends[-1] + len(footer) != size:
+        raise StoreCorrupt("the footer is not as it was written")
+    stream, _, part = decode_footer(metadata.metadata)
+    if stream_directory(stream) not in path.split("/") or range_of_file(path) != (part.first, part.last):
+        raise StoreCorrupt(f"it is the file of {part.first} to {part.last} of the stream {stream!r}")
+    return CheckedFile(source, blocks, footer), metadata
+
+
+def _is_whole(source: pa.NativeFile, file: File) -> bool:
+    """Whether a file is what the manifest says, as far as it says that."""
+    source.seek(0)
+    return not file.size or measured(source) == (file.size, file.crc)
+
+
+def _footer(source: pa.NativeFile, size: int) -> bytes | None:
+    """The footer with its checksum; None if there is none. Raises `StoreCorrupt` for a wrong one."""
+    lengths = source.read_at(8, max(size - 8, 0))
+    start = size - 16 - int.from_bytes(lengths[:4], "little")
+    data: bytes = source.read_at(size - start, start) if start >= 0 else b""
+    if len(data) < 16 or (is_right := is_footer(data)) is None:
+        return None
+    if not is_right:
+        raise StoreCorrupt("the footer is not as it was written")
+    return data

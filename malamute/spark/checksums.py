@@ -1,7 +1,8 @@
-"""The checksums of a file that is written once, block by block. Pure.
+"""The checksums of a file that is written once: of its blocks, and of its footer, which has those. Pure.
 
 `zlib.crc32` continues from any value. So of each block only the CRC32 of the file up to its end is kept: a
-block is as it was written if it leads from the value before it to its own, and no other has to be read.
+block is as it was written if it leads from the value before it to its own, and no other has to be read. What
+stands before the footer is its own CRC32: Parquet finds everything from the end, and does not read that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,20 @@ from typing import NamedTuple
 
 BLOCK_BYTES = 16 * 1024
 """Writes are put together up to so much: a reader reads as much again, at most, at either end."""
+
+_LEAD = struct.Struct("<4sI")
+_TAG = b"MLMT"
+
+
+def footer_lead(footer: bytes) -> bytes:
+    """What is written before a footer, the end of the file included."""
+    return _LEAD.pack(_TAG, zlib.crc32(footer))
+
+
+def is_footer(data: bytes) -> bool | None:
+    """Whether a footer, with what is before it, is as it was written; None if that is not its checksum."""
+    tag, crc = _LEAD.unpack_from(data)
+    return None if tag != _TAG else bool(crc == zlib.crc32(memoryview(data)[_LEAD.size :]))
 
 
 class Blocks(NamedTuple):

@@ -225,10 +225,10 @@ class ExportFile:
         part = FileContents(self._first, self._last, self._count, *times, within, self._malformed, limited)
         self._sink.path = file_path(stream, self.date, self._first, self._last)
         with self._stack:
-            data_size, data_crc = self._sink.size, self._sink.crc
             self._parquet.add_key_value_metadata(encode_footer(stream, promoted, part, self._sink.blocks))
-            self._parquet.close()
-        return File(self._sink.path, self._sink.size, self._sink.crc, part, data_size, data_crc)
+            with self._sink.footer():
+                self._parquet.close()
+        return File(self._sink.path, self._sink.size, self._sink.crc, part, has_checksums=True)
 
     def abandon(self) -> None:
         """Remove it, while an exception is on its way."""

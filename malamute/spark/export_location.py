@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malamute.errors import ConfigError, StorageFull, StoreError, StoreLocked
-from malamute.spark.checksums import BLOCK_BYTES, Blocks
+from malamute.spark.checksums import BLOCK_BYTES, Blocks, footer_lead
 from malamute.spark.dependencies import need
 from malamute.spark.layout import MANIFEST, SUFFIX, quoted
 
@@ -43,11 +43,15 @@ class Sink:
         self.size = 0
         self.crc = 0
         self.blocks = Blocks([0], [0])
+        self._footer: bytearray | None = None
         self.closed = False
 
     def write(self, data: Any) -> int:
         """Write bytes, and count them. Raises `StoreError`, `StorageFull`."""
         view = memoryview(data)
+        if self._footer is not None:
+            self._footer += view
+            return view.nbytes
         if self.size + view.nbytes - self.blocks.ends[-1] > BLOCK_BYTES:
             self.end_block()
         self.crc = zlib.crc32(view, self.crc)
@@ -62,9 +66,18 @@ class Sink:
             self.blocks.ends.append(self.size)
             self.blocks.crcs.append(self.crc)
 
+    @contextmanager
+    def footer(self) -> Iterator[None]:
+        """What is written until the block ends is the footer: its checksum is written before it."""
+        self._footer = bytearray()
+        yield
+        footer, self._footer = bytes(self._footer), None
+        self.write(footer_lead(footer))
+        self.write(footer)
+
     def tell(self) -> int:
         """How many bytes were written."""
-        return self.size
+        return self.size + len(self._footer or b"")
 
     def flush(self) -> None:
         """Nothing is held here."""

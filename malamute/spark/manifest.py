@@ -57,21 +57,20 @@ class FileContents(NamedTuple):
 class File(NamedTuple):
     """A file of an export: where it is, relative to the place; its bytes and CRC32; and what is in it.
 
-    `data_size` and `data_crc` are those of what is before its footer; 0 if an earlier version has entered it.
-    Of a file that is in no manifest `size` and `crc` are 0, too.
+    It has checksums of its parts, too, unless an earlier version has written it. Of a file that is in no
+    manifest `size` and `crc` are 0.
     """
 
     path: str
     size: int
     crc: int
     part: FileContents
-    data_size: int = 0
-    data_crc: int = 0
+    has_checksums: bool = False
 
     @property
     def is_checked_whole(self) -> bool:
         """Whether nothing less than all of it can be held against the manifest."""
-        return bool(self.size and not self.data_size)
+        return bool(self.size and not self.has_checksums)
 
 
 class Manifest(NamedTuple):
@@ -159,7 +158,7 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
         files = tuple(map(_file_of, value["files"]))
         if value["stream"] != stream:
             raise StoreCorrupt(f"{path} is that of the stream {value['stream']!r}")
-        if crc is None and any(file.data_size for file in files):
+        if crc is None and any(file.has_checksums for file in files):
             raise StoreCorrupt(f"{path} is not as it was written: no CRC")
         return Manifest(value["stream"], value["promoted"], files)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -167,8 +166,8 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
 
 
 def _file_of(entry: dict[str, Any]) -> File:
-    size, crc = entry.get("data_size", 0), entry.get("data_crc32", 0)
-    return File(entry["path"], entry["size"], entry["crc32"], _part_of(entry), size, crc)
+    has_checksums = entry.get("checksums", False)
+    return File(entry["path"], entry["size"], entry["crc32"], _part_of(entry), has_checksums)
 
 
 def _crc_of(value: dict[str, Any]) -> int:
@@ -214,10 +213,8 @@ def save(place: ExportLocation, manifest: Manifest) -> None:
 
 
 def _file_map(file: File) -> dict[str, Any]:
-    checksums = {"size": file.size, "crc32": file.crc}
-    if file.data_size:
-        checksums |= {"data_size": file.data_size, "data_crc32": file.data_crc}
-    return {"path": file.path, **checksums, **_part_map(file.part)}
+    about = {"path": file.path, "size": file.size, "crc32": file.crc, "checksums": file.has_checksums}
+    return {**about, **_part_map(file.part)}
 
 
 def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Manifest:
@@ -247,13 +244,13 @@ def _enter(place: ExportLocation, manifest: Manifest, path: str) -> Manifest:
     try:
         footer = read_footer(place, path)
         stream, promoted, part = decode_footer(footer)
-        blocks = decode_blocks(footer) or Blocks([0], [0])
+        has_checksums = decode_blocks(footer) is not None
     except StoreCorrupt as error:
         raise StoreCorrupt(f"{path} is not in the manifest, and {error.text}") from error
     if stream != manifest.stream or part.first <= manifest.last or dict(promoted) != dict(manifest.promoted):
         raise StoreCorrupt(f"{path} is not in the manifest, and does not follow what is")
     size, crc = place.measure(path)
-    file = File(path, size, crc, part, blocks.ends[-1], blocks.crcs[-1])
+    file = File(path, size, crc, part, has_checksums)
     manifest = manifest._replace(files=(*manifest.files, file))
     save(place, manifest)
     return manifest
