@@ -35,7 +35,15 @@ from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.time_units import to_seconds
 from malamute.spark.checked_file import UNREADABLE, open_checked
 from malamute.spark.export_location import ExportLocation
-from malamute.spark.layout import DATE, STREAM, SUFFIX, date_of, manifest_path, range_of_file
+from malamute.spark.layout import (
+    DATE,
+    MANIFEST,
+    STREAM,
+    SUFFIX,
+    date_of,
+    range_of_file,
+    stream_of_manifest,
+)
 from malamute.spark.manifest import File, load
 
 if TYPE_CHECKING:
@@ -216,16 +224,19 @@ def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
     there = {info.path.removeprefix(root).strip("/"): info for info in infos if info.type == fs.FileType.File}
     found = {path: piece for path, info in there.items() if (piece := _piece(path, info.path, info.size))}
     faults = []
-    for stream in {piece.stream for piece in found.values()} | set(bounds.streams):
-        if manifest_path(stream) not in there:
-            continue  # files alone are exported history, too
+    # Files alone are exported history, too.
+    for path in there:
+        if not path.startswith(f"{MANIFEST}/{STREAM}"):
+            continue
+        stream = stream_of_manifest(path.rpartition("/")[2])
+        if bounds.streams and stream not in bounds.streams:
+            continue
         try:
             manifest = load(ExportLocation(location), stream)
         except StoreTooNew:
             raise
         except StoreError as error:
-            info = there[manifest_path(stream)]
-            faults.append(Piece(stream, "", info.path, 0, fault=error.text))
+            faults.append(Piece(stream, "", there[path].path, 0, fault=error.text))
             continue
         for file in manifest.files if manifest else ():
             if piece := _piece(file.path, f"{root}/{file.path}", file.size):

@@ -540,7 +540,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
 
         def write(self, data: memoryview) -> None:
             left[0] -= 1
-            if left[0] == 0 or (write > 5 and bytes(data) == b"PAR1" and left[0] < write - 1):
+            if left[0] == 0 or (write > 5 and bytes(data).endswith(b"PAR1") and left[0] < write - 1):
                 raise OSError(errno.ENOSPC, "No space left on device")
             self.stream.write(data)
 
