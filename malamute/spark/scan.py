@@ -41,6 +41,7 @@ from malamute.spark.layout import (
     STREAM,
     SUFFIX,
     date_of,
+    manifest_path,
     range_of_file,
     stream_of_manifest,
 )
@@ -224,23 +225,14 @@ def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
     there = {info.path.removeprefix(root).strip("/"): info for info in infos if info.type == fs.FileType.File}
     found = {path: piece for path, info in there.items() if (piece := _piece(path, info.path, info.size))}
     faults = []
-    # Files alone are exported history, too.
-    for path in there:
-        if not path.startswith(f"{MANIFEST}/{STREAM}"):
-            continue
-        stream = stream_of_manifest(path.rpartition("/")[2])
-        if bounds.streams and stream not in bounds.streams:
-            continue
-        try:
-            manifest = load(ExportLocation(location), stream)
-        except StoreTooNew:
-            raise
-        except StoreError as error:
-            faults.append(Piece(stream, "", there[path].path, 0, fault=error.text))
-            continue
-        for file in manifest.files if manifest else ():
-            if piece := _piece(file.path, f"{root}/{file.path}", file.size):
-                found[file.path] = piece._replace(file=file)
+    for stream in _with_manifest(there):
+        if not bounds.streams or stream in bounds.streams:
+            try:
+                found |= _entered(location, root, stream)
+            except StoreTooNew:
+                raise
+            except StoreError as error:
+                faults.append(Piece(stream, "", f"{root}/{manifest_path(stream)}", 0, fault=error.text))
     known = {piece.stream for piece in found.values()}
     if not known:
         raise NotFound(f"no exported history in {location}: export to it with `malamute journal export`")
@@ -252,6 +244,23 @@ def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
     within = (piece for piece in found.values() if since <= piece.date <= until and _numbered(piece, bounds))
     wanted = set(bounds.streams) or known
     return sorted(piece for piece in (*faults, *within) if piece.stream in wanted)
+
+
+def _with_manifest(paths: Iterable[str]) -> Iterator[str]:
+    """The streams that have a manifest. Files alone are exported history, too."""
+    for path in paths:
+        if path.startswith(f"{MANIFEST}/{STREAM}"):
+            yield stream_of_manifest(path.removeprefix(f"{MANIFEST}/"))
+
+
+def _entered(location: str, root: str, stream: str) -> dict[str, Piece]:
+    """The files that the manifest of a stream has, whether they are there or not. Raises `StoreError`."""
+    manifest = load(ExportLocation(location), stream)
+    pieces = (
+        (file, _piece(file.path, f"{root}/{file.path}", file.size))
+        for file in (manifest.files if manifest else ())
+    )
+    return {file.path: piece._replace(file=file) for file, piece in pieces if piece}
 
 
 def _numbered(piece: Piece, bounds: HistoryBounds) -> bool:
