@@ -11,6 +11,8 @@ manifest before anything is read, each time that it is opened; without a manifes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +31,9 @@ UNREADABLE = (OSError, pa.ArrowException, StoreError)
 class CheckedFile:
     """An open file, as pyarrow wants one. Whenever something of a block is read, the block is looked at.
 
-    `tail` is what follows the blocks: the footer, which whoever opens the file has looked at.
+    What is not as it was written is read as zeros, and raised by `whole`: pyarrow keeps an exception that is
+    raised under it for ever, and with that all that its frames hold. `tail` is what follows the blocks: the
+    footer, which whoever opens the file has looked at.
     """
 
     def __init__(self, source: pa.NativeFile, blocks: Blocks, tail: bytes) -> None:
@@ -37,14 +41,27 @@ class CheckedFile:
         self._blocks = blocks
         self._tail = tail
         self._place = 0
+        self._fault = ""
         self.closed = False
 
     @property
     def _end(self) -> int:
         return self._blocks.ends[-1] + len(self._tail)
 
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Raises `StoreCorrupt` if anything that is read until the block ends is not as it was written."""
+        self._fault = ""
+        try:
+            yield
+        except UNREADABLE:
+            if not self._fault:
+                raise
+        if self._fault:
+            raise StoreCorrupt(self._fault)
+
     def read(self, size: int = -1) -> bytes | memoryview:
-        """The next bytes. Raises `StoreCorrupt` for those that are not as they were written."""
+        """The next bytes."""
         footer, start = self._blocks.ends[-1], min(self._place, self._end)
         stop = self._end if size < 0 else min(start + size, self._end)
         self._place = stop
@@ -53,16 +70,21 @@ class CheckedFile:
         # Who reads the footer reads more at once, and uses nothing of that.
         return bytes(max(footer - start, 0)) + self._tail[max(start - footer, 0) : max(stop - footer, 0)]
 
-    def _checked(self, start: int, stop: int) -> memoryview:
+    def _checked(self, start: int, stop: int) -> bytes | memoryview:
         ends, numbers = self._blocks.ends, self._blocks.around(start, stop)
         before = ends[numbers[0] - 1]
         # Into memory of Arrow, which keeps it: that of Python would be had from the system each time.
-        self._source.seek(before)
-        data = memoryview(self._source.read_buffer(ends[numbers[-1]] - before))
+        try:
+            self._source.seek(before)
+            data = memoryview(self._source.read_buffer(ends[numbers[-1]] - before))
+        except OSError as error:
+            self._fault = str(error)
+            return bytes(stop - start)
         for number in numbers:
             first, last = ends[number - 1], ends[number]
             if not self._blocks.is_right(number, data[first - before : last - before]):
-                raise StoreCorrupt(f"wrong CRC of the bytes {first} to {last - 1}")
+                self._fault = f"wrong CRC of the bytes {first} to {last - 1}"
+                return bytes(stop - start)
         return data[start - before : stop - before]
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -95,7 +117,14 @@ class CheckedFile:
         self._source.close()
 
 
-def open_checked(system: Any, path: str, file: File | None) -> tuple[Any, pq.FileMetaData]:
+def whole(source: CheckedFile | pa.NativeFile) -> AbstractContextManager[None]:
+    """As the method of a `CheckedFile`; one of an earlier version was looked at when it was opened."""
+    return source.whole() if isinstance(source, CheckedFile) else nullcontext()
+
+
+def open_checked(
+    system: Any, path: str, file: File | None
+) -> tuple[CheckedFile | pa.NativeFile, pq.FileMetaData]:
     """Open a file of an export for pyarrow, and read its footer.
 
     `file` is what the manifest says of it; None if nothing does. Raises one of `UNREADABLE`.
@@ -108,7 +137,9 @@ def open_checked(system: Any, path: str, file: File | None) -> tuple[Any, pq.Fil
         raise
 
 
-def _checked(source: pa.NativeFile, path: str, file: File | None) -> tuple[Any, pq.FileMetaData]:
+def _checked(
+    source: pa.NativeFile, path: str, file: File | None
+) -> tuple[CheckedFile | pa.NativeFile, pq.FileMetaData]:
     # What is behind the end that the manifest says was not written by us.
     size = file.size if file is not None and file.size else source.size()
     footer = _footer(source, size)

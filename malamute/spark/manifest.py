@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from malamute.errors import InvalidValue, StoreCorrupt, StoreError, StoreTooNew
@@ -29,7 +29,7 @@ from malamute.spark.layout import (
     stream_directory,
     stream_of_manifest,
 )
-from malamute.spark.schema import Promoted
+from malamute.spark.schema import KINDS, Promoted
 
 FORMAT = 1
 """The format of manifests and of files that this code writes, and the newest that it reads."""
@@ -102,8 +102,8 @@ def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileC
     try:
         value = json.loads(metadata[FOOTER])
         _check_format(value)
-        return value["stream"], value["promoted"], _part_of(value)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return value["stream"], _promoted_of(value), _part_of(value)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
 
 
@@ -126,7 +126,20 @@ def _part_of(value: dict[str, Any]) -> FileContents:
     fields = {
         name: value[name] for name in names if name in value or name not in FileContents._field_defaults
     }
+    _check_integers(number for name, number in fields.items() if name != "gaps")
     return FileContents(**{**fields, "gaps": tuple(ExportGap(*gap) for gap in value["gaps"])})
+
+
+def _promoted_of(value: dict[str, Any]) -> Promoted:
+    promoted: Promoted = value["promoted"]
+    if not {*promoted.values()} <= {*KINDS}:
+        raise ValueError(f"promoted headers {promoted}")
+    return promoted
+
+
+def _check_integers(values: Iterable[object]) -> None:
+    if not all(isinstance(value, int) for value in values):
+        raise TypeError("a number is none")
 
 
 def _check_format(value: dict[str, Any]) -> None:
@@ -160,14 +173,15 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
             raise StoreCorrupt(f"{path} is that of the stream {value['stream']!r}")
         if crc is None and any(file.has_checksums for file in files):
             raise StoreCorrupt(f"{path} is not as it was written: no CRC")
-        return Manifest(value["stream"], value["promoted"], files)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return Manifest(value["stream"], _promoted_of(value), files)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"{path} is no manifest: {error!r}") from error
 
 
 def _file_of(entry: dict[str, Any]) -> File:
-    has_checksums = entry.get("checksums", False)
-    return File(entry["path"], entry["size"], entry["crc32"], _part_of(entry), has_checksums)
+    path, size, crc = entry["path"], entry["size"], entry["crc32"]
+    _check_integers((size, crc))
+    return File(path, size, crc, _part_of(entry), entry.get("checksums", False))
 
 
 def _crc_of(value: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.limits import NUMBER_MAX
-from malamute.spark.checked_file import UNREADABLE, open_checked
+from malamute.spark.checked_file import UNREADABLE, open_checked, whole
 from malamute.spark.columns import DAY_NS, Gatherer
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.filters import Condition, PushdownBounds, bounds_of, expression_of, wanted_of
@@ -206,14 +206,14 @@ def _read_file(query: ReadQuery, piece: Slice, schema: pa.Schema, condition: pc.
     try:
         source, _ = open_checked(place.system, place.full(piece.path), piece.file)
         with closing(source):
-            yield from _row_groups(query, piece, parquet.make_fragment(source), schema, within)
+            yield from _row_groups(query, piece, source, parquet.make_fragment(source), schema, within)
     except UNREADABLE as error:
         if not piece.share:
             yield LostRange(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
 
 
 def _row_groups(
-    query: ReadQuery, piece: Slice, fragment: Any, schema: pa.Schema, within: pc.Expression
+    query: ReadQuery, piece: Slice, source: Any, fragment: Any, schema: pa.Schema, within: pc.Expression
 ) -> Read:
     groups = fragment.split_by_row_group(within, schema)
     partly = _partly(fragment, within, query.conditions, schema)
@@ -222,7 +222,8 @@ def _row_groups(
         # A filter copies every column, so it is left out where the statistics say that all rows stay.
         kept = within if _number(group) in partly else None
         try:
-            found = group.to_table(schema, [*query.columns], kept, use_threads=False)
+            with whole(source):
+                found = group.to_table(schema, [*query.columns], kept, use_threads=False)
         except UNREADABLE as error:
             first, last = _sequences(group, piece)
             yield LostRange(piece.stream, first, last, f"cannot be read: {error}", piece.path)

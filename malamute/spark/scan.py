@@ -33,7 +33,7 @@ from pyarrow import fs
 from malamute.errors import InvalidValue, NotFound, StoreError, StoreTooNew
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.time_units import to_seconds
-from malamute.spark.checked_file import UNREADABLE, open_checked
+from malamute.spark.checked_file import UNREADABLE, open_checked, whole
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.layout import (
     DATE,
@@ -344,7 +344,8 @@ def _row_groups_of(
         if not (bounds.whole or bounds.overlaps(file.metadata.row_group(number))):
             continue
         try:
-            table = bounds.keeps(file.read_row_group(number, columns=names, use_threads=False))
+            with whole(source):
+                table = bounds.keeps(file.read_row_group(number, columns=names, use_threads=False))
         except UNREADABLE as error:
             rows = file.metadata.row_group(number).num_rows
             yield ExportDamage(piece.path, piece.stream, number, rows, str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
 from pathlib import Path
@@ -61,8 +62,8 @@ def test_every_read_has_the_bytes_or_reports_them(sizes: list[int], data: st.Dat
     size = data.draw(st.integers(1, len(whole) - start))
     read = blocks.around(start, start + size)
     if wrong is not None and blocks.ends[read[0] - 1] <= wrong < blocks.ends[read[-1]]:
-        with pytest.raises(StoreCorrupt, match="wrong CRC of the bytes"):
-            file.read(size)
+        with pytest.raises(StoreCorrupt, match="wrong CRC of the bytes"), file.whole():
+            assert file.read(size) == bytes(size)
     else:
         assert file.read(size) == whole[start : start + size]
         assert file.tell() == start + size
@@ -190,6 +191,36 @@ def test_a_manifest_that_is_damaged_or_missing_is_reported_and_all_is_read(out: 
         (11, 20, 10),
     ]
     assert [lost[:2] for lost in _source(out)[1]] == [(1, 0), (1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"integer"', '"intEger"'), ('"first": 1,', '"first": 1.5,'), ('"size": ', '"size": "9", "x": ')],
+)
+def test_a_manifest_without_checksum_that_cannot_be_is_damaged(out: Path, before: str, after: str) -> None:
+    manifest = out / manifest_path("s")
+    whole = manifest.read_text()
+    old = whole[: whole.rindex(",")].replace('"checksums": true', '"checksums": false') + "}"
+    manifest.write_text(old.replace(before, after))
+    rows, [lost] = _source(out, "s")
+    assert rows == [*range(1, 21)]
+    assert "is no manifest" in lost[2]
+
+
+def test_damage_leaves_nothing_in_memory(out: Path) -> None:
+    """Arrow keeps what is raised within it."""
+    files = _files(out, "s")
+    for path in files:
+        data = bytearray(path.read_bytes())
+        data[_column(path, "sequence").data_page_offset] ^= 1
+        path.write_bytes(data)
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    for _ in range(20):
+        assert _source(out, "s")[0] == _jobs(out)[0] == []
+    gc.collect()
+    assert pa.total_allocated_bytes() == before
+    assert not [one for one in gc.get_objects() if isinstance(one, CheckedFile)]
 
 
 def test_an_export_makes_a_lost_manifest_anew(tmp_path: Path, out: Path) -> None:
