@@ -150,11 +150,11 @@ def _check_format(value: dict[str, Any]) -> None:
 
 
 def exported_streams(place: ExportLocation) -> list[str]:
-    """The streams that have a manifest, or a directory of their own."""
-    names = [path.removeprefix(f"{MANIFEST}/") for path in place.files(MANIFEST)]
-    return sorted(
-        {stream_of_manifest(name) for name in (*names, *place.folders()) if name.startswith(STREAM)}
-    )
+    """The streams that have a manifest, or files that readers see."""
+    names = {path.removeprefix(f"{MANIFEST}/") for path in place.files(MANIFEST)}
+    folders = {f"{name}.json" for name in place.folders()} - names
+    found = names | {name for name in folders if place.data_files(name.removesuffix(".json"))}
+    return sorted(stream_of_manifest(name) for name in found if name.startswith(STREAM))
 
 
 def load(place: ExportLocation, stream: str) -> Manifest | None:
@@ -193,18 +193,20 @@ def described(place: ExportLocation, stream: str) -> Manifest | None:
 
     Raises `StoreTooNew`.
     """
+    fault = ""
     try:
         if (manifest := load(place, stream)) is not None:
             return manifest
-        fault = f"{manifest_path(stream)} is not there"
     except StoreTooNew:
         raise
     except StoreError as error:
         fault = error.text
     found = [_describe(place, stream, path) for path in place.data_files(stream_directory(stream))]
     promoted = next((promoted for _, promoted in found if promoted is not None), {})
-    files = tuple(file for file, _ in found)
-    return Manifest(stream, promoted, files, fault) if files else None
+    if not found and not fault:
+        return None
+    fault = fault or f"{manifest_path(stream)} is not there"
+    return Manifest(stream, promoted, tuple(file for file, _ in found), fault)
 
 
 def _describe(place: ExportLocation, stream: str, path: str) -> tuple[File, Promoted | None]:

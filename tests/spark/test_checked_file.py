@@ -23,7 +23,7 @@ from malamute.spark.export import export
 from malamute.spark.export_location import ExportLocation, Sink
 from malamute.spark.history import open_history
 from malamute.spark.layout import manifest_path
-from malamute.spark.manifest import described, load
+from malamute.spark.manifest import described, exported_streams, load
 from malamute.spark.options import SourceOptions
 from malamute.spark.reading import LostRange, ReadQuery, read, slices
 from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryBounds
@@ -221,6 +221,19 @@ def test_damage_leaves_nothing_in_memory(out: Path) -> None:
     gc.collect()
     assert pa.total_allocated_bytes() == before
     assert not [one for one in gc.get_objects() if isinstance(one, CheckedFile)]
+
+
+def test_what_a_killed_export_has_left_is_no_stream(out: Path) -> None:
+    left = out / "stream=u" / "date=2024-10-04" / "_writing.x.parquet"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"PAR1")
+    assert exported_streams(ExportLocation(str(out))) == ["s", "t"]
+    assert "good" in run("journal", "export", "verify", "--from", str(out))
+    # One whose files are all gone, and whose manifest is damaged, is reported.
+    for path in _files(out, "s"):
+        path.unlink()
+    (out / manifest_path("s")).write_text("{")
+    assert [lost[:2] for lost in _source(out)[1]] == [(1, 0)]
 
 
 def test_an_export_makes_a_lost_manifest_anew(tmp_path: Path, out: Path) -> None:
