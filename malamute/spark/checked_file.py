@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from malamute.errors import StoreCorrupt, StoreError
-from malamute.spark.checksums import Blocks, is_footer
+from malamute.spark.checksums import Blocks
 from malamute.spark.export_location import measured
 from malamute.spark.layout import range_of_file, stream_directory
-from malamute.spark.manifest import File, decode_blocks, decode_footer
+from malamute.spark.manifest import File, decode_blocks, decode_footer, find_footer
 
 UNREADABLE = (OSError, pa.ArrowException, StoreError)
 """What is raised for a file, or a part of it, that is not there or not as it was written."""
@@ -142,7 +142,7 @@ def _checked(
 ) -> tuple[CheckedFile | pa.NativeFile, pq.FileMetaData]:
     # What is behind the end that the manifest says was not written by us.
     size = file.size if file is not None and file.size else source.size()
-    footer = _footer(source, size)
+    footer = find_footer(source, size)
     if footer is None and file is not None and (file.has_checksums or not _is_whole(source, file)):
         raise StoreCorrupt("the file is not as it was written")
     metadata = pq.read_metadata(source if footer is None else pa.BufferReader(footer))
@@ -161,15 +161,3 @@ def _is_whole(source: pa.NativeFile, file: File) -> bool:
     """Whether a file is what the manifest says, as far as it says that."""
     source.seek(0)
     return not file.size or measured(source) == (file.size, file.crc)
-
-
-def _footer(source: pa.NativeFile, size: int) -> bytes | None:
-    """The footer with its checksum; None if there is none. Raises `StoreCorrupt` for a wrong one."""
-    lengths = source.read_at(8, max(size - 8, 0))
-    start = size - 16 - int.from_bytes(lengths[:4], "little")
-    data: bytes = source.read_at(size - start, start) if start >= 0 else b""
-    if len(data) < 16 or (is_right := is_footer(data)) is None:
-        return None
-    if not is_right:
-        raise StoreCorrupt("the footer is not as it was written")
-    return data

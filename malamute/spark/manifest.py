@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from malamute.errors import InvalidValue, StoreCorrupt, StoreError, StoreTooNew
 from malamute.protocol.limits import NUMBER_MAX
-from malamute.spark.checksums import Blocks
+from malamute.spark.checksums import Blocks, is_footer
 from malamute.spark.dependencies import need
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.history import ExportGap
@@ -274,8 +274,25 @@ def _enter(place: ExportLocation, manifest: Manifest, path: str) -> Manifest:
 
 def read_footer(place: ExportLocation, path: str) -> Mapping[bytes, bytes]:
     """What the footer of a file says besides its columns. Raises `StoreCorrupt`."""
-    pq = need("pyarrow.parquet")
+    pa, pq = need("pyarrow"), need("pyarrow.parquet")
     try:
-        return pq.read_metadata(place.full(path), filesystem=place.system).metadata or {}
-    except (OSError, ValueError) as error:
+        with place.system.open_input_file(place.full(path)) as source:
+            footer = find_footer(source, source.size())
+            return pq.read_metadata(source if footer is None else pa.BufferReader(footer)).metadata or {}
+    except (OSError, pa.ArrowException) as error:
         raise StoreCorrupt(f"{path} is no Parquet file: {error}") from error
+
+
+def find_footer(source: Any, size: int) -> bytes | None:
+    """The footer of an open file, with its checksum before it; None if it has none.
+
+    Raises `StoreCorrupt` for one that is not as it was written.
+    """
+    lengths = source.read_at(8, max(size - 8, 0))
+    start = size - 16 - int.from_bytes(lengths[:4], "little")
+    data: bytes = source.read_at(size - start, start) if start >= 0 else b""
+    if len(data) < 16 or (is_right := is_footer(data)) is None:
+        return None
+    if not is_right:
+        raise StoreCorrupt("the footer is not as it was written")
+    return data

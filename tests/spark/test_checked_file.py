@@ -23,7 +23,7 @@ from malamute.spark.export import export
 from malamute.spark.export_location import ExportLocation, Sink
 from malamute.spark.history import open_history
 from malamute.spark.layout import manifest_path
-from malamute.spark.manifest import described, exported_streams, load
+from malamute.spark.manifest import described, exported_streams, load, read_footer, settle
 from malamute.spark.options import SourceOptions
 from malamute.spark.reading import LostRange, ReadQuery, read, slices
 from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryBounds
@@ -234,6 +234,25 @@ def test_what_a_killed_export_has_left_is_no_stream(out: Path) -> None:
         path.unlink()
     (out / manifest_path("s")).write_text("{")
     assert [lost[:2] for lost in _source(out)[1]] == [(1, 0)]
+
+
+def test_a_footer_that_arrow_cannot_read_is_damaged(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(source: Any) -> Any:
+        raise pa.ArrowNotImplementedError("Integers with more than 64 bits not implemented")
+
+    place = ExportLocation(str(out))
+    path = str(_files(out, "s")[0].relative_to(out))
+    with monkeypatch.context() as patch, pytest.raises(StoreCorrupt, match="is no Parquet file: Integers"):
+        patch.setattr(pq, "read_metadata", unknown)
+        read_footer(place, path)
+    whole = (out / path).read_bytes()
+    (out / path).write_bytes(whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:])
+    with pytest.raises(StoreCorrupt, match="the footer is not as it was written"):
+        read_footer(place, path)
+    # And an export that finds it after it was killed does not enter it.
+    (out / manifest_path("s")).unlink()
+    with pytest.raises(StoreCorrupt, match="is not in the manifest, and the footer is not as it was written"):
+        settle(place, "s", None)
 
 
 def test_an_export_makes_a_lost_manifest_anew(tmp_path: Path, out: Path) -> None:
