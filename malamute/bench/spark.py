@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from malamute.matching import Selector
 from malamute.protocol.time_units import NS_PER_SECOND, to_ns
 from malamute.spark import analyze, read_export
-from malamute.spark.export import DIFFERENCES, REPEATED
+from malamute.spark.export import ExportFile
 from malamute.spark.export_location import ExportLocation
-from malamute.spark.layout import date_of, file_path
-from malamute.spark.manifest import File, FileContents, Manifest, encode_footer, save
+from malamute.spark.layout import date_of
+from malamute.spark.manifest import File, Manifest, save
 from malamute.spark.match import MatchSubscription, match
 from malamute.spark.scan import ExportedHistory, HistoryBounds
 from malamute.spark.schema import arrow_schema, ddl
@@ -108,7 +107,6 @@ def make(directory: Path, messages: int, size_bytes: int) -> None:
 
 def _write(directory: Path, columns: dict[str, pa.Array], numbers: Any, times: Any, start: int) -> File:
     count = len(numbers)
-    part = FileContents(int(numbers[0]), int(numbers[-1]), count, int(times[0]), int(times[-1]))
     given = {
         "sequence": pa.array(numbers),
         "time": pa.array(times // 1000, pa.timestamp("us", "UTC")),
@@ -116,20 +114,14 @@ def _write(directory: Path, columns: dict[str, pa.Array], numbers: Any, times: A
         "expires": pa.nulls(count, pa.timestamp("us", "UTC")),
         **{name: column.slice(start, count) for name, column in columns.items()},
     }
-    schema = arrow_schema().with_metadata(encode_footer(STREAM, {}, part))
-    table = pa.Table.from_arrays([given[name] for name in schema.names], schema=schema)
-    path = file_path(STREAM, date_of(part.first_time), part.first, part.last)
-    whole = directory / path
-    whole.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        table,
-        whole,
-        compression="zstd",
-        row_group_size=GROUP_ROWS,
-        use_dictionary=[*REPEATED],
-        column_encoding=dict.fromkeys(DIFFERENCES, "DELTA_BINARY_PACKED"),
+    schema = arrow_schema()
+    whole = pa.RecordBatch.from_arrays([given[name] for name in schema.names], schema=schema)
+    file = ExportFile(
+        ExportLocation(str(directory)), Manifest(STREAM, {}), date_of(int(times[0])), whole.slice(0, 1)
     )
-    return File(path, *ExportLocation(str(directory)).measure(path), part)
+    for row in range(0, count, GROUP_ROWS):
+        file.write(whole.slice(row, GROUP_ROWS))
+    return file.finish((), limited=False)
 
 
 def _columns(chance: np.random.Generator, rows: int, size_bytes: int) -> dict[str, pa.Array]:

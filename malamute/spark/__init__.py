@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["read_export", "register"]
 
+CHECK_PAGES = "parquet.page.verify-checksum.enabled"
+"""The option of Spark's reader to look at the checksums of pages, which it does not do by itself."""
+
 
 def register(session: SparkSession) -> None:
     """Make `spark.read.format("malamute")`, and writing and streams of that format, known to a session."""
@@ -26,12 +29,14 @@ def read_export(session: SparkSession, path: str, stream: str = "") -> DataFrame
 
     The columns are those of the data source `malamute`. Spark's own reader is several times as fast and reads
     no column that a query does not need; but a file that is damaged ends the query, unless
-    `spark.sql.files.ignoreCorruptFiles` is set. Raises `NotFound` when nothing was exported there.
+    `spark.sql.files.ignoreCorruptFiles` is set, and only contents of pages are looked at: what is wrong in
+    footers and heads of pages, or a file that is missing, it does not notice. Raises `NotFound` when nothing
+    was exported there.
     """
     from malamute.spark.layout import stream_directory
     from malamute.spark.options import SourceOptions
     from malamute.spark.schema import ddl
 
     promoted = SourceOptions(path=path, stream=stream).promoted()
-    reader = session.read.schema(ddl(promoted)).option("basePath", path)
+    reader = session.read.schema(ddl(promoted)).option("basePath", path).option(CHECK_PAGES, "true")
     return reader.parquet(f"{path}/{stream_directory(stream)}" if stream else path)

@@ -145,7 +145,7 @@ class _Writer:
         self.gatherer = Gatherer(manifest.promoted)
         self.gaps: list[ExportGap] = []
         self.limited = False
-        self._file: _File | None = None
+        self._file: ExportFile | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch, which may have messages of several days."""
@@ -154,7 +154,7 @@ class _Writer:
             if self._file is not None and self._file.date != date:
                 self._finish()
             if self._file is None:
-                self._file = _File(self._place, self.manifest, date, piece)
+                self._file = ExportFile(self._place, self.manifest, date, piece)
             self._file.write(piece)
             if self._file.is_full:
                 self._finish()
@@ -179,8 +179,8 @@ class _Writer:
             self._file.abandon()
 
 
-class _File:
-    """A file that is being written."""
+class ExportFile:
+    """A file that is being written: a row group for each batch."""
 
     def __init__(self, place: ExportLocation, manifest: Manifest, date: str, batch: pa.RecordBatch) -> None:
         self.date = date
@@ -200,6 +200,8 @@ class _File:
                 sorting_columns=[pq.SortingColumn(0)],
                 write_page_checksum=True,
             )
+            # What begins a file belongs to no row group, and no reader reads it.
+            self._sink.end_block()
             self._stack = stack.pop_all()
 
     @property
@@ -210,21 +212,23 @@ class _File:
     def write(self, batch: pa.RecordBatch) -> None:
         """Add a row group."""
         self._parquet.write_batch(batch)
+        self._sink.end_block()
         self._last, self._last_time = _position(batch, -1)
         self._count += batch.num_rows
         self._malformed += batch.column("headers").null_count
 
     def finish(self, gaps: Sequence[ExportGap], *, limited: bool) -> File:
         """Make it visible. The gaps are those that were met since the file before."""
-        stream, promoted, _ = self._manifest
+        stream, promoted = self._manifest.stream, self._manifest.promoted
         within = tuple(gap for gap in gaps if gap.first <= self._last)
         times = self._first_time, self._last_time
         part = FileContents(self._first, self._last, self._count, *times, within, self._malformed, limited)
         self._sink.path = file_path(stream, self.date, self._first, self._last)
         with self._stack:
-            self._parquet.add_key_value_metadata(encode_footer(stream, promoted, part))
-            self._parquet.close()
-        return File(self._sink.path, self._sink.size, self._sink.crc, part)
+            self._parquet.add_key_value_metadata(encode_footer(stream, promoted, part, self._sink.blocks))
+            with self._sink.footer():
+                self._parquet.close()
+        return File(self._sink.path, self._sink.size, self._sink.crc, part, has_checksums=True)
 
     def abandon(self) -> None:
         """Remove it, while an exception is on its way."""

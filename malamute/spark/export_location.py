@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malamute.errors import ConfigError, StorageFull, StoreError, StoreLocked
+from malamute.spark.checksums import BLOCK_BYTES, Blocks, footer_lead
 from malamute.spark.dependencies import need
 from malamute.spark.layout import MANIFEST, SUFFIX, quoted
 
@@ -41,20 +42,42 @@ class Sink:
         self._stream = stream
         self.size = 0
         self.crc = 0
+        self.blocks = Blocks([0], [0])
+        self._footer: bytearray | None = None
         self.closed = False
 
     def write(self, data: Any) -> int:
         """Write bytes, and count them. Raises `StoreError`, `StorageFull`."""
         view = memoryview(data)
+        if self._footer is not None:
+            self._footer += view
+            return view.nbytes
+        if self.size + view.nbytes - self.blocks.ends[-1] > BLOCK_BYTES:
+            self.end_block()
         self.crc = zlib.crc32(view, self.crc)
         self.size += view.nbytes
         with translated(self.path):
             self._stream.write(view)
         return view.nbytes
 
+    def end_block(self) -> None:
+        """What is written from now on is looked at without what was written before."""
+        if self.size > self.blocks.ends[-1]:
+            self.blocks.ends.append(self.size)
+            self.blocks.crcs.append(self.crc)
+
+    @contextmanager
+    def footer(self) -> Iterator[None]:
+        """What is written until the block ends is the footer: its checksum is written before it."""
+        self._footer = bytearray()
+        yield
+        footer, self._footer = bytes(self._footer), None
+        self.write(footer_lead(footer))
+        self.write(footer)
+
     def tell(self) -> int:
         """How many bytes were written."""
-        return self.size
+        return self.size + len(self._footer or b"")
 
     def flush(self) -> None:
         """Nothing is held here."""
@@ -148,17 +171,20 @@ class ExportLocation:
 
     def measure(self, path: str) -> WrittenFile:
         """Read a whole file. Returns its size and CRC. Raises `StoreError`."""
-        size = crc = 0
         with translated(path), self._system.open_input_stream(self.full(path), compression=None) as stream:
-            while piece := stream.read(1 << 20):
-                crc = zlib.crc32(piece, crc)
-                size += len(piece)
-        return WrittenFile(size, crc)
+            return measured(stream)
 
     def write_json(self, path: str, value: Any) -> None:
         """Write a small file, or write it anew."""
         with self.writing(path) as sink:
             sink.write(json.dumps(value, indent=1).encode())
+
+    def folders(self) -> list[str]:
+        """The names of the directories in it."""
+        selector = self._fs.FileSelector(self.root, allow_not_found=True)
+        with translated(self.root):
+            found = self._system.get_file_info(selector)
+        return sorted(info.base_name for info in found if info.type == self._fs.FileType.Directory)
 
     def data_files(self, folder: str) -> list[str]:
         """The Parquet files below a directory that readers see."""
@@ -191,6 +217,15 @@ class ExportLocation:
             raise StoreLocked(f"another process exports {stream!r} to {self.root}") from None
         finally:
             os.close(descriptor)
+
+
+def measured(stream: Any) -> WrittenFile:
+    """The size and the CRC of what is left to read of a file."""
+    size = crc = 0
+    while piece := stream.read(1 << 20):
+        crc = zlib.crc32(piece, crc)
+        size += len(piece)
+    return WrittenFile(size, crc)
 
 
 def _is_hidden(name: str) -> bool:

@@ -60,6 +60,14 @@ def date_of(time_ns: int) -> str:
     return (_EPOCH + timedelta(seconds=time_ns // NS_PER_SECOND)).date().isoformat()
 
 
+def range_of_file(path: str) -> tuple[int, int] | None:
+    """The first and the last sequence of a file, by its name; None if it has another one."""
+    numbers = path.rpartition("/")[2].removesuffix(SUFFIX).split("-")
+    if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+        return None
+    return int(numbers[0]), int(numbers[1])
+
+
 def file_path(stream: str, date: str, first: int, last: int) -> str:
     """The file of a range of sequences, relative to the export."""
     return f"{stream_directory(stream)}/{DATE}{date}/{first:020}-{last:020}{SUFFIX}"

@@ -1,22 +1,35 @@
 """The manifest of an exported stream: which files there are, and what is in them.
 
-It is the account that `verify` holds the files against, and where the next export continues. A file is
-renamed to where readers see it before it is entered here; an export that was killed between the two finds the
-file and enters it then, from what the file says of itself in its footer.
+It is the account that readers and `verify` hold the files against, and where the next export continues. A
+file is renamed to where readers see it before it is entered here; an export that was killed between the two
+finds the file and enters it then, from what the file says of itself in its footer. A reader that finds no
+whole manifest does the same, and reports it.
+
+The manifest ends with a checksum of its own, of what it says and not of how it is written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from malamute.errors import InvalidValue, StoreCorrupt, StoreTooNew
+from malamute.errors import InvalidValue, StoreCorrupt, StoreError, StoreTooNew
+from malamute.protocol.limits import NUMBER_MAX
+from malamute.spark.checksums import Blocks, is_footer
 from malamute.spark.dependencies import need
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.history import ExportGap
-from malamute.spark.layout import MANIFEST, STREAM, manifest_path, stream_directory, stream_of_manifest
-from malamute.spark.schema import Promoted
+from malamute.spark.layout import (
+    MANIFEST,
+    STREAM,
+    manifest_path,
+    range_of_file,
+    stream_directory,
+    stream_of_manifest,
+)
+from malamute.spark.schema import KINDS, Promoted
 
 FORMAT = 1
 """The format of manifests and of files that this code writes, and the newest that it reads."""
@@ -42,20 +55,34 @@ class FileContents(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of an export: where it is, relative to the place; its bytes and CRC32; and what is in it."""
+    """A file of an export: where it is, relative to the place; its bytes and CRC32; and what is in it.
+
+    It has checksums of its parts, too, unless an earlier version has written it. Of a file that is in no
+    manifest `size` and `crc` are 0.
+    """
 
     path: str
     size: int
     crc: int
     part: FileContents
+    has_checksums: bool = False
+
+    @property
+    def is_checked_whole(self) -> bool:
+        """Whether nothing less than all of it can be held against the manifest."""
+        return bool(self.size and not self.has_checksums)
 
 
 class Manifest(NamedTuple):
-    """All files of one exported stream, in the order of their sequences."""
+    """All files of one exported stream, in the order of their sequences.
+
+    If it has a `fault`, it could not be read, and was made of what the files say of themselves.
+    """
 
     stream: str
     promoted: Promoted
     files: tuple[File, ...] = ()
+    fault: str = ""
 
     @property
     def last(self) -> int:
@@ -63,9 +90,10 @@ class Manifest(NamedTuple):
         return self.files[-1].part.last if self.files else 0
 
 
-def encode_footer(stream: str, promoted: Promoted, part: FileContents) -> dict[bytes, bytes]:
+def encode_footer(stream: str, promoted: Promoted, part: FileContents, blocks: Blocks) -> dict[bytes, bytes]:
     """What a file says of itself."""
-    value = {"format": FORMAT, "stream": stream, "promoted": dict(promoted), **_part_map(part)}
+    about = {"stream": stream, "promoted": dict(promoted), "blocks": blocks.encode()}
+    value = {"format": FORMAT, **about, **_part_map(part)}
     return {FOOTER: json.dumps(value).encode()}
 
 
@@ -74,8 +102,17 @@ def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileC
     try:
         value = json.loads(metadata[FOOTER])
         _check_format(value)
-        return value["stream"], value["promoted"], _part_of(value)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return value["stream"], _promoted_of(value), _part_of(value)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
+
+
+def decode_blocks(metadata: Mapping[bytes, bytes]) -> Blocks | None:
+    """The checksums in the footer of a file; None if it has none. Raises `StoreCorrupt`."""
+    try:
+        text = json.loads(metadata.get(FOOTER, b"{}")).get("blocks")
+        return None if text is None else Blocks.decode(text)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
 
 
@@ -89,7 +126,20 @@ def _part_of(value: dict[str, Any]) -> FileContents:
     fields = {
         name: value[name] for name in names if name in value or name not in FileContents._field_defaults
     }
+    _check_integers(number for name, number in fields.items() if name != "gaps")
     return FileContents(**{**fields, "gaps": tuple(ExportGap(*gap) for gap in value["gaps"])})
+
+
+def _promoted_of(value: dict[str, Any]) -> Promoted:
+    promoted: Promoted = value["promoted"]
+    if not {*promoted.values()} <= {*KINDS}:
+        raise ValueError(f"promoted headers {promoted}")
+    return promoted
+
+
+def _check_integers(values: Iterable[object]) -> None:
+    if not all(isinstance(value, int) for value in values):
+        raise TypeError("a number is none")
 
 
 def _check_format(value: dict[str, Any]) -> None:
@@ -100,9 +150,11 @@ def _check_format(value: dict[str, Any]) -> None:
 
 
 def exported_streams(place: ExportLocation) -> list[str]:
-    """The streams that have a manifest."""
-    names = [path.removeprefix(f"{MANIFEST}/") for path in place.files(MANIFEST)]
-    return [stream_of_manifest(name) for name in names if name.startswith(STREAM)]
+    """The streams that have a manifest, or files that readers see."""
+    names = {path.removeprefix(f"{MANIFEST}/") for path in place.files(MANIFEST)}
+    folders = {f"{name}.json" for name in place.folders()} - names
+    found = names | {name for name in folders if place.data_files(name.removesuffix(".json"))}
+    return sorted(stream_of_manifest(name) for name in found if name.startswith(STREAM))
 
 
 def load(place: ExportLocation, stream: str) -> Manifest | None:
@@ -112,23 +164,73 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
         return None
     try:
         value = json.loads(place.read(path))
+        crc = value.pop("crc32", None)
+        if crc not in (None, _crc_of(value)):
+            raise StoreCorrupt(f"{path} is not as it was written: wrong CRC")
         _check_format(value)
-        files = tuple(
-            File(entry["path"], entry["size"], entry["crc32"], _part_of(entry)) for entry in value["files"]
-        )
-        return Manifest(value["stream"], value["promoted"], files)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        files = tuple(map(_file_of, value["files"]))
+        if value["stream"] != stream:
+            raise StoreCorrupt(f"{path} is that of the stream {value['stream']!r}")
+        if crc is None and any(file.has_checksums for file in files):
+            raise StoreCorrupt(f"{path} is not as it was written: no CRC")
+        return Manifest(value["stream"], _promoted_of(value), files)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"{path} is no manifest: {error!r}") from error
+
+
+def _file_of(entry: dict[str, Any]) -> File:
+    path, size, crc = entry["path"], entry["size"], entry["crc32"]
+    _check_integers((size, crc))
+    return File(path, size, crc, _part_of(entry), entry.get("checksums", False))
+
+
+def _crc_of(value: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(value).encode())
+
+
+def described(place: ExportLocation, stream: str) -> Manifest | None:
+    """The manifest of a stream for a reader, which has one to go on in any case; None if there are no files.
+
+    Raises `StoreTooNew`.
+    """
+    fault = ""
+    try:
+        if (manifest := load(place, stream)) is not None:
+            return manifest
+    except StoreTooNew:
+        raise
+    except StoreError as error:
+        fault = error.text
+    found = [_describe(place, stream, path) for path in place.data_files(stream_directory(stream))]
+    promoted = next((promoted for _, promoted in found if promoted is not None), {})
+    if not found and not fault:
+        return None
+    fault = fault or f"{manifest_path(stream)} is not there"
+    return Manifest(stream, promoted, tuple(file for file, _ in found), fault)
+
+
+def _describe(place: ExportLocation, stream: str, path: str) -> tuple[File, Promoted | None]:
+    """A file by its footer, or by its name if that does not go with it: whoever reads it reports that."""
+    named = range_of_file(path) or (0, 0)
+    try:
+        name, promoted, part = decode_footer(read_footer(place, path))
+        if (name, part.first, part.last) == (stream, *named):
+            return File(path, 0, 0, part), promoted
+    except StoreError:
+        pass
+    return File(path, 0, 0, FileContents(*named, 0, 0, NUMBER_MAX)), None
 
 
 def save(place: ExportLocation, manifest: Manifest) -> None:
     """Write the manifest of a stream, in place of what there was."""
-    files = [
-        {"path": file.path, "size": file.size, "crc32": file.crc, **_part_map(file.part)}
-        for file in manifest.files
-    ]
+    files = [_file_map(file) for file in manifest.files]
     value = {"format": FORMAT, "stream": manifest.stream, "promoted": dict(manifest.promoted), "files": files}
-    place.write_json(manifest_path(manifest.stream), value)
+    place.write_json(manifest_path(manifest.stream), {**value, "crc32": _crc_of(value)})
+
+
+def _file_map(file: File) -> dict[str, Any]:
+    about = {"path": file.path, "size": file.size, "crc32": file.crc, "checksums": file.has_checksums}
+    return {**about, **_part_map(file.part)}
 
 
 def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Manifest:
@@ -139,7 +241,10 @@ def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Man
     """
     directory = stream_directory(stream)
     place.clean(directory)
-    manifest = load(place, stream) or Manifest(stream, promoted or {})
+    manifest = load(place, stream)
+    if manifest is None:
+        there = described(place, stream) if promoted is None else None
+        manifest = Manifest(stream, there.promoted if there else promoted or {})
     if promoted is not None and dict(promoted) != dict(manifest.promoted):
         raise InvalidValue(
             f"{stream!r} was exported with other promoted headers: {dict(manifest.promoted) or 'none'}"
@@ -153,21 +258,41 @@ def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Man
 
 def _enter(place: ExportLocation, manifest: Manifest, path: str) -> Manifest:
     try:
-        stream, promoted, part = decode_footer(read_footer(place, path))
+        footer = read_footer(place, path)
+        stream, promoted, part = decode_footer(footer)
+        has_checksums = decode_blocks(footer) is not None
     except StoreCorrupt as error:
         raise StoreCorrupt(f"{path} is not in the manifest, and {error.text}") from error
     if stream != manifest.stream or part.first <= manifest.last or dict(promoted) != dict(manifest.promoted):
         raise StoreCorrupt(f"{path} is not in the manifest, and does not follow what is")
     size, crc = place.measure(path)
-    manifest = manifest._replace(files=(*manifest.files, File(path, size, crc, part)))
+    file = File(path, size, crc, part, has_checksums)
+    manifest = manifest._replace(files=(*manifest.files, file))
     save(place, manifest)
     return manifest
 
 
 def read_footer(place: ExportLocation, path: str) -> Mapping[bytes, bytes]:
     """What the footer of a file says besides its columns. Raises `StoreCorrupt`."""
-    pq = need("pyarrow.parquet")
+    pa, pq = need("pyarrow"), need("pyarrow.parquet")
     try:
-        return pq.read_metadata(place.full(path), filesystem=place.system).metadata or {}
-    except (OSError, ValueError) as error:
+        with place.system.open_input_file(place.full(path)) as source:
+            footer = find_footer(source, source.size())
+            return pq.read_metadata(source if footer is None else pa.BufferReader(footer)).metadata or {}
+    except (OSError, pa.ArrowException) as error:
         raise StoreCorrupt(f"{path} is no Parquet file: {error}") from error
+
+
+def find_footer(source: Any, size: int) -> bytes | None:
+    """The footer of an open file, with its checksum before it; None if it has none.
+
+    Raises `StoreCorrupt` for one that is not as it was written.
+    """
+    lengths = source.read_at(8, max(size - 8, 0))
+    start = size - 16 - int.from_bytes(lengths[:4], "little")
+    data: bytes = source.read_at(size - start, start) if start >= 0 else b""
+    if len(data) < 16 or (is_right := is_footer(data)) is None:
+        return None
+    if not is_right:
+        raise StoreCorrupt("the footer is not as it was written")
+    return data

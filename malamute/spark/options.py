@@ -32,7 +32,7 @@ from malamute.spark.export_location import ExportLocation
 from malamute.spark.filters import Condition
 from malamute.spark.history import HistorySource, open_history, parse_point
 from malamute.spark.login import ANYBODY, Login, login_of, with_context
-from malamute.spark.manifest import Manifest, exported_streams, load
+from malamute.spark.manifest import Manifest, described, exported_streams
 from malamute.spark.schema import Column, Promoted, all_columns, parse_promoted
 
 MESSAGES, GAPS = "messages", "gaps"
@@ -144,10 +144,10 @@ class SourceOptions(NamedTuple):
         return promoted  # type: ignore[return-value]  # as they were exported
 
     def manifests(self) -> list[Manifest]:
-        """The manifests of the streams that are read. Raises `NotFound` when there is none."""
+        """The manifests of the streams that are read. Raises `NotFound` for none, and `StoreTooNew`."""
         place = ExportLocation(self.path)
         names = [self.stream] if self.stream else exported_streams(place)
-        found = [manifest for name in names if (manifest := load(place, name)) is not None]
+        found = [manifest for name in names if (manifest := described(place, name)) is not None]
         if not found:
             raise NotFound(f"no stream {self.stream!r} was exported to {place.root}".replace(" ''", ""))
         return found

@@ -4,13 +4,14 @@ A *slice* is a range of sequences of one stream at the source, or a share of the
 file. The driver cuts what there is into slices, leaving out what the conditions rule out; a task reads its
 slice wherever it runs, so a slice and the options are all that travels.
 
-In an exported file each row group is read by itself, by one task: if it cannot be read, that is reported, and
-the others are.
+In an exported file each row group is read by itself, by one task: if it is not as it was written
+(`checked_file`), that is reported, and the others are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,10 +23,13 @@ from pyspark.sql.types import StructType
 
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.limits import NUMBER_MAX
+from malamute.spark.checked_file import UNREADABLE, open_checked, whole
 from malamute.spark.columns import DAY_NS, Gatherer
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.filters import Condition, PushdownBounds, bounds_of, expression_of, wanted_of
 from malamute.spark.history import ExportGap, HistorySource, SequenceRange
+from malamute.spark.layout import manifest_path
+from malamute.spark.manifest import File
 from malamute.spark.options import ROWS, SourceOptions, check_column
 from malamute.spark.schema import Column, Promoted, arrow_schema, to_arrow
 
@@ -41,11 +45,21 @@ few; with more, the last task of a query keeps a core waiting."""
 class Slice(InputPartition):
     """A range of sequences of a stream, both ends included, at the source or in a file of an export.
 
-    In a file it is the row groups of one of `shares` equal parts of those that the range is in.
+    In a file it is the row groups of one of `shares` equal parts of those that the range is in. `file` is
+    what the manifest says of it. A slice with a `fault` is a manifest that cannot be read.
     """
 
     def __init__(
-        self, stream: str, first: int, last: int, path: str = "", share: int = 0, shares: int = 1
+        self,
+        stream: str,
+        first: int,
+        last: int,
+        path: str = "",
+        share: int = 0,
+        shares: int = 1,
+        *,
+        file: File | None = None,
+        fault: str = "",
     ) -> None:
         super().__init__((stream, first, last, path, share, shares))
         self.stream = stream
@@ -54,10 +68,15 @@ class Slice(InputPartition):
         self.path = path
         self.share = share
         self.shares = shares
+        self.file = file
+        self.fault = fault
 
 
 class LostRange(NamedTuple):
-    """Unavailable messages: where, and why. The path is empty for what is in no file."""
+    """Unavailable messages: where, and why. The path is empty for what is in no file.
+
+    It is of no messages, and ends before it begins, if it is the manifest that is damaged.
+    """
 
     stream: str
     first: int
@@ -108,12 +127,17 @@ def _within(
 
 
 def _files(options: SourceOptions, bounds: PushdownBounds) -> Iterator[Slice]:
-    """What each file may have within the bounds."""
+    """What each file may have within the bounds, and what is wrong with a manifest."""
     for manifest in options.manifests():
-        for path, _, _, part in manifest.files if bounds.takes(manifest.stream) else ():
+        if not bounds.takes(manifest.stream):
+            continue
+        if manifest.fault:
+            yield Slice(manifest.stream, 1, 0, manifest_path(manifest.stream), fault=manifest.fault)
+        for file in manifest.files:
+            part = file.part
             if part.first_time <= bounds.until and part.last_time >= bounds.since:
                 first, last = max(part.first, bounds.first), min(part.last, bounds.last)
-                yield Slice(manifest.stream, first, last, path)
+                yield Slice(manifest.stream, first, last, file.path, file=file)
 
 
 def cut(stream: str, first: int, last: int, rows: int) -> list[Slice]:
@@ -126,8 +150,13 @@ def cut(stream: str, first: int, last: int, rows: int) -> list[Slice]:
 
 def deal(file: Slice, rows: int) -> list[Slice]:
     """What a file has of a range, in slices of about so many sequences."""
+    if file.fault:
+        return [file]
     shares = -(-max(file.last - file.first + 1, 0) // rows)
-    return [Slice(file.stream, file.first, file.last, file.path, n, shares) for n in range(shares)]
+    if file.file and file.file.is_checked_whole:
+        shares = min(shares, 1)  # all of it is read for that, and once is enough
+    of = file.stream, file.first, file.last, file.path
+    return [Slice(*of, share, shares, file=file.file) for share in range(shares)]
 
 
 # --- in the tasks
@@ -137,6 +166,8 @@ def read(query: ReadQuery, piece: Slice) -> Read:
     """What is in a slice: at least the columns and the rows that are asked for."""
     schema = arrow_schema(query.promoted)
     condition = expression_of(query.conditions, schema)
+    if piece.fault:
+        return iter([LostRange(piece.stream, piece.first, piece.last, piece.fault, piece.path)])
     if piece.path:
         return _read_file(query, piece, schema, condition)
     return _read_history(query, piece, condition)
@@ -173,20 +204,27 @@ def _read_file(query: ReadQuery, piece: Slice, schema: pa.Schema, condition: pc.
     reading = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=not place.is_local)
     parquet = ds.ParquetFileFormat(default_fragment_scan_options=reading)
     try:
-        fragment = parquet.make_fragment(place.full(piece.path), place.system)
-        groups = fragment.split_by_row_group(within, schema)
-        partly = _partly(fragment, within, query.conditions, schema)
-    except (OSError, pa.ArrowException) as error:
+        source, _ = open_checked(place.system, place.full(piece.path), piece.file)
+        with closing(source):
+            yield from _row_groups(query, piece, source, parquet.make_fragment(source), schema, within)
+    except UNREADABLE as error:
         if not piece.share:
             yield LostRange(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
-        return
+
+
+def _row_groups(
+    query: ReadQuery, piece: Slice, source: Any, fragment: Any, schema: pa.Schema, within: pc.Expression
+) -> Read:
+    groups = fragment.split_by_row_group(within, schema)
+    partly = _partly(fragment, within, query.conditions, schema)
     count = len(groups)
     for group in groups[count * piece.share // piece.shares : count * (piece.share + 1) // piece.shares]:
         # A filter copies every column, so it is left out where the statistics say that all rows stay.
         kept = within if _number(group) in partly else None
         try:
-            found = group.to_table(schema, [*query.columns], kept, use_threads=False)
-        except (OSError, pa.ArrowException) as error:
+            with whole(source):
+                found = group.to_table(schema, [*query.columns], kept, use_threads=False)
+        except UNREADABLE as error:
             first, last = _sequences(group, piece)
             yield LostRange(piece.stream, first, last, f"cannot be read: {error}", piece.path)
         else:

@@ -12,13 +12,15 @@ memory does not grow with the number of messages. Subjects, senders, and the nam
 as dictionaries, which Parquet has on the disk already: what is computed for a subject is computed once for
 each row group.
 
-A file or a row group that cannot be read is an `ExportDamage` in place of a `HistoryPart`;
-the rest is read all the same.
+A file or a row group that is not as it was written (`checked_file`) is an `ExportDamage` in place of a
+`HistoryPart`; the rest is read all the same. Which files there are is what the directories say, and the
+manifest, if there is one: it has those that are missing, and vouches for the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -28,10 +30,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from malamute.errors import InvalidValue, NotFound
+from malamute.errors import InvalidValue, NotFound, StoreError, StoreTooNew
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.time_units import to_seconds
-from malamute.spark.layout import DATE, STREAM, SUFFIX, date_of
+from malamute.spark.checked_file import UNREADABLE, open_checked, whole
+from malamute.spark.export_location import ExportLocation
+from malamute.spark.layout import (
+    DATE,
+    MANIFEST,
+    STREAM,
+    SUFFIX,
+    date_of,
+    manifest_path,
+    range_of_file,
+    stream_of_manifest,
+)
+from malamute.spark.manifest import File, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +124,8 @@ class HistoryBounds(NamedTuple):
 class Piece(NamedTuple):
     """A file of the history, or a share of it: the row groups of one of `shares` equal parts.
 
-    The order of pieces is the order of the messages of a stream.
+    The order of pieces is the order of the messages of a stream. `file` is what the manifest says of it. A
+    piece with a `fault` is a manifest that cannot be read.
     """
 
     stream: str
@@ -119,10 +134,13 @@ class Piece(NamedTuple):
     size_bytes: int
     share: int = 0
     shares: int = 1
+    file: File | None = None
+    fault: str = ""
 
     def split(self, most_bytes: int) -> list[Piece]:
         """As pieces of about so many bytes each."""
-        shares = max(1, -(-self.size_bytes // max(1, most_bytes)))
+        is_shared = not (self.file and self.file.is_checked_whole)
+        shares = max(1, -(-self.size_bytes // max(1, most_bytes))) if is_shared else 1
         return [
             self._replace(size_bytes=self.size_bytes // shares, share=n, shares=shares) for n in range(shares)
         ]
@@ -166,11 +184,12 @@ class ExportedHistory:
     def seconds(self) -> float:
         """How long it lasts, by the footers of the outermost files of each stream; 0 if none does."""
         files, _ = file_system(self.location)
-        paths: dict[str, list[str]] = {}
+        pieces: dict[str, list[Piece]] = {}
         for piece in self.pieces:
-            paths.setdefault(piece.stream, []).append(piece.path)
-        outermost = {path for of in paths.values() for path in (of[0], of[-1])}
-        times = [time for path in outermost for time in _times(files, path, self.bounds)]
+            if not piece.fault:
+                pieces.setdefault(piece.stream, []).append(piece)
+        outermost = {piece for of in pieces.values() for piece in (of[0], of[-1])}
+        times = [time for piece in outermost for time in _times(files, piece, self.bounds)]
         return to_seconds(max(times) - min(times)) if times else 0.0
 
     def of(self, *streams: str) -> list[Piece]:
@@ -178,13 +197,13 @@ class ExportedHistory:
         return [piece for piece in self.pieces if piece.stream in streams]
 
 
-def _times(files: fs.FileSystem, path: str, bounds: HistoryBounds) -> Iterator[int]:
+def _times(files: fs.FileSystem, piece: Piece, bounds: HistoryBounds) -> Iterator[int]:
     """The times of the first and the last message in each row group of a file that is within the bounds."""
     try:
-        with files.open_input_file(path) as source:
-            metadata = pq.read_metadata(source)
-    except (OSError, pa.ArrowException):
+        source, metadata = open_checked(files, piece.path, piece.file)
+    except UNREADABLE:
         return  # its reader reports the damage
+    source.close()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         columns = [group.column(place) for place in range(group.num_columns)]
@@ -194,14 +213,27 @@ def _times(files: fs.FileSystem, path: str, bounds: HistoryBounds) -> Iterator[i
 
 
 def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
-    """The files within the bounds, as far as their names show. Raises `InvalidValue` or `NotFound`."""
+    """The files within the bounds, as far as their names show.
+
+    Raises `InvalidValue`, `NotFound`, or `StoreTooNew` for what a newer version has exported.
+    """
     files, root = file_system(location)
     try:
         infos = files.get_file_info(fs.FileSelector(root, recursive=True))
     except OSError as error:
         raise NotFound(f"cannot read {location} as exported history: {error}") from error
-    found = [piece for info in infos if (piece := _piece(info, root)) is not None]
-    known = {piece.stream for piece in found}
+    there = {info.path.removeprefix(root).strip("/"): info for info in infos if info.type == fs.FileType.File}
+    found = {path: piece for path, info in there.items() if (piece := _piece(path, info.path, info.size))}
+    faults = []
+    for stream in _with_manifest(there):
+        if not bounds.streams or stream in bounds.streams:
+            try:
+                found |= _entered(location, root, stream)
+            except StoreTooNew:
+                raise
+            except StoreError as error:
+                faults.append(Piece(stream, "", f"{root}/{manifest_path(stream)}", 0, fault=error.text))
+    known = {piece.stream for piece in found.values()}
     if not known:
         raise NotFound(f"no exported history in {location}: export to it with `malamute journal export`")
     if unknown := sorted(set(bounds.streams) - known):
@@ -209,27 +241,43 @@ def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
             f"no stream {', '.join(map(repr, unknown))} in {location}: expected {', '.join(sorted(known))}"
         )
     since, until = date_of(bounds.since), date_of(min(bounds.until, NUMBER_MAX))
+    within = (piece for piece in found.values() if since <= piece.date <= until and _numbered(piece, bounds))
     wanted = set(bounds.streams) or known
-    within = (piece for piece in found if piece.stream in wanted and since <= piece.date <= until)
-    return sorted(piece for piece in within if _numbered(piece, bounds))
+    return sorted(piece for piece in (*faults, *within) if piece.stream in wanted)
+
+
+def _with_manifest(paths: Iterable[str]) -> Iterator[str]:
+    """The streams that have a manifest. Files alone are exported history, too."""
+    for path in paths:
+        if path.startswith(f"{MANIFEST}/{STREAM}"):
+            yield stream_of_manifest(path.removeprefix(f"{MANIFEST}/"))
+
+
+def _entered(location: str, root: str, stream: str) -> dict[str, Piece]:
+    """The files that the manifest of a stream has, whether they are there or not. Raises `StoreError`."""
+    manifest = load(ExportLocation(location), stream)
+    pieces = (
+        (file, _piece(file.path, f"{root}/{file.path}", file.size))
+        for file in (manifest.files if manifest else ())
+    )
+    return {file.path: piece._replace(file=file) for file, piece in pieces if piece}
 
 
 def _numbered(piece: Piece, bounds: HistoryBounds) -> bool:
     """Whether the sequences in a file's name are within the bounds. Tasks are dealt what has to be read."""
-    numbers = piece.path.rpartition("/")[2].removesuffix(SUFFIX).split("-")
-    if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
-        return True
-    return int(numbers[0]) <= bounds.last and int(numbers[1]) >= bounds.first
+    first, last = range_of_file(piece.path) or (bounds.first, bounds.last)
+    return first <= bounds.last and last >= bounds.first
 
 
-def _piece(info: fs.FileInfo, root: str) -> Piece | None:
-    names = info.path.removeprefix(root).strip("/").split("/")
-    if info.type != fs.FileType.File or len(names) != 3 or not names[2].endswith(SUFFIX):
+def _piece(path: str, full: str, size_bytes: int) -> Piece | None:
+    """The piece of a file, whose path is relative to the export; None if it is none of its files."""
+    names = path.split("/")
+    if len(names) != 3 or not names[2].endswith(SUFFIX):
         return None
     stream, date, name = names
     if not (stream.startswith(STREAM) and date.startswith(DATE)) or name[0] in "_.":
         return None
-    return Piece(unquote(stream.removeprefix(STREAM)), date.removeprefix(DATE), info.path, info.size)
+    return Piece(unquote(stream.removeprefix(STREAM)), date.removeprefix(DATE), full, size_bytes)
 
 
 def file_system(location: str) -> tuple[fs.FileSystem, str]:
@@ -271,19 +319,23 @@ def _row_groups(
     files: fs.FileSystem, piece: Piece, columns: Sequence[str], bounds: HistoryBounds
 ) -> Iterator[pa.Table | ExportDamage]:
     """What the bounds leave of the row groups; none is empty."""
+    if piece.fault:
+        yield ExportDamage(piece.path, piece.stream, -1, 0, piece.fault)
+        return
     try:
-        with files.open_input_file(piece.path) as source:
-            yield from _row_groups_of(source, piece, columns, bounds)
-    except (OSError, pa.ArrowException) as error:
+        source, metadata = open_checked(files, piece.path, piece.file)
+        with closing(source):
+            yield from _row_groups_of(source, metadata, piece, columns, bounds)
+    except UNREADABLE as error:
         if not piece.share:
-            yield ExportDamage(piece.path, piece.stream, -1, 0, str(error))
+            count = piece.file.part.count if piece.file else 0
+            yield ExportDamage(piece.path, piece.stream, -1, count, str(error))
 
 
 def _row_groups_of(
-    source: Any, piece: Piece, columns: Sequence[str], bounds: HistoryBounds
+    source: Any, metadata: pq.FileMetaData, piece: Piece, columns: Sequence[str], bounds: HistoryBounds
 ) -> Iterator[pa.Table | ExportDamage]:
     names = [*dict.fromkeys([*columns, *(() if bounds.whole else ("time_ns", "sequence"))])]
-    metadata = pq.read_metadata(source)
     if missing := sorted(set(names) - set(metadata.schema.to_arrow_schema().names)):
         raise pa.ArrowInvalid(f"no column {', '.join(missing)}: it is not a file of an export")
     encoded = [leaf for leaf in ENCODED if leaf.partition(".")[0] in columns]
@@ -292,8 +344,9 @@ def _row_groups_of(
         if not (bounds.whole or bounds.overlaps(file.metadata.row_group(number))):
             continue
         try:
-            table = bounds.keeps(file.read_row_group(number, columns=names, use_threads=False))
-        except (OSError, pa.ArrowException) as error:
+            with whole(source):
+                table = bounds.keeps(file.read_row_group(number, columns=names, use_threads=False))
+        except UNREADABLE as error:
             rows = file.metadata.row_group(number).num_rows
             yield ExportDamage(piece.path, piece.stream, number, rows, str(error))
             continue

@@ -50,4 +50,6 @@ class Tasks:
 def words(lost: LostRange) -> str:
     """What was lost, and where."""
     where = f" in {lost.path}" if lost.path else ""
+    if lost.last < lost.first:
+        return f"damage of the stream {lost.stream!r}{where}: {lost.reason}"
     return f"no {lost.first} to {lost.last} of the stream {lost.stream!r}{where}: {lost.reason}"

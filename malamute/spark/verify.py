@@ -18,8 +18,8 @@ from malamute.protocol.batch import Columns
 from malamute.spark.columns import BATCH_ROWS, batches_of
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.history import HistorySource, SequenceRange
-from malamute.spark.layout import stream_directory
-from malamute.spark.manifest import File, FileContents, Manifest, decode_footer, load, read_footer
+from malamute.spark.layout import manifest_path, stream_directory
+from malamute.spark.manifest import File, FileContents, Manifest, decode_footer, described, read_footer
 
 
 class Verified(NamedTuple):
@@ -46,10 +46,16 @@ def verify(
     history: HistorySource | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Iterator[Verified]:
-    """Look at each file of an exported stream. Raises `NotFound` when the stream was never exported."""
-    manifest = load(place, stream)
+    """Look at each file of an exported stream. Raises `NotFound` when the stream was never exported.
+
+    A manifest that cannot be read is reported, and nothing can be held against it then.
+    """
+    manifest = described(place, stream)
     if manifest is None:
         raise NotFound(f"no export of the stream {stream!r} in {place.root}: export it first")
+    if manifest.fault:
+        yield Verified(manifest_path(stream), 0, 0, 0, 0, manifest.fault)
+        return
     kept = history.streams().get(stream, SequenceRange(1, 0)) if history is not None else SequenceRange(1, 0)
     total, done = sum(file.part.count for file in manifest.files), 0
     reached: int | None = None

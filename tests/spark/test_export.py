@@ -37,7 +37,7 @@ from malamute.spark.export import Exported, export
 from malamute.spark.export_location import TEMPORARY, ExportLocation, Sink
 from malamute.spark.history import ExportGap, SequenceRange, open_history
 from malamute.spark.layout import file_path, manifest_path, stream_directory
-from malamute.spark.manifest import exported_streams, load
+from malamute.spark.manifest import exported_streams, load, save
 from malamute.spark.schema import arrow_schema, parse_promoted
 from malamute.spark.verify import verify
 from malamute.store.operations import Reserve
@@ -355,19 +355,30 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
     [fault] = _faults(out)
     assert "No such file" in fault
     path.write_bytes(whole)
+    written = load(place := ExportLocation(str(out)), "s")
+    assert written is not None
+    [file] = written.files
+    for change, reported in (
+        ({"count": 7}, "7 messages where 6 belong, from 1 to 6"),
+        ({"malformed": 1}, "its footer differs from the manifest"),
+    ):
+        save(place, written._replace(files=(file._replace(part=file.part._replace(**change)),)))
+        assert _faults(out) == [reported]
     manifest = out / manifest_path("s")
-    reported = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**reported, "files": [{**reported["files"][0], "count": 7}]}))
-    assert _faults(out) == ["7 messages where 6 belong, from 1 to 6"]
-    manifest.write_text(json.dumps({**reported, "files": [{**reported["files"][0], "malformed": 1}]}))
-    assert _faults(out) == ["its footer differs from the manifest"]
-    manifest.write_text(json.dumps({**reported, "format": 2}))
+    newer = json.loads(manifest.read_text()) | {"format": 2}
+    manifest.write_text(json.dumps(newer))
+    assert _faults(out) == ["_manifest/stream=s.json is not as it was written: wrong CRC"]
+    del newer["crc32"]
+    manifest.write_text(json.dumps(newer))
     with pytest.raises(StoreTooNew, match="export has format 2"):
         _faults(out)
+    manifest.write_text(json.dumps(newer | {"format": 1}))
+    assert _faults(out) == ["_manifest/stream=s.json is not as it was written: no CRC"]
     for text in ("{}", "[" * 100_000):
         manifest.write_text(text)
-        with pytest.raises(StoreCorrupt, match="is no manifest"):
-            _faults(out)
+        assert "is no manifest" in _faults(out)[0]
+    manifest.unlink()
+    assert _faults(out) == ["_manifest/stream=s.json is not there"]
     with pytest.raises(NotFound, match="no export of the stream 't'"):
         _faults(out, stream="t")
 
@@ -529,7 +540,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
 
         def write(self, data: memoryview) -> None:
             left[0] -= 1
-            if left[0] == 0 or (write > 5 and bytes(data) == b"PAR1" and left[0] < write - 1):
+            if left[0] == 0 or (write > 5 and bytes(data).endswith(b"PAR1") and left[0] < write - 1):
                 raise OSError(errno.ENOSPC, "No space left on device")
             self.stream.write(data)
 
