@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from malamute.errors import InvalidValue, StoreCorrupt, StoreTooNew
 from malamute.spark.dependencies import need
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.history import ExportGap
 from malamute.spark.layout import MANIFEST, STREAM, manifest_path, stream_directory, stream_of_manifest
-from malamute.spark.schema import Promoted
+from malamute.spark.schema import KINDS, Kind, Promoted
 
 FORMAT = 1
 """The format of manifests and of files that this code writes, and the newest that it reads."""
 
 FOOTER = b"malamute"
 """The key in the footer of a file under which it says what is in it."""
+
+Value = TypeVar("Value")
 
 
 class FileContents(NamedTuple):
@@ -74,7 +76,7 @@ def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileC
     try:
         value = json.loads(metadata[FOOTER])
         _check_format(value)
-        return value["stream"], value["promoted"], _part_of(value)
+        return _typed(str, value["stream"]), _promoted_of(value), _part_of(value)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
 
@@ -89,7 +91,29 @@ def _part_of(value: dict[str, Any]) -> FileContents:
     fields = {
         name: value[name] for name in names if name in value or name not in FileContents._field_defaults
     }
-    return FileContents(**{**fields, "gaps": tuple(ExportGap(*gap) for gap in value["gaps"])})
+    part = FileContents(**{**fields, "gaps": tuple(_gap_of(*gap) for gap in value["gaps"])})
+    for number in (part.first, part.last, part.count, part.first_time, part.last_time, part.malformed):
+        _typed(int, number)
+    _typed(bool, part.limited)
+    return part
+
+
+def _gap_of(first: Any, last: Any, reason: Any) -> ExportGap:
+    return ExportGap(_typed(int, first), _typed(int, last), _typed(str, reason))
+
+
+def _promoted_of(value: dict[str, Any]) -> Promoted:
+    promoted: dict[str, Kind] = _typed(dict, value["promoted"])
+    if not {*promoted.values()} <= {*KINDS}:
+        raise ValueError(f"promoted headers of unknown kinds: {promoted!r:.100}")
+    return promoted
+
+
+def _typed(kind: type[Value], value: Any) -> Value:
+    """A value of this very type: what is damaged is still JSON, often. Raises `TypeError`."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.100}: expected {kind.__name__}")
+    return value
 
 
 def _check_format(value: dict[str, Any]) -> None:
@@ -113,12 +137,16 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
     try:
         value = json.loads(place.read(path))
         _check_format(value)
-        files = tuple(
-            File(entry["path"], entry["size"], entry["crc32"], _part_of(entry)) for entry in value["files"]
-        )
-        return Manifest(value["stream"], value["promoted"], files)
+        if value["stream"] != stream:
+            raise ValueError(f"it is that of {value['stream']!r:.100}")
+        return Manifest(stream, _promoted_of(value), tuple(map(_file_of, value["files"])))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"{path} is no manifest: {error!r}") from error
+
+
+def _file_of(entry: dict[str, Any]) -> File:
+    path, size, crc = entry["path"], entry["size"], entry["crc32"]
+    return File(_typed(str, path), _typed(int, size), _typed(int, crc), _part_of(entry))
 
 
 def save(place: ExportLocation, manifest: Manifest) -> None:

@@ -364,7 +364,16 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
     manifest.write_text(json.dumps({**reported, "format": 2}))
     with pytest.raises(StoreTooNew, match="export has format 2"):
         _faults(out)
-    for text in ("{}", "[" * 100_000):
+    [file] = reported["files"]
+    damaged: list[dict[str, Any]] = [
+        {"stream": "t"},
+        {"promoted": {"n": "x"}},
+        {"files": [{**file, "size": "1"}]},
+        {"files": [{**file, "first": None}]},
+        {"files": [{**file, "limited": 0}]},
+        {"files": [{**file, "gaps": [["1", 2, "x"]]}]},
+    ]
+    for text in ("{}", "[" * 100_000, *(json.dumps({**reported, **change}) for change in damaged)):
         manifest.write_text(text)
         with pytest.raises(StoreCorrupt, match="is no manifest"):
             _faults(out)
