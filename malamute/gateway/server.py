@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from malamute.errors import ConfigError, MalamuteError, Malformed, RequestTimeout, TooLarge
 from malamute.gateway import problems
@@ -36,14 +37,17 @@ _HEADER_BYTES = len(b": \r\n")
 
 
 class AnswerTransport:
-    """The transport of one answer. Its head goes with what follows: each write is a call of the system."""
+    """The transport of one answer. Its head goes with what follows: each write is a call of the system.
+
+    Without `joins` nothing follows, as behind the head that answers HEAD.
+    """
 
     __slots__ = ("_cycle", "_head", "_transport")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, *, joins: bool) -> None:
         self._cycle = cycle
         self._transport = cycle.transport
-        self._head: bytes | None = b""
+        self._head: bytes | None = b"" if joins else None
         """The head while nothing follows it; None when it was written."""
 
     def write(self, data: bytes) -> None:
@@ -129,22 +133,19 @@ class HttpProtocol(HttpToolsProtocol):
         fields = sum(len(name) + len(value) + _HEADER_BYTES for name, value in self.headers)
         if self._check_size(_LINE_BYTES + len(self.url) + fields):
             super().on_headers_complete()
-            self._join_writes()
+            self._guard_writes()
 
     def handle_websocket_upgrade(self) -> None:
         """Go over to WebSocket, unless the request was refused."""
         if not self.transport.is_closing():
             super().handle_websocket_upgrade()
 
-    def _join_writes(self) -> None:
-        """Write the head of the answer with what follows it. Of HEAD nothing does."""
+    def _guard_writes(self) -> None:
+        """Write nothing to a connection that is gone, and the head of an answer with what follows it."""
         cycle = self.cycle
-        if (
-            cycle is not None
-            and self.scope["method"] != "HEAD"
-            and not isinstance(cycle.transport, AnswerTransport)
-        ):
-            cycle.transport = AnswerTransport(cycle)  # type: ignore[assignment]  # it has what is used of one
+        if cycle is not None and not isinstance(cycle.transport, AnswerTransport):
+            guarded: Any = AnswerTransport(cycle, joins=self.scope["method"] != "HEAD")
+            cycle.transport = guarded  # it has what is used of one
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body; there is none of a request that was refused."""
@@ -197,6 +198,16 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """WebSocket as uvicorn has it, where to refuse a handshake with a problem is no fault of the gateway."""
+
+    async def send(self, message: Any) -> None:
+        """Send something of a WebSocket, or of the answer that refuses it."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True
+
+
 class GatewayServer(uvicorn.Server):
     """uvicorn, which ends the answers without end before it waits for the others.
 
@@ -222,7 +233,7 @@ class GatewayServer(uvicorn.Server):
                 (HttpProtocol,),
                 {"head_seconds": settings.head_seconds, "head_bytes": settings.head_bytes},
             ),
-            ws="websockets-sansio",
+            ws=SocketProtocol,
             ws_max_size=settings.body_bytes,
             lifespan="on",
             log_config=None,

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from malamute.errors import InvalidValue, StoreCorrupt, StoreError, StoreTooNew
 from malamute.protocol.limits import NUMBER_MAX
@@ -29,7 +29,9 @@ from malamute.spark.layout import (
     stream_directory,
     stream_of_manifest,
 )
-from malamute.spark.schema import KINDS, Promoted
+from malamute.spark.schema import KINDS, Kind, Promoted
+
+Value = TypeVar("Value")
 
 FORMAT = 1
 """The format of manifests and of files that this code writes, and the newest that it reads."""
@@ -102,7 +104,7 @@ def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileC
     try:
         value = json.loads(metadata[FOOTER])
         _check_format(value)
-        return value["stream"], _promoted_of(value), _part_of(value)
+        return _typed(str, value["stream"]), _promoted_of(value), _part_of(value)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"its footer does not say what is in it: {error!r}") from error
 
@@ -126,20 +128,29 @@ def _part_of(value: dict[str, Any]) -> FileContents:
     fields = {
         name: value[name] for name in names if name in value or name not in FileContents._field_defaults
     }
-    _check_integers(number for name, number in fields.items() if name != "gaps")
-    return FileContents(**{**fields, "gaps": tuple(ExportGap(*gap) for gap in value["gaps"])})
+    part = FileContents(**{**fields, "gaps": tuple(_gap_of(*gap) for gap in value["gaps"])})
+    for number in (part.first, part.last, part.count, part.first_time, part.last_time, part.malformed):
+        _typed(int, number)
+    _typed(bool, part.limited)
+    return part
+
+
+def _gap_of(first: Any, last: Any, reason: Any) -> ExportGap:
+    return ExportGap(_typed(int, first), _typed(int, last), _typed(str, reason))
 
 
 def _promoted_of(value: dict[str, Any]) -> Promoted:
-    promoted: Promoted = value["promoted"]
+    promoted: dict[str, Kind] = _typed(dict, value["promoted"])
     if not {*promoted.values()} <= {*KINDS}:
         raise ValueError(f"promoted headers {promoted}")
     return promoted
 
 
-def _check_integers(values: Iterable[object]) -> None:
-    if not all(isinstance(value, int) for value in values):
-        raise TypeError("a number is none")
+def _typed(kind: type[Value], value: Any) -> Value:
+    """A value of this very type: what is damaged is still JSON, often. Raises `TypeError`."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.100}: expected {kind.__name__}")
+    return value
 
 
 def _check_format(value: dict[str, Any]) -> None:
@@ -180,8 +191,8 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
 
 def _file_of(entry: dict[str, Any]) -> File:
     path, size, crc = entry["path"], entry["size"], entry["crc32"]
-    _check_integers((size, crc))
-    return File(path, size, crc, _part_of(entry), entry.get("checksums", False))
+    has_checksums = _typed(bool, entry.get("checksums", False))
+    return File(_typed(str, path), _typed(int, size), _typed(int, crc), _part_of(entry), has_checksums)
 
 
 def _crc_of(value: dict[str, Any]) -> int:

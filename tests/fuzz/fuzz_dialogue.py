@@ -117,6 +117,13 @@ def _numbered(bench: Bench, name: str, frames: list[bytes]) -> list[bytes]:
 
 def mutate(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
     """A dialogue with one step or a few changed, moved, doubled or left out."""
+    return mutate_steps(data, size_max, seed, change, b"SNN", b"WWCCFRREAALBUKGI")
+
+
+def mutate_steps(
+    data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes], saying: bytes, others: bytes
+) -> bytes:
+    """The same for steps that say something to somebody, and others, by their letters."""
     rng = random.Random(seed)
     if rng.random() < 0.15:
         return change(data, size_max)
@@ -131,18 +138,18 @@ def mutate(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int],
             case 2:
                 steps.insert(place, steps.pop(rng.randrange(len(steps))))
             case 3 | 4:
-                steps.insert(place, bytes([rng.choice(b"WWCCFRREAALBUKGI"), rng.randrange(48, 54)]))
+                steps.insert(place, bytes([rng.choice(others), rng.randrange(48, 54)]))
             case _:
-                steps[place] = _changed_step(steps, place, rng)
+                steps[place] = _changed_step(steps, place, rng, saying)
     return STEP.join(steps)[:size_max]
 
 
-def _changed_step(steps: list[bytes], place: int, rng: random.Random) -> bytes:
+def _changed_step(steps: list[bytes], place: int, rng: random.Random, saying: bytes) -> bytes:
     step = steps[place]
-    if step[:1] not in (b"S", b"N"):
+    if not step or step[0] not in saying:
         return step[:1] + bytes([rng.randrange(48, 54)])
     if rng.random() < 0.2:
-        return bytes([rng.choice(b"SNN"), rng.randrange(48, 51)]) + step[2:]
+        return bytes([rng.choice(saying), rng.randrange(48, 51)]) + step[2:]
     first, *more = step[2:].split(FRAME)
     return step[:2] + FRAME.join([changed_frame(first, rng, _values(steps, rng)), *more])
 

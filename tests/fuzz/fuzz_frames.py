@@ -60,12 +60,13 @@ def changed_frame(frame: bytes, rng: random.Random, pool: Sequence[Any] = ()) ->
     """A frame of msgpack with one value in it replaced, doubled, or left out."""
     try:
         value = msgpack.unpackb(frame, strict_map_key=False)
-        return bytes(msgpack.packb(_changed(value, rng, pool)))
+        return bytes(msgpack.packb(changed_value(value, rng, pool)))
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
         return frame
 
 
-def _changed(value: Any, rng: random.Random, pool: Sequence[Any]) -> Any:
+def changed_value(value: Any, rng: random.Random, pool: Sequence[Any] = ()) -> Any:
+    """A value with one in it replaced, doubled, or left out."""
     if type(value) is list and value and rng.random() < 0.9:
         place = rng.randrange(len(value))
         match rng.randrange(12):
@@ -74,12 +75,12 @@ def _changed(value: Any, rng: random.Random, pool: Sequence[Any]) -> Any:
             case 1:
                 return [*value[:place], value[place], *value[place:]]
             case _:
-                return [*value[:place], _changed(value[place], rng, pool), *value[place + 1 :]]
+                return [*value[:place], changed_value(value[place], rng, pool), *value[place + 1 :]]
     if type(value) is dict and value and rng.random() < 0.9:
         name = rng.choice([*value])
         if rng.random() < 0.1:
             return {key: item for key, item in value.items() if key != name}
-        return {**value, name: _changed(value[name], rng, pool)}
+        return {**value, name: changed_value(value[name], rng, pool)}
     if type(value) is int and rng.random() < 0.5:
         return value + rng.choice((-1, 1, 7))
     return rng.choice(pool) if pool and rng.random() < 0.5 else rng.choice(ODD)

@@ -38,10 +38,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
 
 from free_ports import free_port
+from fuzz_brokers import QuietClient
+from fuzz_requests import REQUESTS
 from rig_daemon import Daemon, environment, small
 from torture_hostile import SPOILERS
 
-import malamute
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import encode
 from malamute.protocol.messages import (
@@ -75,9 +76,6 @@ from malamute.protocol.messages import (
 SILENCE_SECONDS = 30.0
 GROWTH_MIB = 512
 ANSWER_MS = 50
-QUIET = "the quiet one"
-"""The name of all that the client has who works: no input names it."""
-
 RECORD = pack_record({"n": 1, "unit": "C"}, b"body")
 ONE, ALL = [[1, 1]], [["all", ""]]
 
@@ -130,37 +128,6 @@ SESSIONS: Mapping[str, Sequence[Message]] = {
     ),
 }
 """Good sessions, each behind its HELLO and before its BYE."""
-
-EVENT = '{"specversion":"1.0","id":"1","source":"/x","type":"t","data":{"a":1}}'
-REQUESTS: Sequence[tuple[str, str, Mapping[str, str], str]] = (
-    ("POST", "/streams/loud/a.b", {"Content-Type": "application/json"}, '{"a": 1}'),
-    ("POST", "/streams/loud", {"Content-Type": "application/cloudevents+json"}, EVENT),
-    ("POST", "/streams/loud", {"Content-Type": "application/cloudevents-batch+json"}, f"[{EVENT},{EVENT}]"),
-    ("POST", "/streams/loud/a", {"Content-Type": "application/x-ndjson"}, '{"a":1}\n{"a":2}\n'),
-    ("GET", "/streams/loud?start=first&limit=2", {"Accept": "application/x-ndjson"}, ""),
-    ("GET", "/streams/loud?start=first", {"Accept": "text/event-stream", "Last-Event-ID": "1"}, ""),
-    ("POST", "/mailboxes/loud", {"Content-Type": "text/plain"}, "hello"),
-    ("GET", "/mailboxes/loud?wait=0", {}, ""),
-    ("POST", "/services/loud?timeout=0.1", {"Prefer": "wait=0"}, "ask"),
-    ("GET", "/.well-known/mercure?topic=a", {"Accept": "text/event-stream"}, ""),
-    ("POST", "/.well-known/mercure", {"Content-Type": "application/x-www-form-urlencoded"}, "topic=a&data=b"),
-    ("GET", "/restms/", {"Accept": "application/restms+json"}, ""),
-    ("POST", "/restms/domain/default", {"Content-Type": "application/restms+json"}, '{"feed":{"name":"f"}}'),
-    ("GET", "/metrics", {}, ""),
-    ("GET", "/console/", {"Cookie": "malamute=1"}, ""),
-    ("GET", "/openapi.json", {}, ""),
-    (
-        "GET",
-        "/websocket/streams/loud",
-        {
-            "Upgrade": "websocket",
-            "Connection": "Upgrade",
-            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-            "Sec-WebSocket-Version": "13",
-        },
-        "\x81\x85\x00\x00\x00\x00hello",
-    ),
-)
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
 READY = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
@@ -268,26 +235,14 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Work until it is enough."""
         try:
-            with malamute.connect(self._url, address=QUIET, timeout=SILENCE_SECONDS) as client:
-                stream, mail, work = client.subscribe(QUIET), client.mailbox(), client.work(QUIET)
+            with QuietClient(self._url, SILENCE_SECONDS) as client:
                 while not self._enough.is_set():
                     began = time.monotonic()
-                    self._round(client, stream, mail, work, b"%d" % self.rounds)
+                    client.round()
                     self.longest = max(self.longest, time.monotonic() - began)
                     self.rounds += 1
         except BaseException as error:
             self.error = error
-
-    def _round(self, client: Any, stream: Any, mail: Any, work: Any, body: bytes) -> None:
-        client.publish(QUIET, "a", body, assurance="stored")
-        assert stream.receive(SILENCE_SECONDS).body == body
-        client.send(QUIET, "a", body, assurance="stored")
-        message = mail.receive(SILENCE_SECONDS)
-        assert message.body == body
-        message.ack()
-        replies = client.request(QUIET, "a", body, timeout=SILENCE_SECONDS)
-        work.receive(SILENCE_SECONDS).reply(body)
-        assert [reply.body for reply in replies] == [body]
 
     def stop(self) -> None:
         """It is enough. Raises what went wrong."""

@@ -11,13 +11,18 @@ HERE = Path(__file__).parent
 for directory in ("protocol", "core", "journal"):
     sys.path.insert(0, str(HERE.parent / directory))
 
-import fuzz_dialogue  # noqa: E402  # they import what stands there
+import fuzz_client  # noqa: E402  # they import what stands there
+import fuzz_dialogue  # noqa: E402
 import fuzz_frames  # noqa: E402
+import fuzz_gateway  # noqa: E402
 import fuzz_journal  # noqa: E402
 import fuzz_login  # noqa: E402
+import fuzz_requests  # noqa: E402
 import fuzz_selectors  # noqa: E402
+import fuzz_sessions  # noqa: E402
 import fuzz_settings  # noqa: E402
 import fuzz_start  # noqa: E402
+import fuzz_texts  # noqa: E402
 import fuzz_wire  # noqa: E402
 
 CORPUS = HERE / "corpus"
@@ -37,6 +42,8 @@ class Target(NamedTuple):
     """What the inputs may have together that are kept."""
     keep_max: int = 80
     """How many of them there may be."""
+    close: Callable[[], None] = lambda: None
+    """Ends what is there for many inputs."""
 
     def kept(self, name: str) -> list[Path]:
         """The inputs that are kept."""
@@ -64,4 +71,25 @@ TARGETS: Mapping[str, Target] = {
     "dialogue": Target(
         fuzz_dialogue.dialogue, fuzz_dialogue.mutate, size_max=4_096, keep_bytes=50_000, keep_max=50
     ),
+    "client": Target(fuzz_client.client, fuzz_client.mutate, size_max=4_096, keep_bytes=20_000),
+    "http": Target(
+        fuzz_gateway.http,
+        fuzz_requests.mutate,
+        size_max=4_096,
+        keep_bytes=30_000,
+        close=fuzz_gateway.SITE.close,
+    ),
+    "websocket": Target(fuzz_gateway.websocket, fuzz_gateway.mutate_commands, close=fuzz_gateway.SITE.close),
+    "live": Target(
+        fuzz_sessions.live,
+        fuzz_sessions.mutate,
+        size_max=4_096,
+        keep_bytes=30_000,
+        keep_max=60,
+        close=fuzz_sessions.RUNNING.close,
+    ),
+    "command-line": Target(fuzz_texts.command_line),
+    "contexts": Target(fuzz_texts.client_contexts),
+    "manifest": Target(fuzz_texts.manifest, size_max=2_048),
+    "topic-selector": Target(fuzz_texts.topic_selector),
 }

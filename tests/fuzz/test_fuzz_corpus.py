@@ -15,12 +15,15 @@ def test_each_kept_input_is_taken_as_it_should_be(name: str) -> None:
     target = TARGETS[name]
     kept = target.kept(name)
     assert kept
-    for path in kept:
-        try:
-            target.run(path.read_bytes())
-        except BaseException as error:
-            error.add_note(f"the input is {path}")
-            raise
+    try:
+        for path in kept:
+            try:
+                target.run(path.read_bytes())
+            except BaseException as error:
+                error.add_note(f"the input is {path}")
+                raise
+    finally:
+        target.close()
 
 
 def test_the_corpus_is_small_and_has_no_other_targets() -> None:

@@ -147,7 +147,7 @@ def test_the_head_of_an_answer_goes_with_what_follows_and_with_nothing_before_it
     )
     for body in (b"body", b"", None):
         cycle: Any = SimpleNamespace(transport=transport, response_started=False)
-        answer = AnswerTransport(cycle)
+        answer = AnswerTransport(cycle, joins=True)
         answer.write(b"100")
         cycle.response_started = True
         answer.write(b"head ")
@@ -165,11 +165,13 @@ def test_nothing_is_written_to_a_connection_that_is_gone() -> None:
         write=written.append, close=lambda: written.append(b"close"), is_closing=lambda: True
     )
     cycle: Any = SimpleNamespace(transport=transport, response_started=True)
-    answer = AnswerTransport(cycle)
-    answer.write(b"head")
-    answer._head = b"head"
-    answer.close()
-    assert written == [b"close"]
+    # Of HEAD there is a head alone.
+    for joins in (True, False):
+        answer = AnswerTransport(cycle, joins=joins)
+        answer.write(b"head")
+        answer._head = b"head"
+        answer.close()
+    assert written == [b"close", b"close"]
 
 
 def test_a_request_that_is_refused_does_not_become_a_websocket(

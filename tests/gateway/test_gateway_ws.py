@@ -281,7 +281,9 @@ def test_there_are_as_many_subscriptions_as_there_may_be(page: Page) -> None:
     assert page.receive()["code"] == 416
 
 
-def test_who_may_not_come_gets_no_socket(start: Callable[..., RunningGateway]) -> None:
+def test_who_may_not_come_gets_no_socket_and_is_no_fault(
+    start: Callable[..., RunningGateway], caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(InvalidStatus) as refused, _page(start(anonymous=False)):
         pass
     assert refused.value.response.status_code == 401
@@ -289,6 +291,7 @@ def test_who_may_not_come_gets_no_socket(start: Callable[..., RunningGateway]) -
     with pytest.raises(InvalidStatus) as refused, _page(start(), origin="http://evil.example"):
         pass
     assert refused.value.response.status_code == 403
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_socket_ends_with_the_gateway_and_a_gone_page_leaves_nothing(

@@ -374,7 +374,14 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
         _faults(out)
     manifest.write_text(json.dumps(newer | {"format": 1}))
     assert _faults(out) == ["_manifest/stream=s.json is not as it was written: no CRC"]
-    for text in ("{}", "[" * 100_000):
+    damaged: list[dict[str, Any]] = [
+        {"files": [{**newer["files"][0], "size": "1"}]},
+        {"files": [{**newer["files"][0], "first": None}]},
+        {"files": [{**newer["files"][0], "limited": 0}]},
+        {"files": [{**newer["files"][0], "gaps": [["1", 2, "x"]]}]},
+    ]
+    changed = (json.dumps({**newer, "format": 1, **change}) for change in damaged)
+    for text in ("{}", "[" * 100_000, *changed):
         manifest.write_text(text)
         assert "is no manifest" in _faults(out)[0]
     manifest.unlink()
