@@ -142,10 +142,14 @@ class PageSocket:
 
     async def _send(self, op: str, fields: dict[str, Any]) -> None:
         data = _ENCODE[self._form]({"op": op, **fields})
-        if self._form == MSGPACK:
-            await self._socket.send_bytes(data)
-        else:
-            await self._socket.send_text(data.decode())
+        try:
+            if self._form == MSGPACK:
+                await self._socket.send_bytes(data)
+            else:
+                await self._socket.send_text(data.decode())
+        except RuntimeError:
+            # The page has left, or sent a frame that is none: the server knows, and this task does not yet.
+            raise WebSocketDisconnect from None
 
     async def _carry_out(self, command: _Command) -> None:
         if isinstance(command, _Subscribe):
@@ -182,7 +186,7 @@ class PageSocket:
         followed.is_ending = True
         # Until the page has read it, it counts: a page that reads nothing has no more tasks than others.
         try:
-            with suppress(WebSocketDisconnect, RuntimeError):
+            with suppress(WebSocketDisconnect):
                 await self._send("ended", {"id": command.id, **problem})
         finally:
             del self._followed[command.id]

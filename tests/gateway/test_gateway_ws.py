@@ -192,6 +192,16 @@ def test_the_end_of_a_subscription_is_reported_once_however_fast_and_often_it_is
     asyncio.run(play())
 
 
+def test_a_server_that_has_closed_the_socket_already_is_no_fault() -> None:
+    class Closed(_FakeSocket):
+        async def send_text(self, text: str) -> None:
+            raise RuntimeError("Unexpected ASGI message 'websocket.send', after sending 'websocket.close'.")
+
+    socket: Any = Closed([{"op": "subscribe", "id": 1, "stream": "a"}, {"op": "none"}], pause=0)
+    page = PageSocket(socket, cast("Any", None), cast("Any", _FakeClient(refuses=True)), JSON)
+    asyncio.run(page.serve())
+
+
 def test_a_subscription_ends_when_the_page_says_so_and_its_id_is_free(page: Page) -> None:
     for _ in range(2):
         page.send("subscribe", id=1, stream="a", credit=1)
