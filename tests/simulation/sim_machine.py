@@ -6,9 +6,12 @@ comes of it, is shown to the `Watch`: the books, which know what a broker has pr
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from random import Random
+from threading import get_ident
+from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -290,6 +293,12 @@ class Machine:
             return 1
 
 
+def _tokens() -> Callable[[int], int]:
+    """Tokens that nobody can guess, but the same in each run of a seed, whatever other threads do meanwhile."""
+    chance, here = Random(0), get_ident()
+    return lambda bits: chance.getrandbits(bits) if get_ident() == here else secrets.randbits(bits)
+
+
 @contextmanager
 def narrowed(setup: Setup) -> Iterator[None]:
     """The fixed limits of the broker made so small that a short run meets them."""
@@ -303,8 +312,7 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.server.flow.PING_BYTES": PING_BYTES,
         "malamute.server.clock.HOLD_SECONDS": HOLD_SECONDS,
         "malamute.core.grace_period.GRACE_SECONDS": HOLD_SECONDS if setup.clocks or setup.restores else 600.0,
-        # Tokens that nobody can guess, but the same in each run of a seed.
-        "malamute.server.flow.secrets.randbits": Random(0).getrandbits,
+        "malamute.server.flow.secrets": SimpleNamespace(randbits=_tokens()),
     }
     with ExitStack() as stack:
         for name, value in limits.items():
