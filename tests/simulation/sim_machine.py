@@ -294,7 +294,7 @@ class Machine:
 
 
 def _tokens() -> Callable[[int], int]:
-    """Tokens that nobody can guess, but the same in each run of a seed, whatever other threads do meanwhile."""
+    """Tokens that nobody can guess, but the same in each run of a seed, whatever other threads do."""
     chance, here = Random(0), get_ident()
     return lambda bits: chance.getrandbits(bits) if get_ident() == here else secrets.randbits(bits)
 
