@@ -14,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 
 from malamute.errors import ConfigError, MalamuteError, Malformed, RequestTimeout, TooLarge
 from malamute.gateway import problems
@@ -199,13 +200,28 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """WebSocket as uvicorn has it, where to refuse a handshake with a problem is no fault of the gateway."""
+    """WebSocket as uvicorn has it, where what a page does is no fault of the gateway.
+
+    To refuse a handshake with a problem is none, and text that is not UTF-8 is none.
+    """
 
     async def send(self, message: Any) -> None:
         """Send something of a WebSocket, or of the answer that refuses it."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand on a whole message. Text that is not UTF-8 ends the socket."""
+        try:
+            if self.curr_msg_data_type == "text":
+                b"".join(self.frames).decode()
+        except UnicodeDecodeError:
+            self.frames = []
+            self.conn.send_close(CloseCode.INVALID_DATA)
+            self.handle_parser_exception()
+        else:
+            super().send_receive_event_to_app()
 
 
 class GatewayServer(uvicorn.Server):

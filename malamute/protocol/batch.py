@@ -29,6 +29,7 @@ from malamute.protocol.limits import (
     DEPTH_MAX,
     DURATION_MS_MAX,
     ITEMS_MAX,
+    NUMBER_MAX,
     RECORD_LARGE_BYTES,
     VALUES_MAX,
 )
@@ -316,6 +317,8 @@ def pack_queue_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:
 def unpack_payload(payload: Frame, large: Sequence[Frame] = ()) -> Columns:
     """Read a payload of either kind. Raises `Malformed` for anything else."""
     fields = _plain_columns(payload) or _any_columns(payload)
+    if type(fields[0]) is int and fields[0] > NUMBER_MAX - len(fields[3]) + 1:
+        raise Malformed(f"invalid payload: expected sequences up to {NUMBER_MAX}")
     fields[4] = join_large(fields[4], large)
     if len(fields) == _SIX:
         fields[5:] = 1, None, fields[5]
@@ -341,32 +344,23 @@ def _plain_columns(payload: Frame) -> list[Any]:
 
 _SIX = 6
 _seen = msgspec.msgpack.Decoder(msgspec.Raw).decode
+_Sequence = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
+_Time = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
+_Attempt = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 _Ttl = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MS_MAX)]
+_Sequences = _Sequence | list[_Sequence]
+_Times = _Time | list[_Time]
+_Senders = str | list[str]
+_Records = list[bytes | None]
+# Properties may be bytes as well, which these types cannot say beside text.
+_Properties = list[dict[str, str | int | float | bool | None] | None] | None
 _TYPED_COLUMNS: dict[int, Callable[[Frame], Sequence[Any]]] = {
-    0x95: msgspec.msgpack.Decoder(
-        tuple[int | list[int], int | list[int], str | list[str], list[str], list[bytes | None]]
-    ).decode,
+    0x95: msgspec.msgpack.Decoder(tuple[_Sequences, _Times, _Senders, list[str], _Records]).decode,
     0x96: msgspec.msgpack.Decoder(
-        tuple[
-            int | list[int],
-            int | list[int],
-            str | list[str],
-            list[str],
-            list[bytes | None],
-            _Ttl | list[_Ttl],
-        ]
+        tuple[_Sequences, _Times, _Senders, list[str], _Records, _Ttl | list[_Ttl]]
     ).decode,
     0x97: msgspec.msgpack.Decoder(
-        tuple[
-            int | list[int],
-            int | list[int],
-            str | list[str],
-            list[str],
-            list[bytes | None],
-            int | list[int],
-            # Properties may be bytes as well, which these types cannot say beside text.
-            list[dict[str, str | int | float | bool | None] | None] | None,
-        ]
+        tuple[_Sequences, _Times, _Senders, list[str], _Records, _Attempt | list[_Attempt], _Properties]
     ).decode,
 }
 """By how a list begins: of five or six columns those of stream messages, of seven those of queued ones."""
@@ -383,8 +377,9 @@ def _any_columns(payload: Frame) -> list[Any]:
         raise Malformed("invalid payload: expected properties of nil, or a list of nil and maps")
     if not all(map(_is_column, fields, _COLUMN_TYPES, repeat(len(subjects)))):
         raise Malformed("invalid payload: expected columns of the right type and of one length")
-    if len(fields) == _SIX and not _are_ttls(fields[5]):
-        raise Malformed(f"invalid payload: expected times to live of 0 to {DURATION_MS_MAX} milliseconds")
+    for column, (words, low, high) in zip(fields, _BOUNDS[len(fields)], strict=False):
+        if words and not _is_within(column, low, high):
+            raise Malformed(f"invalid payload: expected {words} from {low} to {high}")
     return fields
 
 
@@ -395,9 +390,19 @@ _MAP: set[type] = {dict, type(None)}
 _COLUMN_TYPES = (_INT, _INT, _TEXT, _TEXT, _RECORD, _INT, _MAP)
 
 
-def _are_ttls(column: int | list[int]) -> bool:
-    ttls = [column] if isinstance(column, int) else column
-    return 0 <= min(ttls) <= max(ttls) <= DURATION_MS_MAX
+_RUN = (("sequences", 1, NUMBER_MAX), ("times", -NUMBER_MAX, NUMBER_MAX), *[("", 0, 0)] * 3)
+_BOUNDS: dict[int, Sequence[tuple[str, int, int]]] = {
+    5: _RUN,
+    _SIX: (*_RUN, ("milliseconds to live", 0, DURATION_MS_MAX)),
+    7: (*_RUN, ("attempts", 0, NUMBER_MAX)),
+}
+"""What the numbers of each column may be, by the number of columns. Others have no words."""
+
+
+def _is_within(column: int | list[int], low: int, high: int) -> bool:
+    if isinstance(column, int):
+        return low <= column <= high
+    return low <= min(column) <= max(column) <= high
 
 
 def _is_column(column: object, allowed: set[type], length: int) -> bool:

@@ -273,12 +273,15 @@ def test_a_frame_may_be_as_large_as_a_body_and_not_larger(start: Callable[..., R
     assert closed.value.rcvd.code == CloseCode.MESSAGE_TOO_BIG
 
 
-def test_a_text_that_is_no_utf_8_ends_the_socket(page: Page) -> None:
+def test_a_text_that_is_no_utf_8_ends_the_socket_and_is_no_fault(
+    page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
     page.raw_text(b'{"op": "subscribe", "id": 1, "stream": "\xff"}')
     with pytest.raises(ConnectionClosed) as closed:
         page.receive()
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == CloseCode.INVALID_DATA
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_there_are_as_many_subscriptions_as_there_may_be(page: Page) -> None:

@@ -25,6 +25,7 @@ from malamute.protocol.limits import (
     BATCH_MESSAGES_MAX,
     CRITERIA_MAX,
     DEPTH_MAX,
+    DURATION_MS_MAX,
     ITEMS_MAX,
     NUMBER_MAX,
     RANGES_MAX,
@@ -460,12 +461,37 @@ def test_what_is_no_record_is_malformed(fields: Any) -> None:
         [1, 1, "", ["s"], [b""], 1, [{"a": msgpack.Timestamp(1)}]],
         [1, 1, "", ["s"], [b""], None, None],
         [1, 1, "", ["s"], [None]],
+        [0, 1, "", ["s"], [b""]],
+        [NUMBER_MAX, 1, "", ["s", "s"], [b"", b""]],
+        [NUMBER_MAX + 1, 1, "", ["s"], [b""]],
+        [[1, NUMBER_MAX + 1], 1, "", ["s", "s"], [b"", b""]],
+        [[1, 0], 1, "", ["s", "s"], [b"", b""], 1, None],
+        [1, NUMBER_MAX + 1, "", ["s"], [b""]],
+        [1, [-NUMBER_MAX - 1], "", ["s"], [b""], 1, [{"a": b""}]],
+        [1, 1, "", ["s"], [b""], -1, None],
+        [1, 1, "", ["s"], [b""], [NUMBER_MAX + 1], None],
+        [1, 1, "", ["s"], [b""], DURATION_MS_MAX + 1],
     ],
     ids=repr,
 )
 def test_what_is_no_payload_is_malformed(fields: Any) -> None:
     with pytest.raises(Malformed):
         unpack_payload(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [NUMBER_MAX - 1, -NUMBER_MAX, "", ["s", "s"], [b"", b""]],
+        [[1, NUMBER_MAX], NUMBER_MAX, "", ["s", "s"], [b"", b""], DURATION_MS_MAX],
+        [1, 1, "", ["s", "s"], [b"", b""], [0, NUMBER_MAX], None],
+        # Bytes among the properties are not for the types, but for the rules.
+        [[1, NUMBER_MAX], 1, "", ["s", "s"], [b"", b""], [0, NUMBER_MAX], [None, {"a": b""}]],
+    ],
+    ids=repr,
+)
+def test_a_payload_at_its_limits_is_taken(fields: Any) -> None:
+    assert len(unpack_payload(msgpack.packb(fields))) == 2
 
 
 def test_columns_hand_out_each_message() -> None:

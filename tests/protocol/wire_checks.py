@@ -3,6 +3,7 @@
 from malamute.errors import InvalidName, Malformed, TooLarge, UnknownCommand
 from malamute.protocol.batch import headers_of, is_plain, pack_record, unpack_payload, unpack_record
 from malamute.protocol.codec import decode, encode
+from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.messages import BY_TYPE, error_message
 from malamute.protocol.names import Uri, is_name
 
@@ -64,6 +65,9 @@ def check_payload(payload: bytes, large: list[bytes]) -> None:
             str,
             int,
         ]
+        assert 1 <= sequence <= NUMBER_MAX
+        assert abs(time) <= NUMBER_MAX
+        assert 0 <= attempts <= NUMBER_MAX
         assert type(record) is bytes
         assert properties is None or is_plain(properties)
 

@@ -39,7 +39,8 @@ class AioDriver(Driver):
         self._loop = asyncio.get_running_loop()
         self._waits: dict[asyncio.Future[None], Callable[[], object]] = {}
         self._looking = False
-        self._sending: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Handle | None = None
+        self._send_at = 0.0
         self._reconnecting: asyncio.TimerHandle | None = None
         self._watched: tuple[Link, tuple[int, int]] | None = None
         self.connection.before_close = self._unwatch
@@ -163,9 +164,11 @@ class AioDriver(Driver):
         """Send what waits for others when this time is over, or an earlier one that was asked for."""
         due = self._loop.time() + seconds
         if self._sending is not None:
-            if self._sending.when() <= due:
+            if self._send_at <= due:
                 return
             self._sending.cancel()
+        # The handle need not know when: for the next moment uvloop has one without a timer.
+        self._send_at = due
         self._sending = self._loop.call_at(due, self._send_now)
 
     def _send_now(self) -> None:

@@ -79,6 +79,19 @@ some = settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 cuts = st.integers(0, 4)
 
 
+def test_what_lingers_for_a_moment_is_published(play: Play) -> None:
+    async def program(client: malamute.aio.Client) -> None:
+        stream = next(names)
+        messages = await client.subscribe(stream)
+        async with client.publisher(stream, linger=1e-5) as out:
+            # Without a pause, so that each finds the one before waiting.
+            receipts = [await out.publish("a", b"") for _ in range(10)]
+            await receipts[-1].wait()
+        assert len(await messages.take(10, PATIENCE)) == 10
+
+    play(program)
+
+
 @some
 @given(
     st.lists(st.tuples(st.sampled_from(["publish", "receive", "take", "next", "batch"]), cuts), max_size=30)
