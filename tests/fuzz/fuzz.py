@@ -12,11 +12,14 @@ into the corpus.
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
+import threading
 from hashlib import sha1
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -59,13 +62,31 @@ def explore(name: str, seconds: int) -> None:
     atheris.Fuzz()
 
 
-def ways(name: str, data: bytes) -> set[tuple[str, int, int]]:
-    """The lines of Malamute that an input runs, each with the line before."""
-    from fuzz_targets import TARGETS
+class Ways:
+    """The lines of Malamute that an input runs, in any thread, each with the line before.
 
-    found: set[tuple[str, int, int]] = set()
+    Threads that were there before it was made are not seen.
+    """
 
-    def tracer(frame: FrameType, event: str, _: Any) -> Any:
+    def __init__(self) -> None:
+        self._found: set[tuple[str, int, int]] = set()
+        threading.settrace(self._trace)
+        sys.settrace(self._trace)
+
+    def of(self, name: str, data: bytes) -> set[tuple[str, int, int]]:
+        """Run an input. Returns its ways."""
+        from fuzz_targets import TARGETS
+
+        self._found = set()
+        TARGETS[name].run(data)
+        return self._found
+
+    def close(self) -> None:
+        """See no more."""
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]  # as its documentation has it
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         path = frame.f_code.co_filename
         if "/malamute/" not in path:
             return None
@@ -74,18 +95,11 @@ def ways(name: str, data: bytes) -> set[tuple[str, int, int]]:
         def line(frame: FrameType, event: str, _: Any) -> Any:
             nonlocal before
             if event == "line":
-                found.add((path, before, frame.f_lineno))
+                self._found.add((path, before, frame.f_lineno))
                 before = frame.f_lineno
             return line
 
         return line
-
-    sys.settrace(tracer)
-    try:
-        TARGETS[name].run(data)
-    finally:
-        sys.settrace(None)
-    return found
 
 
 def keep(name: str) -> None:
@@ -95,11 +109,16 @@ def keep(name: str) -> None:
     target, directory = TARGETS[name], CORPUS / name
     directory.mkdir(parents=True, exist_ok=True)
     kept = [path.read_bytes() for path in target.kept(name)]
-    known = set().union(*(ways(name, data) for data in kept))
     inputs = sorted(
         {path.read_bytes() for path in (WORK / name).iterdir()}, key=lambda data: (len(data), data)
     )
-    new = {data: ways(name, data) - known for data in inputs}
+    ways = Ways()
+    try:
+        known = set().union(*(ways.of(name, data) for data in kept))
+        new = {data: ways.of(name, data) - known for data in inputs}
+    finally:
+        ways.close()
+        target.close()
     room = target.keep_bytes - sum(map(len, kept))
     for _ in range(target.keep_max - len(kept)):
         new = {data: found - known for data, found in new.items() if len(data) <= room and not found <= known}
@@ -120,7 +139,15 @@ def start(name: str, seconds: int) -> bool:
     for path in TARGETS[name].kept(name):
         (WORK / name / path.name).write_bytes(path.read_bytes())
     command = [sys.executable, __file__, name, "--seconds", str(seconds), "--explore"]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    # The fuzzer ends a process at once, and leaves the stores that it has made.
+    with TemporaryDirectory(prefix="malamute-fuzz-") as temporary:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, "TMPDIR": temporary},
+        )
     counted = [line for line in done.stderr.splitlines() if "number_of_executed_units" in line]
     count = counted[-1].split()[-1] if counted else "?"
     print(f"{name}: {count} inputs, {len([*(WORK / name).glob('*')])} kept for the next run", flush=True)

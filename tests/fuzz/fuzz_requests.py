@@ -291,6 +291,17 @@ def mutate(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int],
     return STEP.join(steps)[:size_max]
 
 
+def mutate_body(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
+    """A body behind the byte that says what it is, with a line of it changed as a value."""
+    rng = random.Random(seed)
+    if rng.random() < 0.3:
+        return change(data, size_max)
+    lines = data[1:].split(b"\n")
+    place = rng.randrange(len(lines))
+    lines[place] = changed_json(lines[place], rng)
+    return (data[:1] + b"\n".join(lines))[:size_max]
+
+
 def _changed(step: bytes, rng: random.Random, change: Callable[[bytes, int], bytes]) -> bytes:
     head, blank, body = step.partition(b"\n\n")
     line, *headers = head.split(b"\n")

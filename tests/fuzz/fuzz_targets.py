@@ -88,6 +88,7 @@ TARGETS: Mapping[str, Target] = {
         keep_max=60,
         close=fuzz_sessions.RUNNING.close,
     ),
+    "body": Target(fuzz_texts.body, fuzz_requests.mutate_body),
     "command-line": Target(fuzz_texts.command_line),
     "contexts": Target(fuzz_texts.client_contexts),
     "manifest": Target(fuzz_texts.manifest, size_max=2_048),

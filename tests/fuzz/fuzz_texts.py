@@ -1,4 +1,4 @@
-"""What people and their programs write: arguments of commands, contexts, manifests, selectors of topics."""
+"""What people and their programs write: commands, contexts, manifests, bodies, selectors of topics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,27 @@ from typing import Any
 from unittest.mock import patch
 
 import click
+from starlette.requests import Request
 
 from malamute.cli import options, payload, units
 from malamute.cli.error_output import BadInput
 from malamute.cli.escaping import printable, to_json, visible
 from malamute.cli.root import cli
 from malamute.client import contexts
-from malamute.errors import InvalidName, InvalidSelector, StoreCorrupt, StoreTooNew
+from malamute.client.session.message import Message
+from malamute.errors import (
+    InvalidName,
+    InvalidSelector,
+    InvalidValue,
+    Malformed,
+    StoreCorrupt,
+    StoreTooNew,
+    TooLarge,
+)
+from malamute.gateway import bodies
 from malamute.gateway.topic_selectors import criteria_of, regex_of
 from malamute.matching import Index, Selector
+from malamute.protocol.batch import pack_record
 from malamute.spark import manifest as manifests
 from malamute.spark.checksums import Blocks
 
@@ -123,6 +135,37 @@ def manifest(data: bytes) -> None:
         written = manifests.encode_footer(*footer, blocks)
         assert manifests.decode_footer(written) == footer
         assert manifests.decode_blocks(written) == blocks
+
+
+MEDIA_TYPES = (bodies.ANY, bodies.JSON, bodies.NDJSON, bodies.CLOUD_EVENT, bodies.CLOUD_EVENTS)
+BODIES_REFUSED = (InvalidValue, Malformed, TooLarge)
+
+
+def body(data: bytes) -> None:
+    """The body of a request is refused, or has messages that a client sends and a page gets as they are."""
+    kind, data = MEDIA_TYPES[data[0] % len(MEDIA_TYPES) if data else 0], data[1:]
+    head, _, rest = data.partition(b"\n\n") if kind in (bodies.ANY, bodies.JSON) else (b"", b"", data)
+    headers = [(b"content-type", kind.encode())]
+    for line in head.splitlines():
+        name, _, value = line.partition(b":")
+        headers.append((name.strip().lower(), value.strip()))
+    request = Request({"type": "http", "headers": headers})
+    try:
+        found = bodies.contents(request, rest, None)
+        records = [pack_record(content.headers, content.body) for content in found]
+    except BODIES_REFUSED:
+        return
+    for content, record in zip(found, records, strict=True):
+        message = Message(1, 0, "", content.subject, record)
+        assert (message.headers, message.body) == (content.headers, content.body)
+        shown = bodies.to_json(
+            {"subject": message.subject, "headers": message.headers, **bodies.body_fields(message.body)}
+        )
+        (again,) = bodies.contents(LINES, shown, None)
+        assert again == content
+
+
+LINES = Request({"type": "http", "headers": [(b"content-type", bodies.NDJSON.encode())]})
 
 
 def topic_selector(data: bytes) -> None:
