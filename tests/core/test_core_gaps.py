@@ -345,15 +345,40 @@ def test_every_restore_of_one_backup_is_another_incarnation(bench):
     assert bench.core.streams.stores.own.incarnation == found[1]
 
 
-def test_a_stream_that_the_backup_does_not_know_begins_behind_the_incarnation_too(bench):
+@pytest.mark.parametrize("published", [0, 1], ids=["empty", "used-again"])
+def test_a_stream_that_the_backup_does_not_know_begins_behind_the_incarnation_too(bench, published):
     backup = bench.store.copy()
     bench.tell("alice", publish(b"1", stream="young"))
     bench.settle()
     restore(bench, backup)
+    for _ in range(published):
+        bench.tell("alice", publish(b"2", stream="young"))
+        bench.settle()
     bench.tell("bob", back(2, had=1, stream="young"))
     bench.settle()
     incarnation = next_incarnation(bench.now, 0)
     assert gaps(bench.sent("bob")) == [Gap(1, 1, 1, "restored"), Gap(1, 2, incarnation, "restored")]
+
+
+def test_a_restore_is_reported_though_all_around_it_was_dropped_since():
+    bench = Bench(retention=StreamRetention(messages_max=2))
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"1"))
+    bench.settle()
+    restore(bench, bench.store.copy())
+    for _ in range(3):
+        bench.tell("alice", publish(b"new"))
+        bench.settle()
+    incarnation = next_incarnation(bench.now, 0)
+    bench.tell("bob", back(2, had=1))
+    bench.settle()
+    sent = bench.sent("bob")
+    assert gaps(sent) == [Gap(1, 2, incarnation + 1, "restored")]
+    assert sequences(sent) == [incarnation + 2, incarnation + 3]
+    # Behind it, what is dropped is dropped.
+    bench.tell("bob", subscribe(source=2, start=f"seq:{incarnation + 1}"))
+    bench.settle()
+    assert gaps(bench.sent("bob")) == [Gap(2, incarnation + 1, incarnation + 1, "overwritten")]
 
 
 def test_who_reads_past_a_restore_later_is_notified_of_it(bench):

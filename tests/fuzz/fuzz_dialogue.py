@@ -159,6 +159,6 @@ def _values(steps: list[bytes], rng: random.Random) -> list[object]:
     other = rng.choice(steps)[2:].split(FRAME)[0]
     try:
         found = msgpack.unpackb(other, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException):
+    except (ValueError, TypeError, msgpack.UnpackException):
         return []
     return found[1:] if type(found) is list else []

@@ -517,11 +517,6 @@ EXEMPTIONS = (
         "believes a wall clock that was set",
     ),
     Exemption(
-        frozenset({"taken back untold"}),
-        lambda world, name: world.setup.restores,
-        "where the copy has nothing of a stream, what a reader has had counts as dropped by retention",
-    ),
-    Exemption(
         frozenset({"no outcome"}),
         lambda world, name: world.setup.shared or world.setup.flaws or world.setup.queues.attempts_max > 0,
         "an outcome is mail: another consumer of the mailbox may have it, the disk may lose it, and so may a "

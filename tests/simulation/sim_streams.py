@@ -21,7 +21,16 @@ from sim_wants import Wants
 from malamute.client.session.sources import StreamSource
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
-from malamute.protocol.messages import EXPIRED, RESTART, RESTORED, TAKEN_BACK, Deliver, Gap, Message
+from malamute.protocol.messages import (
+    EXPIRED,
+    OVERWRITTEN,
+    RESTART,
+    RESTORED,
+    TAKEN_BACK,
+    Deliver,
+    Gap,
+    Message,
+)
 from malamute.store.operations import FLOOR, AppendChunk, Chunk, Recovered, Reserve
 from malamute.store.policies import StreamRetention
 
@@ -322,7 +331,7 @@ class StreamBook:
     def check_gap(self, stream: str, wants: Wants, gap: Gap) -> None:
         """A gap reports what is unavailable, and nothing else."""
         begun = [number for number in self.incarnations if gap.first <= number <= gap.last]
-        if begun and gap.reason == RESTART:
+        if begun and gap.reason in (OVERWRITTEN, RESTART):
             raise Violation("a restore was reported as if nothing was lost", stream=stream, gap=gap)
         for sequence in self.owed(stream, wants, gap.first, gap.last):
             if self.was_there(stream, sequence):

@@ -60,6 +60,7 @@ class Gaps:
     """The gaps in one stream."""
 
     def __init__(self, stream: JournaledStream, last_found: int, incarnations: Sequence[int]) -> None:
+        """`last_found` is the last sequence that the journal knew when it was found, or deleted streams had."""
         self._stream = stream
         self._incarnations = incarnations
         self._left_out = GapRange(last_found + 1, stream.next - 1)
@@ -84,10 +85,11 @@ class Gaps:
 
     def reason(self, first: int, last: int) -> str:
         """Why a range is missing."""
-        if first < self._stream.first_kept:
-            return OVERWRITTEN
+        # Some of it may have been dropped by retention as well, which says less.
         if self._is_restored(first, last):
             return RESTORED
+        if first < self._stream.first_kept:
+            return OVERWRITTEN
         return NOT_STORED if any(r.first <= first <= r.last for r in self._refused) else RESTART
 
     def _is_restored(self, first: int, last: int) -> bool:
@@ -96,10 +98,13 @@ class Gaps:
     def taken_back(self, had: int, then: Callable[[Sequence[Missing]], None]) -> None:
         """Call back with what is no more of the messages up to `had`, which somebody has had."""
         stream = self._stream
-        if not stream.journaled or not stream.first_kept <= had < stream.next:
+        if not stream.journaled or had >= stream.next:
             then(())
         elif self._left_out.first <= had <= self._left_out.last:
+            # None of it was ever here, so retention has not dropped it.
             then(self._before(had, self._left_out))
+        elif had < stream.first_kept:
+            then(())
         elif had > stream.last_stored:
             then(self._before(had, None))
         else:

@@ -27,7 +27,7 @@ from malamute.core.stream.subscription import Reader, SourceStream
 from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.matching import CompiledSelector, Group
-from malamute.protocol.messages import NO_JOURNAL, OVERWRITTEN
+from malamute.protocol.messages import NO_JOURNAL
 from malamute.store.operations import Chunk, Damage, ReadChunks, ReadResult
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ class Replay:
                 continue
             subscription.reading = False
             if not result.found:
-                subscription.skip(last, OVERWRITTEN)
+                subscription.skip(last, self._gaps.reason(subscription.cursor, last))
             subscription.unblock()
 
     def _not_replayed(self, under_way: _Pass, error: MalamuteError) -> None:

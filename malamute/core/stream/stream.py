@@ -243,7 +243,7 @@ class Stream:
         """The dispatch of the first of them, if that was broken off."""
         self._dropped: deque[Loaded] = deque()
         """What the disk has refused before, of which nobody knows yet."""
-        self.gaps = Gaps(self, self.last_stored, store.incarnations)
+        self.gaps = Gaps(self, state.last if state else begin, store.incarnations)
         self.replay = Replay(self, self.gaps)
         self.wake, self.forget = self.replay.wake, self.replay.forget
         if not self.journaled:
