@@ -60,7 +60,7 @@ class Gaps:
     """The gaps in one stream."""
 
     def __init__(self, stream: JournaledStream, last_found: int, incarnations: Sequence[int]) -> None:
-        """`last_found` is the last sequence that the journal knew when it was found, or deleted streams had."""
+        """`last_found` is the last sequence that the journal or a deleted stream had when it was found."""
         self._stream = stream
         self._incarnations = incarnations
         self._left_out = GapRange(last_found + 1, stream.next - 1)
