@@ -9,7 +9,6 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
@@ -21,7 +20,7 @@ from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefus
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
 from malamute.gateway.console import site
 from malamute.gateway.console.visits import Console
-from malamute.gateway.guard import SiteGuard
+from malamute.gateway.guard import OtherSites, SiteGuard
 from malamute.gateway.openapi import described
 from malamute.gateway.rates import RateGuard
 from malamute.gateway.restms.endpoints import ENDPOINTS as RESTMS_ENDPOINTS
@@ -137,7 +136,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
     if settings.origins:
         middleware.append(
             Middleware(
-                CORSMiddleware,
+                OtherSites,
                 allow_origins=settings.origins,
                 allow_methods=("GET", "POST", "PUT", "DELETE"),
                 allow_headers=(

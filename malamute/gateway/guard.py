@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from http import HTTPStatus
 
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from malamute.errors import Malformed, OriginRefused
+from malamute.errors import InvalidValue, Malformed, OriginRefused
 from malamute.gateway import problems
 from malamute.gateway.settings import GatewaySettings
 
@@ -26,6 +30,26 @@ SECURITY_HEADERS: Mapping[str, str] = {
 
 ONLY_TLS: Mapping[str, str] = {"strict-transport-security": "max-age=31536000"}
 """What an answer over TLS has as well, unless it comes from loopback: other programs have ports there."""
+
+
+class OtherSites(CORSMiddleware):
+    """CORS, which answers what the pages of other sites may not ask with a problem."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Answer the question before a request."""
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == HTTPStatus.OK:
+            return answer
+        asked = request_headers["access-control-request-method"][:100]
+        named = request_headers.get("access-control-request-headers", "")[:1000]
+        refused = problems.response(
+            InvalidValue(
+                f"request of another site with method {asked!r} and headers {named!r}: expected of the "
+                f"methods {', '.join(self.allow_methods)}, and of the headers {', '.join(self.allow_headers)}"
+            )
+        )
+        refused.headers["vary"] = answer.headers["vary"]
+        return refused
 
 
 WITH_COOKIES = (b"access-control-allow-credentials", b"true")

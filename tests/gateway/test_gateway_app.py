@@ -307,6 +307,11 @@ def test_a_site_that_is_allowed_may_ask_before_and_read_the_answer(
         asked = {"origin": site, "access-control-request-method": "POST"}
         assert http.options(WEATHER, headers=asked).status_code == 200
         assert http.get("/live", headers={"origin": "https://other.example"}).status_code == 403
+        for name, value in (("method", "PATCH"), ("headers", "x-secret")):
+            refused = http.options(WEATHER, headers={**asked, f"access-control-request-{name}": value})
+            assert (refused.status_code, refused.headers["content-type"]) == (400, problems.MEDIA_TYPE)
+            assert value in refused.json()["detail"]
+            assert "access-control-allow-origin" not in refused.headers
 
 
 @pytest.mark.parametrize(
