@@ -427,10 +427,6 @@ BROKEN = {
         "malamute.client.session.inbox.Inbox.acknowledge",
         lambda *arguments: None,
     ),
-    "a client takes a delivery behind a gap": (
-        "malamute.client.session.sources.StreamSource.opened",
-        lambda source, value: setattr(source, "open", True),
-    ),
     "a feed does not store where it is": (
         f"{FEED}._put",
         _take_without_a_position,
