@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import msgpack
 from fuzz_dialogue import mutate_steps
-from fuzz_frames import FRAME, STEP
+from fuzz_frames import FRAME, STEP, Change
 
 from malamute.client.session.message import Rejection
 from malamute.client.session.outbox import Command
@@ -311,7 +311,7 @@ def _go_on(program: Program) -> None:
     assert type(session.error) is Closed
 
 
-def mutate(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
+def mutate(data: bytes, size_max: int, seed: int, change: Change) -> bytes:
     """A conversation with a step or a few changed, moved, doubled or left out."""
     return mutate_steps(data, size_max, seed, change, b"RNN", b"PPSOMQTKVHHAABJYCEDULG")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import msgpack
 from core_bench import Bench, check_accounts, peer_id
-from fuzz_frames import FRAME, STEP, changed_frame
+from fuzz_frames import FRAME, STEP, Change, changed_frame, vary_steps
 
 from malamute.errors import InternalError, StorageFull, StoreError
 from malamute.protocol.messages import VERSION, Hello, Ping, Pong
@@ -115,33 +115,23 @@ def _numbered(bench: Bench, name: str, frames: list[bytes]) -> list[bytes]:
         return frames
 
 
-def mutate(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
+def mutate(data: bytes, size_max: int, seed: int, change: Change) -> bytes:
     """A dialogue with one step or a few changed, moved, doubled or left out."""
     return mutate_steps(data, size_max, seed, change, b"SNN", b"WWCCFRREAALBUKGI")
 
 
 def mutate_steps(
-    data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes], saying: bytes, others: bytes
+    data: bytes, size_max: int, seed: int, change: Change, saying: bytes, others: bytes
 ) -> bytes:
     """The same for steps that say something to somebody, and others, by their letters."""
-    rng = random.Random(seed)
-    if rng.random() < 0.15:
-        return change(data, size_max)
-    steps = data.split(STEP)
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        place = rng.randrange(len(steps))
-        match rng.randrange(10):
-            case 0 if len(steps) > 1:
-                del steps[place]
-            case 1:
-                steps.insert(rng.randrange(len(steps) + 1), steps[place])
-            case 2:
-                steps.insert(place, steps.pop(rng.randrange(len(steps))))
-            case 3 | 4:
-                steps.insert(place, bytes([rng.choice(others), rng.randrange(48, 54)]))
-            case _:
-                steps[place] = _changed_step(steps, place, rng, saying)
-    return STEP.join(steps)[:size_max]
+    return vary_steps(
+        data,
+        size_max,
+        seed,
+        change,
+        lambda steps, place, rng: _changed_step(steps, place, rng, saying),
+        lambda rng: bytes([rng.choice(others), rng.randrange(48, 54)]),
+    )
 
 
 def _changed_step(steps: list[bytes], place: int, rng: random.Random, saying: bytes) -> bytes:

@@ -14,6 +14,9 @@ import msgpack
 FRAME, STEP = b"\xc1\xc2", b"\xc1\xc1"
 """What stands between frames, and between the steps of a dialogue."""
 
+Change = Callable[[bytes, int], bytes]
+"""How the fuzzer itself changes bytes; the number is of bytes that there may be."""
+
 ODD: Sequence[Any] = (
     *(
         0,
@@ -86,7 +89,7 @@ def changed_value(value: Any, rng: random.Random, pool: Sequence[Any] = ()) -> A
     return rng.choice(pool) if pool and rng.random() < 0.5 else rng.choice(ODD)
 
 
-def mutate_frames(data: bytes, size_max: int, seed: int, mutate: Callable[[bytes, int], bytes]) -> bytes:
+def mutate_frames(data: bytes, size_max: int, seed: int, mutate: Change) -> bytes:
     """Frames with one of them changed: as a value, or as the fuzzer changes any bytes."""
     rng = random.Random(seed)
     if rng.random() < 0.4:
@@ -95,3 +98,35 @@ def mutate_frames(data: bytes, size_max: int, seed: int, mutate: Callable[[bytes
     place = rng.randrange(len(frames)) if rng.random() < 0.3 else 0
     frames[place] = changed_frame(frames[place], rng)
     return FRAME.join(frames)[:size_max]
+
+
+def vary_steps(
+    data: bytes,
+    size_max: int,
+    seed: int,
+    change: Change,
+    changed: Callable[[list[bytes], int, random.Random], bytes],
+    other: Callable[[random.Random], bytes] | None = None,
+) -> bytes:
+    """Steps with one or a few of them changed, moved, doubled or left out, or another one among them.
+
+    `changed` makes one out of that at a place. Now and then all is changed as any bytes are.
+    """
+    rng = random.Random(seed)
+    if rng.random() < 0.15:
+        return change(data, size_max)
+    steps = data.split(STEP)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        place = rng.randrange(len(steps))
+        match rng.randrange(10):
+            case 0 if len(steps) > 1:
+                del steps[place]
+            case 1:
+                steps.insert(rng.randrange(len(steps) + 1), steps[place])
+            case 2:
+                steps.insert(place, steps.pop(rng.randrange(len(steps))))
+            case 3 | 4 if other is not None:
+                steps.insert(place, other(rng))
+            case _:
+                steps[place] = changed(steps, place, rng)
+    return STEP.join(steps)[:size_max]

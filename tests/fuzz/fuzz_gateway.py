@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import fuzz_brokers
 import msgspec
-from fuzz_frames import STEP, changed_frame
+from fuzz_frames import STEP, Change, changed_frame, vary_steps
 from fuzz_requests import UPGRADE, changed_json, written
 
 from malamute.gateway import problems
@@ -307,22 +307,14 @@ def websocket(data: bytes) -> None:
     here.check()
 
 
-def mutate_commands(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
-    """Commands with one of them changed as a value, or as the fuzzer changes any bytes."""
-    rng = random.Random(seed)
-    if rng.random() < 0.3:
-        return change(data, size_max)
-    steps = data.split(STEP)
-    place = rng.randrange(len(steps))
-    match rng.randrange(6):
-        case 0 if len(steps) > 1:
-            del steps[place]
-        case 1:
-            steps.insert(rng.randrange(len(steps) + 1), steps[place])
-        case _:
-            kind, command = steps[place][:1], steps[place][1:]
-            steps[place] = kind + (changed_json if kind == b"t" else changed_frame)(command, rng)
-    return STEP.join(steps)[:size_max]
+def mutate_commands(data: bytes, size_max: int, seed: int, change: Change) -> bytes:
+    """Commands with one or a few of them changed as values, moved, doubled or left out."""
+
+    def changed(steps: list[bytes], place: int, rng: random.Random) -> bytes:
+        kind, command = steps[place][:1], steps[place][1:]
+        return kind + (changed_json if kind == b"t" else changed_frame)(command, rng)
+
+    return vary_steps(data, size_max, seed, change, changed)
 
 
 SENTINEL = -7

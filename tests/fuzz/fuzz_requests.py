@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
-from fuzz_frames import STEP, changed_value
+from fuzz_frames import Change, changed_value, vary_steps
 
 EVENT = '{"specversion":"1.0","id":"1","source":"/x","type":"t","data":{"a":1}}'
 FORM = "application/x-www-form-urlencoded"
@@ -271,27 +271,19 @@ def written(asked: Asked) -> bytes:
     return "\n".join([*lines, "", body]).encode()
 
 
-def mutate(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
+def mutate(data: bytes, size_max: int, seed: int, change: Change) -> bytes:
     """Requests with one or a few of them changed, moved, doubled, added or left out."""
-    rng = random.Random(seed)
-    if rng.random() < 0.1:
-        return change(data, size_max)
-    steps = data.split(STEP)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        place = rng.randrange(len(steps))
-        match rng.randrange(12):
-            case 0 if len(steps) > 1:
-                del steps[place]
-            case 1:
-                steps.insert(rng.randrange(len(steps) + 1), steps[place])
-            case 2 | 3:
-                steps.insert(rng.randrange(len(steps) + 1), written(rng.choice(REQUESTS)))
-            case _:
-                steps[place] = _changed(steps[place], rng, change)
-    return STEP.join(steps)[:size_max]
+    return vary_steps(
+        data,
+        size_max,
+        seed,
+        change,
+        lambda steps, place, rng: _changed(steps[place], rng, change),
+        lambda rng: written(rng.choice(REQUESTS)),
+    )
 
 
-def mutate_body(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
+def mutate_body(data: bytes, size_max: int, seed: int, change: Change) -> bytes:
     """A body behind the byte that says what it is, with a line of it changed as a value."""
     rng = random.Random(seed)
     if rng.random() < 0.3:
@@ -302,7 +294,7 @@ def mutate_body(data: bytes, size_max: int, seed: int, change: Callable[[bytes, 
     return (data[:1] + b"\n".join(lines))[:size_max]
 
 
-def _changed(step: bytes, rng: random.Random, change: Callable[[bytes, int], bytes]) -> bytes:
+def _changed(step: bytes, rng: random.Random, change: Change) -> bytes:
     head, blank, body = step.partition(b"\n\n")
     line, *headers = head.split(b"\n")
     match rng.randrange(9):

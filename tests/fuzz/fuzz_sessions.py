@@ -16,7 +16,6 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import msgpack
 import zmq
 from core_bench import check_accounts
 from fuzz_dialogue import NUMBERED, mutate_steps
-from fuzz_frames import FRAME, STEP
+from fuzz_frames import FRAME, STEP, Change
 
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import VERSION, Bye, Error, Hello, Welcome
@@ -188,6 +187,6 @@ def _do(here: Running, peers: dict[int, Peer], number: int, kind: bytes, rest: b
             peer.read(MOMENT_SECONDS)
 
 
-def mutate(data: bytes, size_max: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
+def mutate(data: bytes, size_max: int, seed: int, change: Change) -> bytes:
     """A conversation with a step or a few changed, moved, doubled or left out."""
     return mutate_steps(data, size_max, seed, change, b"SNN", b"RRDW")

@@ -28,7 +28,7 @@ import fuzz_wire  # noqa: E402
 CORPUS = HERE / "corpus"
 """What has been found worth keeping, in a directory for each target; `make test` tries all of it."""
 
-Mutator = Callable[[bytes, int, int, Callable[[bytes, int], bytes]], bytes]
+Mutator = Callable[[bytes, int, int, fuzz_frames.Change], bytes]
 
 
 class Target(NamedTuple):
