@@ -33,7 +33,7 @@ MOMENT_SECONDS = 0.005
 
 HANG_SECONDS = 10.0
 
-FAULTY = {500, 501, 502, 504}
+FAULTY = {500, 501, 502}
 ANY_PATH = {400, 405, 408, 413}
 """Problems of the protocol, and of methods that a path has not."""
 
