@@ -274,15 +274,16 @@ def _check_answer(step: bytes, connection: Connection) -> None:
     answer = found[0]
     line = step.partition(b"\n")[0].decode("latin-1")
     method, _, target = line.partition(" ")
+    path = re.split("[?#]", target, maxsplit=1)[0]
     assert answer.status not in FAULTY, (line, answer)
     if answer.status >= 400 and method != "HEAD" and b"upgrade" not in step.lower():
         # What is no handshake of WebSocket its library answers.
         _check_problem(line, answer)
     for pattern, of, endpoint in _PATHS:
-        if method == of and pattern.fullmatch(target.partition("?")[0]):
+        if method == of and pattern.fullmatch(path):
             expected = {*endpoint.answers, *endpoint.problems, *COMMON_PROBLEMS, *ANY_PATH}
             # Two paths may have one address: `{name}` has slashes.
-            others = [o for p, m, o in _PATHS if m == of and p.fullmatch(target.partition("?")[0])]
+            others = [o for p, m, o in _PATHS if m == of and p.fullmatch(path)]
             for other in others:
                 expected |= {*other.answers, *other.problems}
             assert answer.status in expected, (line, answer)
