@@ -1,7 +1,7 @@
 """Moving along the chunks of a stream with an LMDB cursor: reading, searching by time, dropping.
 
 A cursor is good within its transaction only, so these objects live as long as one call of the store.
-Values are views into the mapped file; what is given out has been copied and checked.
+Values may be views into the mapped file; what is given out has been copied and checked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import lmdb
 
 from malamute.journal import format as codec
 from malamute.journal.format import CHUNK, Damaged, StreamMeta, key
+from malamute.journal.page_cursor import Cursor, size_and_head
 from malamute.journal.ring import Dropped
 from malamute.journal.subjects import SubjectSearch
 from malamute.store.operations import Chunk, Damage, GapRange
@@ -56,7 +57,7 @@ class DiskChunkDeleter:
 class ChunkCursor:
     """A way along the chunks of one stream, in one read transaction."""
 
-    def __init__(self, cursor: _Cursor, state: StreamMeta) -> None:
+    def __init__(self, cursor: Cursor, state: StreamMeta) -> None:
         self._cursor = cursor
         self._state = state
         self.first: int | None = None
@@ -188,7 +189,7 @@ class ChunkCursor:
         """The first readable header of a chunk at or after a sequence."""
         self.seek(sequence)
         while self.first is not None:
-            header = _header(self._cursor.value())
+            header = _header(size_and_head(self._cursor)[1])
             if header:
                 return header
             self.next()

@@ -34,6 +34,7 @@ from malamute.errors import (
 from malamute.journal import format as codec
 from malamute.journal.blocks import decode_block
 from malamute.journal.format import BLOCK, CHUNK, META, STREAM, Damaged, key
+from malamute.journal.page_cursor import PageCursor
 from malamute.journal.pages import check_pages
 
 PAGE = mmap.PAGESIZE
@@ -278,7 +279,7 @@ def put_meta(transaction: lmdb.Transaction, meta: codec.Meta) -> None:
     transaction.put(META_TWIN, value)
 
 
-def read_meta(transaction: lmdb.Transaction) -> codec.Meta:
+def read_meta(transaction: lmdb.Transaction | PageCursor) -> codec.Meta:
     """The meta record, or its twin. Raises: StoreTooNew, StoreTooOld, StoreCorrupt."""
     value, twin = transaction.get(key(META)), transaction.get(META_TWIN)
     try:

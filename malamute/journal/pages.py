@@ -90,7 +90,7 @@ class Node(NamedTuple):
     own: int
 
 
-class _Bad(Exception):
+class _Bad(ValueError):
     """Raised within this file: what is wrong with a page."""
 
 
@@ -218,7 +218,7 @@ class Pages:
                 own_pages = self._use_own(leaf)
             else:
                 children = self._branch(page, number, first, end)
-        except (_Bad, ValueError, OSError) as error:
+        except (ValueError, OSError) as error:
             self.faults.append(PageFault(number, str(error), first, end))
             return
         if depth == 1:
@@ -351,7 +351,7 @@ class Pages:
         leaves: dict[int, tuple[bytes, list[Node]]] = {}
         for number in range(2, root.last + 1):
             if not self._used[number]:
-                with suppress(_Bad, ValueError, OSError):
+                with suppress(ValueError, OSError):
                     page = self._read(number * self.page_bytes, self.page_bytes)
                     leaves[number] = page, self._leaf(page, number, b"", None)
         for _, leaf in [*leaves.values()]:
@@ -400,7 +400,7 @@ class Pages:
                     raise _Bad("a list of free pages is none")
                 for number in numbers[1:]:
                     self._use(number, 1)
-            except (_Bad, ValueError, OSError, struct.error) as error:
+            except (ValueError, OSError, struct.error) as error:
                 self.faults.append(PageFault(tree.root, f"free pages: {error}"))
                 return
 

@@ -2,7 +2,8 @@
 
 LMDB lets any number of processes read while one writes: a reader sees the last commit, and the writer leaves
 alone the pages that a read transaction may still look at. So this takes no lock of the directory, and each
-call is one short transaction: the writer never has to wait, and no old page is held for long.
+call is one short transaction: the writer never has to wait, and no old page is held for long. The pages
+themselves are read with calls (`page_cursor`), so one that the disk cannot read is an error and no crash.
 
 Nothing is repaired and nothing is recovered. What the ring drops between two calls is simply not there at
 the second, as for any slow reader of a stream.
@@ -19,10 +20,11 @@ from typing import Self
 
 import lmdb
 
-from malamute.errors import StoreCorrupt, StoreError
+from malamute.errors import StoreError
 from malamute.journal.chunk_cursor import ChunkCursor
-from malamute.journal.directory import check_pages_for_reading, read_meta, translated, used_bytes
+from malamute.journal.directory import READING_TRIES, check_pages_for_reading, read_meta, translated
 from malamute.journal.format import StreamMeta
+from malamute.journal.page_cursor import PageCursor
 from malamute.journal.states import read_states
 from malamute.store.operations import ReadResult
 
@@ -30,9 +32,11 @@ from malamute.store.operations import ReadResult
 class StoreReader:
     """Reads the streams of a store. Make one by `StoreReader.open`; a context manager that closes it."""
 
-    def __init__(self, environment: lmdb.Environment) -> None:
+    def __init__(self, environment: lmdb.Environment, data: Path) -> None:
         """Used by `open`."""
         self._environment = environment
+        self._data = data
+        self._file = data.open("rb", buffering=0)
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> StoreReader:
@@ -47,15 +51,14 @@ class StoreReader:
         check_pages_for_reading(Path(directory))
         with translated():
             environment = lmdb.open(str(directory), readonly=True, create=False, map_size=0)
+        reader = cls(environment, data)
         try:
-            if data.stat().st_size < used_bytes(environment):
-                raise StoreCorrupt(f"{data} was cut off: see `malamute journal verify`")
-            with translated(), environment.begin() as transaction:
-                read_meta(transaction)
+            with reader._cursor() as cursor:
+                read_meta(cursor)
         except BaseException:
-            environment.close()
+            reader.close()
             raise
-        return cls(environment)
+        return reader
 
     def streams(self) -> Mapping[str, StreamMeta]:
         """The state of each stream, by its name."""
@@ -78,15 +81,18 @@ class StoreReader:
     def close(self) -> None:
         """Release the store."""
         self._environment.close()
+        self._file.close()
 
     @contextmanager
-    def _cursor(self) -> Iterator[lmdb.Cursor]:
-        with (
-            translated(),
-            self._environment.begin(buffers=True) as transaction,
-            transaction.cursor() as cursor,
-        ):
-            yield cursor
+    def _cursor(self) -> Iterator[PageCursor]:
+        with translated():
+            for _ in range(READING_TRIES):
+                with self._environment.begin() as transaction:
+                    cursor = PageCursor(self._file.fileno(), self._data)
+                    if cursor.find_root(transaction.id()):
+                        yield cursor
+                        return
+        raise StoreError(f"cannot read {self._data}: it is another file, or is written to all the time")
 
     def __enter__(self) -> Self:
         return self
@@ -97,12 +103,12 @@ class StoreReader:
         self.close()
 
 
-def _state(cursor: lmdb.Cursor, name: str) -> StreamMeta:
+def _state(cursor: PageCursor, name: str) -> StreamMeta:
     """The state of a stream; that of an empty one if it is unknown."""
     # Identifiers begin with 1, so an unknown stream has no chunk.
     return next((state for state in _states(cursor) if state.name == name), StreamMeta(0, name))
 
 
-def _states(cursor: lmdb.Cursor) -> Sequence[StreamMeta]:
+def _states(cursor: PageCursor) -> Sequence[StreamMeta]:
     """All states, those that are damaged rebuilt from the rest."""
     return read_states(cursor).streams

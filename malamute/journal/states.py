@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import lmdb
 import msgpack
 
 from malamute.errors import StoreTooNew
@@ -35,6 +34,7 @@ from malamute.journal.format import (
     crc32,
     key,
 )
+from malamute.journal.page_cursor import Cursor, size_and_head
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.names import is_name
 from malamute.store.codec import key_of, plain
@@ -176,7 +176,7 @@ class States(NamedTuple):
     """The log sequence numbers of those that wrote the states."""
 
 
-def read_states(cursor: lmdb.Cursor) -> States:
+def read_states(cursor: Cursor) -> States:
     """Read all states and cards. What is damaged is rebuilt from the rest. Raises `StoreTooNew`."""
     found = States([], {}, [], [], [])
     damaged: dict[int, bytes | None] = {}
@@ -233,7 +233,7 @@ def _place(misplaced: Sequence[StreamMeta], found: States, damaged: Collection[i
             found.repairs.append(ValueRepair(place, None, codec.encode_stream(stream)))
 
 
-def newest_lsn(cursor: lmdb.Cursor, known: int, states: States) -> int:
+def newest_lsn(cursor: Cursor, known: int, states: States) -> int:
     """The log sequence number of the last transaction, where the meta record has a `known` one.
 
     Each transaction writes it into the states of streams that it changes and into its blocks, or into the
@@ -250,25 +250,31 @@ def newest_lsn(cursor: lmdb.Cursor, known: int, states: States) -> int:
     return newest if is_known else newest + LSN_STEP
 
 
-def _values(cursor: lmdb.Cursor, kind: int, identifier: int = 0) -> Iterator[tuple[bytes, Any]]:
+def _values(cursor: Cursor, kind: int) -> Iterator[tuple[bytes, Any]]:
+    for place in _keys(cursor, kind):
+        yield place, cursor.value()
+
+
+def _keys(cursor: Cursor, kind: int, identifier: int = 0) -> Iterator[bytes]:
     found = cursor.set_range(key(kind, identifier))
     while found and cursor.key()[0] == kind:
-        yield bytes(cursor.key()), cursor.value()
+        yield bytes(cursor.key())
         found = cursor.next()
 
 
-def made_anew(cursor: lmdb.Cursor, identifier: int, known: States, damaged: bytes | None) -> StreamMeta:
+def made_anew(cursor: Cursor, identifier: int, known: States, damaged: bytes | None) -> StreamMeta:
     """The state of a stream by its card and by the keys of its chunks, whose payloads are not read."""
     card = known.cards.get(identifier)
     name = card.name if card else _name_in(identifier, known, damaged or b"")
     first = last = size = chunks = first_time = last_time = 0
-    for place, value in _values(cursor, CHUNK, identifier):
+    for place in _keys(cursor, CHUNK, identifier):
         if codec.split_key(place)[1] != identifier:
             break
         last = codec.split_key(place)[2]
-        size, chunks = size + len(value), chunks + 1
+        bytes_here, head = size_and_head(cursor)
+        size, chunks = size + bytes_here, chunks + 1
         try:
-            header = codec.decode_chunk_header(value)
+            header = codec.decode_chunk_header(head)
             last, last_time = max(last, header.last), header.time_ns
         except Damaged:
             pass

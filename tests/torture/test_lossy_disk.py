@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import lossy_disk
 import pytest
-from lossy_disk import BLOCK, SECTOR, LossyDisk
+from lossy_disk import BLOCK, NO_BLOCKS, SECTOR, LossyDisk
 from rig_daemon import Daemon, small
 from rig_load import read_back
 from rig_waiting import PATIENCE
@@ -93,4 +95,42 @@ def test_a_page_that_cannot_be_read_ends_one_broker_and_no_other(disk: LossyDisk
     assert lost == {n for gap in gaps for n in range(gap.first, min(gap.last, COUNT) + 1)}
     with malamute.connect(daemon.url, address="absent") as client:
         assert client.mailbox().receive(PATIENCE).body == b"mail"
+    daemon.stop()
+
+
+def exporting(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """`malamute journal export` as a process of its own, which a page that cannot be read might end."""
+    command = [sys.executable, "-m", "malamute", "journal", "export", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def test_an_export_says_that_it_cannot_read_and_goes_on_once_it_can(disk: LossyDisk, tmp_path: Path) -> None:
+    """Beside a broker. Of what it had read, and not finished, nothing is taken for good."""
+    out = tmp_path / "out"
+    source = ("--stream", "load", "--data", disk.place, "--to", out)
+    daemon = Daemon(tmp_path / "broker", small(32 << 20), data=disk.place)
+    daemon.start()
+    with malamute.connect(daemon.url) as client:
+        for number in range(COUNT):
+            client.publish("load", "a", bytes(BODY_BYTES), assurance="stored")
+            if number == COUNT // 3:
+                first = exporting(*source)
+        client.publish("load", "a", BAD, assurance="stored")
+    assert first.returncode == 0, first.stderr
+    whole = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    bad = (disk.place / "data.mdb").read_bytes().index(BAD) // BLOCK + 1
+    disk.fail_reads(range(bad, bad + 1))
+    failed = exporting(*source)
+    assert failed.returncode == 1
+    assert f"error 803: {disk.place / 'data.mdb'} is damaged, or cannot be read" in failed.stderr
+    assert "Input/output error" in failed.stderr
+    assert "malamute journal repair" in failed.stderr
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == whole
+    checked = exporting("verify", "--from", out)
+    assert (checked.returncode, checked.stdout.endswith("good\n")) == (0, True), checked.stderr
+    disk.fail_reads(NO_BLOCKS)
+    assert exporting(*source).returncode == 0
+    assert exporting("verify", "--from", out, "--data", disk.place).returncode == 0
+    with malamute.connect(daemon.url) as client:
+        assert client.publish("load", "a", b"", assurance="stored") == COUNT + 2
     daemon.stop()
