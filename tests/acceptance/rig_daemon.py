@@ -74,6 +74,8 @@ class Daemon:
         self.url = f"tcp://{address}:{free_port()}"
         self._namespace, self._data = namespace, data or directory / "data"
         self._process: ForkServerProcess | None = None
+        self.patience_seconds = PATIENCE
+        """How long its start and its end may take."""
         directory.mkdir(parents=True, exist_ok=True)
         self._log = directory / "log.jsonl"
         self._log.touch()
@@ -107,7 +109,7 @@ class Daemon:
         with ready:
             with said:
                 self._process = fork(serve, self.file, self._log, said, files, self._namespace)
-            assert ready.poll(PATIENCE), f"the broker is not ready:\n{self.log}"
+            assert ready.poll(self.patience_seconds), f"the broker is not ready:\n{self.log}"
             try:
                 ready.recv()
             except EOFError:
@@ -149,7 +151,7 @@ class Daemon:
         """Wait for its end. Returns its exit code."""
         process, self._process = self._process, None
         assert process is not None
-        process.join(PATIENCE)
+        process.join(self.patience_seconds)
         code = process.exitcode
         end(process)
         assert code is not None, f"the broker does not end:\n{self.log}"

@@ -41,6 +41,14 @@ def test_what_is_past_one_bound_is_reported_by_its_name(rule: str, change: dict[
     assert [found.rule for found in exceeded(FIRST, FIRST._replace(**change), SIZE_MIB)] == [rule]
 
 
+def test_the_bound_of_latency_is_true_time() -> None:
+    speed = 6
+    most = FIRST._replace(quiet_seconds=[speed * QUIET_P99_SECONDS])
+    more = FIRST._replace(quiet_seconds=[speed * QUIET_P99_SECONDS + 0.1])
+    assert [*exceeded(FIRST, most, SIZE_MIB, speed)] == []
+    assert [found.rule for found in exceeded(FIRST, more, SIZE_MIB, speed)] == ["latency"]
+
+
 def test_a_wait_counts_if_all_of_it_is_in_one_quiet_time() -> None:
     second = 1_000_000_000
     kinds = [

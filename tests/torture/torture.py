@@ -10,17 +10,14 @@ the same broker and store.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import errno
 import json
-import mmap
 import os
 import resource
 import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +33,9 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import bad_machine
 import lossy_disk
+from bad_machine import SPEED, Machine, true_seconds
 from history import (
     BACK,
     DISK_FAILS,
@@ -82,7 +81,6 @@ from torture_load import (
 import malamute
 from malamute.config import Config, ListenConfig
 
-SOURCE = Path(__file__).with_name("bad_machine.c")
 FAULTS_EACH = 25
 """Faults of an episode."""
 STRIDE = 10_000
@@ -94,25 +92,6 @@ LOSSY_BYTES = 128 * MIB
 DAYS = 24 * 3600
 GIVEN_UP = 1
 """The exit code of a broker that has lost its store: error 804."""
-
-
-class Machine(ctypes.Structure):
-    """What the preloaded library goes by: `struct machine` of `bad_machine.c`."""
-
-    _fields_ = (("error", ctypes.c_int64), ("offset_seconds", ctypes.c_int64))
-
-
-def bad_machine(directory: Path) -> Machine | None:
-    """Preload the library into all processes started from now on; None where nothing can be compiled."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        return None
-    library, file = directory / "bad_machine.so", directory / "machine"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
-    file.write_bytes(bytes(ctypes.sizeof(Machine)))
-    os.environ.update(LD_PRELOAD=str(library), BAD_MACHINE=str(file))
-    with file.open("r+b") as opened:
-        return Machine.from_buffer(mmap.mmap(opened.fileno(), ctypes.sizeof(Machine)))
 
 
 class Torture:
@@ -148,6 +127,7 @@ class Torture:
             # Nobody else reaches that network.
             config = replace(config, listen=replace(ListenConfig(), insecure=True))
         self.daemon = Daemon(place, config, address, namespace)
+        self.daemon.patience_seconds *= SPEED
         self.daemon.start()
         self.proxy = Proxy(self.daemon.url)
         self.counts: Counter[str] = Counter()
@@ -187,7 +167,7 @@ class Torture:
         history = read_history(file for file in files if file.suffix == ".jsonl")
         self.records += Counter(record.kind for record in history)
         self.measured.append(self._measure(history))
-        broken = [*check(history), *exceeded(self.measured[0], self.measured[-1], self._size_mib)]
+        broken = [*check(history), *exceeded(self.measured[0], self.measured[-1], self._size_mib, SPEED)]
         self.violations += broken
         if not broken:
             shutil.rmtree(self._histories)
@@ -649,12 +629,14 @@ def possible(missing: Mapping[str, str]) -> list[str]:
     ]
 
 
-def report(torture: Torture, seed: int, seconds: float) -> dict[str, object]:
-    """What was done, and what came of it."""
+def report(torture: Torture, seed: int, seconds: float, true: float) -> dict[str, object]:
+    """What was done, and what came of it. All is by the clock of the rig, but for the `true_seconds`."""
     waits, measured = sorted(torture.waits), torture.measured
     return {
         "seed": seed,
+        "speed": SPEED,
         "seconds": round(seconds, 1),
+        "true_seconds": round(true, 1),
         "episodes": torture.episodes,
         "faults": dict(torture.counts),
         "fault_count": torture.counts.total(),
@@ -681,7 +663,7 @@ def show(summary: dict[str, object]) -> None:
         if isinstance(value, dict):
             print(f"{name}:")
             for one, number in sorted(value.items()):
-                print(f"  {one:45}{number:>10,}")
+                print(f"  {one:45}{number:>10,}" if isinstance(number, int) else f"  {one}: {number}")
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             print(f"{name}:")
             for row in value[:20]:
@@ -690,9 +672,10 @@ def show(summary: dict[str, object]) -> None:
             print(f"{name}: {value}")
 
 
-def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, object]:
+def run(
+    options: argparse.Namespace, directory: Path, machine: Machine | None, seed: int
+) -> dict[str, object]:
     """Torture a broker for as long as was asked for."""
-    machine = bad_machine(directory)
     missing = missing_here(machine, lossy=options.lossy)
     here = possible(missing)
     among = options.only or [name for name in here if not (options.soak and _may_end_the_broker(name))]
@@ -704,7 +687,7 @@ def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, ob
     for what in ("disk", "lossy", "network"):
         if not _is_needed(what, among):
             missing[what] = "not asked for"
-    began = time.monotonic()
+    began, truly_began = time.monotonic(), true_seconds()
     torture = Torture(directory, seed, machine, missing, options.pause)
     try:
         while not torture.violations and _goes_on(options, torture, began):
@@ -716,7 +699,8 @@ def run(options: argparse.Namespace, directory: Path, seed: int) -> dict[str, ob
             print(
                 f"{minutes:.1f} min: {total:,} faults, {len(torture.violations)} violations", file=sys.stderr
             )
-        return {**report(torture, seed, time.monotonic() - began), "not_tried": not_tried}
+        took = time.monotonic() - began, true_seconds() - truly_began
+        return {**report(torture, seed, *took), "not_tried": not_tried}
     finally:
         torture.close()
 
@@ -737,10 +721,36 @@ def _goes_on(options: argparse.Namespace, torture: Torture, began: float) -> boo
     return not torture.episodes or time.monotonic() - began < 60 * options.minutes
 
 
+def on_bad_machine(speed: int) -> tuple[Path, Machine | None]:
+    """A directory, and what all processes go by from now on; None where there is no such machine.
+
+    Where the clocks run fast, this process begins again with them: it notes what is in the histories, too.
+    """
+    if bad_machine.FILE not in os.environ:
+        directory = Path(tempfile.mkdtemp(prefix="malamute-torture-"))
+        variables = bad_machine.build(directory, speed)
+        if variables is None:
+            return directory, None
+        os.environ.update(variables)
+        if speed > 1:
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    file = Path(os.environ[bad_machine.FILE])
+    return file.parent, bad_machine.machine(file)
+
+
 def main() -> int:
     """Run what the arguments say. Returns the exit code."""
-    parser = argparse.ArgumentParser(description="Torture a broker, and account for every item.")
+    parser = argparse.ArgumentParser(
+        description="Torture a broker, and account for every item. All durations are by the clock of the rig."
+    )
     parser.add_argument("--minutes", type=float, default=1.0, help="for how long; an episode is ended (1)")
+    parser.add_argument(
+        "--speed",
+        type=int,
+        default=1,
+        help="how many times as fast the clock runs: 720 minutes take 120 at 6 (1). Heartbeats do, too: "
+        "beyond 10 a busy machine is late for them",
+    )
     parser.add_argument("--seed", type=int, help="of the schedule (random)")
     parser.add_argument("--faults", type=int, default=FAULTS_EACH, help=f"in an episode ({FAULTS_EACH})")
     parser.add_argument(
@@ -757,11 +767,13 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the summary for programs")
     options = parser.parse_args()
+    directory, machine = on_bad_machine(options.speed)
+    if options.speed != SPEED:
+        parser.error("--speed takes Linux and a C compiler, and is 1 or more")
     # Processes that are forked have these imported already.
     set_forkserver_preload(["malamute.server.daemon", "torture_load", "torture_hostile"])
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
-    directory = Path(tempfile.mkdtemp(prefix="malamute-torture-"))
-    summary = run(options, directory, seed)
+    summary = run(options, directory, machine, seed)
     if options.json:
         print(json.dumps(summary))
     else:

@@ -16,7 +16,8 @@ are remembered for a while, and thousands of streams and queues."""
 STORE_SLACK_MIB = 16.0
 """Files beside that of the store, whose size is configured."""
 QUIET_P99_SECONDS = 2.0
-"""Of all confirmations that were waited for while nothing was done to anybody, 99 of 100 took no longer."""
+"""Of all confirmations that were waited for while nothing was done to anybody, 99 of 100 took no longer. This
+is true time: clocks that run fast make no machine faster."""
 
 
 class Measured(NamedTuple):
@@ -51,11 +52,11 @@ def quiet_waits(history: Iterable[Record]) -> list[float]:
     return sorted(waits)
 
 
-def exceeded(first: Measured, now: Measured, size_mib: float) -> Iterator[Violation]:
-    """The bounds that an episode exceeds, where `first` is the first one."""
+def exceeded(first: Measured, now: Measured, size_mib: float, speed: int = 1) -> Iterator[Violation]:
+    """The bounds that an episode exceeds, where `first` is the first one, and clocks run at this speed."""
     if (grown := now.memory_mib - first.memory_mib) > GROWN_MIB:
         yield Violation("memory", "broker", f"{now.memory_mib:.0f} MiB, {grown:.0f} more than at first")
     if now.store_mib > size_mib + STORE_SLACK_MIB:
         yield Violation("disk", "store", f"{now.store_mib:.0f} MiB, and {size_mib:.0f} are configured")
-    if (p99 := now.quiet(0.99)) > QUIET_P99_SECONDS:
+    if (p99 := now.quiet(0.99) / speed) > QUIET_P99_SECONDS:
         yield Violation("latency", "broker", f"99 of 100 confirmations took up to {p99:.2f} s")

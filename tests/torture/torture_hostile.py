@@ -12,6 +12,7 @@ from random import Random
 from threading import Event
 
 import zmq
+from bad_machine import SPEED
 from rig_process import end, fork
 
 from malamute.bench.attacks import ATTACKS, EMPTY, attack
@@ -31,9 +32,10 @@ from malamute.protocol.messages import (
 )
 
 DEPTH = 500
-ATTACK_SECONDS = 5.0
+ATTACK_SECONDS = 5.0 * SPEED
+"""What an attack gets done is up to the machine."""
 SESSIONS = 40
-ANSWER_MS = 200
+ANSWER_MS = 200 * SPEED
 
 DIALOGUE: Sequence[Message] = (
     Hello([VERSION], "mallory"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from bad_machine import SPEED
 from history import (
     COMMIT,
     COMMITTED,
@@ -58,7 +59,7 @@ STREAM, MAILBOX, ONCE, SERVICE = "torture", "tracked", "once", "torture"
 LAST = "the last one"
 ENOUGH, OVER = "enough", "over"
 
-PATIENCE = 180.0
+PATIENCE = 180.0 * SPEED
 """Seconds after which what was waited for counts as not coming: longer than any fault takes."""
 
 BATCH = 20
