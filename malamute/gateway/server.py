@@ -190,6 +190,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: MalamuteError) -> None:
         """Answer with a problem, unless an answer is under way, and close the connection."""
+        if self.transport.is_closing():
+            # A head that was refused already, and what is wrong behind it.
+            return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             answer = problems.response(error)
             head = [b": ".join(pair) for pair in (*answer.raw_headers, (b"connection", b"close"))]
