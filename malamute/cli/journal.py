@@ -297,8 +297,13 @@ def _time(time_ns: int) -> str:
 
 @contextmanager
 def _opened(directory: Path, *, reads_all: bool = False) -> Iterator[DiskStore]:
-    """The store in a directory, while nobody else uses it. Who reads all of it finds first whether he can."""
-    from malamute.journal.disk import DiskStore
+    """The store in a directory, while nobody else uses it. Who reads all of it finds first whether he can.
 
+    So does everybody where a broker has crashed: its disk is under suspicion.
+    """
+    from malamute.journal.disk import DiskStore
+    from malamute.server.crashes import report_in
+
+    reads_all = reads_all or bool(report_in(directory))
     with closing(DiskStore.open_existing(directory, reads_all=reads_all)) as store:
         yield store

@@ -20,6 +20,13 @@ READ = "crash.before.txt"
 """The name of the newest report that was acted upon; it is kept for people."""
 
 
+def report_in(directory: Path) -> str:
+    """What a process that crashed has left in a directory; empty if none did."""
+    with suppress(OSError):
+        return (directory / REPORT).read_text(errors="replace").strip()
+    return ""
+
+
 class CrashReport:
     """The report of a data directory: of the process before, and of this one should it crash.
 
@@ -29,11 +36,8 @@ class CrashReport:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._file: IO[str] | None = None
-        self.found = ""
+        self.found = "" if directory is None else report_in(directory)
         """What the process before has left; empty if it did not crash."""
-        if directory is not None:
-            with suppress(OSError):
-                self.found = (directory / REPORT).read_text(errors="replace").strip()
         self._open()
 
     def acted_upon(self) -> None:

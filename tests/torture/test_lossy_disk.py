@@ -36,6 +36,12 @@ def disk(tmp_path: Path) -> Iterator[LossyDisk]:
     disk.close()
 
 
+def journal(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """`malamute journal` as a process of its own, which a page that cannot be read might end."""
+    command = [sys.executable, "-m", "malamute", "journal", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
 def test_what_was_synced_is_there_and_of_the_rest_any_sectors_are(disk: LossyDisk) -> None:
     file = disk.place / "file"
     kept = lost = 0
@@ -86,6 +92,8 @@ def test_a_page_that_cannot_be_read_ends_one_broker_and_no_other(disk: LossyDisk
         with pytest.raises(AssertionError, match=r"error 803: .*cannot be read"):
             daemon.start()
         daemon.end()
+    looked = journal("inspect", "--data", disk.place)
+    assert (looked.returncode, "error 803: " in looked.stderr) == (1, True), looked.stderr
     repaired = repair(disk.place)
     assert [(row.name, row.action) for row in repaired if row.kind == "chunk"] == [("load", "left")]
     daemon.start()
@@ -98,12 +106,6 @@ def test_a_page_that_cannot_be_read_ends_one_broker_and_no_other(disk: LossyDisk
     daemon.stop()
 
 
-def exporting(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """`malamute journal export` as a process of its own, which a page that cannot be read might end."""
-    command = [sys.executable, "-m", "malamute", "journal", "export", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-
-
 def test_an_export_says_that_it_cannot_read_and_goes_on_once_it_can(disk: LossyDisk, tmp_path: Path) -> None:
     """Beside a broker. Of what it had read, and not finished, nothing is taken for good."""
     out = tmp_path / "out"
@@ -114,23 +116,23 @@ def test_an_export_says_that_it_cannot_read_and_goes_on_once_it_can(disk: LossyD
         for number in range(COUNT):
             client.publish("load", "a", bytes(BODY_BYTES), assurance="stored")
             if number == COUNT // 3:
-                first = exporting(*source)
+                first = journal("export", *source)
         client.publish("load", "a", BAD, assurance="stored")
     assert first.returncode == 0, first.stderr
     whole = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     bad = (disk.place / "data.mdb").read_bytes().index(BAD) // BLOCK + 1
     disk.fail_reads(range(bad, bad + 1))
-    failed = exporting(*source)
+    failed = journal("export", *source)
     assert failed.returncode == 1
     assert f"error 803: {disk.place / 'data.mdb'} is damaged, or cannot be read" in failed.stderr
     assert "Input/output error" in failed.stderr
     assert "malamute journal repair" in failed.stderr
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == whole
-    checked = exporting("verify", "--from", out)
+    checked = journal("export", "verify", "--from", out)
     assert (checked.returncode, checked.stdout.endswith("good\n")) == (0, True), checked.stderr
     disk.fail_reads(NO_BLOCKS)
-    assert exporting(*source).returncode == 0
-    assert exporting("verify", "--from", out, "--data", disk.place).returncode == 0
+    assert journal("export", *source).returncode == 0
+    assert journal("export", "verify", "--from", out, "--data", disk.place).returncode == 0
     with malamute.connect(daemon.url) as client:
         assert client.publish("load", "a", b"", assurance="stored") == COUNT + 2
     daemon.stop()
