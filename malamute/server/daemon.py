@@ -71,6 +71,8 @@ FRAME_SLACK_BYTES = 1 << 20
 OTHER_FILES = 150
 """Files that are kept for others than sessions: the store, listeners, and peers about to be refused."""
 
+MORE_FILES = "let it open more, by LimitNOFILE= in its unit, or ulimit -Hn"
+
 SPARE_FILES = 100
 """Files that are kept for others than connections: without any, libzmq would try to accept one for ever."""
 
@@ -543,8 +545,16 @@ def _within_files(config: Config, files: int) -> Config:
     """Allow no more sessions than there can be connections: the one too many then learns why.
 
     Without a file for it libzmq could not even refuse it, and would try again and again.
+
+    Raises:
+        ConfigError: there is no file left for any of them.
+
     """
-    sessions = max(files - OTHER_FILES, 1)
+    sessions = files - OTHER_FILES
+    if sessions < 1:
+        raise ConfigError(
+            f"the broker may open {files} files, and needs more than {OTHER_FILES}: {MORE_FILES}"
+        )
     if config.limits.sessions <= sessions:
         return config
     # Nobody asked for the default: that there can be fewer is no matter for a warning at each start.
@@ -554,7 +564,7 @@ def _within_files(config: Config, files: int) -> Config:
         sessions=sessions,
         configured=config.limits.sessions,
         files=files,
-        hint="let the broker open more files: LimitNOFILE= in its unit, or ulimit -Hn",
+        hint=MORE_FILES,
     )
     return replace(
         config,

@@ -1,6 +1,7 @@
 """How a broker begins and ends: cleanly, and one at a time on a directory."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -205,6 +206,14 @@ def test_where_few_files_may_be_open_the_session_too_many_is_refused_and_the_log
     (warning,) = [line for line in map(json.loads, daemon.log.splitlines()) if line["level"] == "warning"]
     assert (warning["sessions"], warning["configured"]) == (3, 1000)
     assert "LimitNOFILE" in warning["hint"]
+
+
+def test_where_no_session_could_have_a_file_it_does_not_start_and_says_why() -> None:
+    limit = f"ulimit -n {OTHER_FILES}; exec {shlex.quote(sys.executable)} -m malamute broker run --memory"
+    refused = subprocess.run(["sh", "-c", limit], capture_output=True, text=True, timeout=PATIENCE)
+    assert refused.returncode == 1
+    assert f"may open {OTHER_FILES} files" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_all_listeners_reach_the_same_broker(
