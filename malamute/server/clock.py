@@ -46,7 +46,8 @@ class Clock:
 
     def look(self, now: float) -> ClockStep | None:
         """What there is to report of the wall clock."""
-        differs = time.time() - now - self._ahead
+        # A turn of the loop may have taken long since `now`, and that is no step.
+        differs = time.time() - self() - self._ahead
         if abs(differs) <= STEP_MAX:
             if self._seen is None:
                 return None

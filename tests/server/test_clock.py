@@ -43,6 +43,13 @@ def test_it_shows_the_time_of_the_world(hands):
     assert clock.look(clock()) is None
 
 
+def test_a_turn_of_the_loop_that_takes_long_is_no_step(hands):
+    clock = Clock()
+    now = clock()
+    hands.pass_by(STEP_MAX + 1)
+    assert clock.look(now) is None
+
+
 @pytest.mark.parametrize("seconds", [3_600.0, -3_600.0])
 def test_no_step_changes_what_is_counted(hands, seconds):
     clock = Clock()

@@ -123,7 +123,6 @@ WAITING(pthread_cond_clockwait,
         (c, m, clock, POINTER(sooner(clock, t))))
 WAITING(clock_nanosleep, (clockid_t clock, int flags, const struct timespec *t, struct timespec *left),
         (clock, flags, POINTER(flags & TIMER_ABSTIME ? sooner(clock, t) : shorter(t)), left))
-WAITING(nanosleep, (const struct timespec *t, struct timespec *left), (POINTER(shorter(t)), left))
 int select(int n, fd_set *restrict r, fd_set *restrict w, fd_set *restrict e, struct timeval *restrict t) {
     int64_t us = t ? (t->tv_sec * 1000000LL + t->tv_usec + machine->speed - 1) / machine->speed : 0;
     return NEXT(select)(n, r, w, e, t ? &(struct timeval){us / 1000000, us % 1000000} : NULL);

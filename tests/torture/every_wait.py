@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -56,6 +57,22 @@ def condition(silent: socket.socket) -> None:
         condition.wait(1)
 
 
+def interpreter(silent: socket.socket) -> None:
+    """A thread that is busy gives the interpreter up when another one has waited for so long."""
+    over, interval = threading.Event(), sys.getswitchinterval()
+
+    def work() -> None:
+        while not over.is_set():
+            pass
+
+    busy = threading.Thread(target=work)
+    sys.setswitchinterval(1)
+    busy.start()  # it has begun when this thread goes on, and that is when it gives up
+    sys.setswitchinterval(interval)
+    over.set()
+    busy.join()
+
+
 def libzmq(silent: socket.socket) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.poll(1000)
@@ -86,6 +103,7 @@ WAITS: Mapping[str, Callable[[socket.socket], object]] = {
     "socket": receive,
     "lock": lock,
     "condition": condition,
+    "interpreter": interpreter,
     "semaphore of processes": lambda silent: multiprocessing.Semaphore(0).acquire(timeout=1),
     "asyncio": lambda silent: asyncio.run(asyncio.sleep(1)),
     "uvloop": lambda silent: uvloop.run(asyncio.sleep(1)),

@@ -436,9 +436,18 @@ def full_disk(torture: Torture) -> None:
     torture.disk.fill()
     try:
         torture.progress()
-        if torture.chance.random() < 0.3:
-            kill_broker(torture)
-            torture.progress()
+    finally:
+        torture.disk.drain()
+
+
+def full_disk_and_kill(torture: Torture) -> None:
+    """A broker that begins where no room is left gets on, too."""
+    assert torture.disk is not None
+    torture.disk.fill()
+    try:
+        torture.progress()
+        kill_broker(torture)
+        torture.progress()
     finally:
         torture.disk.drain()
 
@@ -567,6 +576,7 @@ FAULTS: Mapping[str, Callable[[Torture], None]] = {
     "connections, more than files": many_connections,
     "connections, ten thousand": ten_thousand_connections,
     "disk, real: full": full_disk,
+    "disk, real: full, then broker killed": full_disk_and_kill,
     "disk, real: read-only": read_only_disk,
     "power lost": power_lost,
     "disk, lossy: cannot read": unreadable_disk,
@@ -689,12 +699,14 @@ def run(
             missing[what] = "not asked for"
     began, truly_began = time.monotonic(), true_seconds()
     torture = Torture(directory, seed, machine, missing, options.pause)
+    broker = torture.daemon.pid
     try:
         while not torture.violations and _goes_on(options, torture, began):
             chance = Random(seed * STRIDE + torture.episodes)
             each = chance.sample(among, len(among)) if options.each else None
             faults = each or schedule(chance, options.faults, among)
             torture.episode(faults, options.rest)
+            assert not options.soak or torture.daemon.pid == broker, "the broker of a soak has ended"
             total, minutes = torture.counts.total(), (time.monotonic() - began) / 60
             print(
                 f"{minutes:.1f} min: {total:,} faults, {len(torture.violations)} violations", file=sys.stderr
