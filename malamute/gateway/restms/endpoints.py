@@ -200,7 +200,7 @@ ENDPOINTS = (
                 (PASSWORD,),
                 bodies=(*TYPES, ANY),
                 answers=_POSTED,
-                problems=(404, 413, 507),
+                problems=(404, 413, 415, 507),
             ),
             "PUT": _row(
                 put_feed,
@@ -233,7 +233,7 @@ ENDPOINTS = (
                 (PASSWORD,),
                 bodies=(*TYPES, ANY),
                 answers={**_CREATED, 200: _POSTED[200]},
-                problems=(404, 413, 415),
+                problems=(404, 413, 415, 507),
             ),
             "PUT": _row(
                 put_resource,
