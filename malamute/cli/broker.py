@@ -20,6 +20,7 @@ from malamute.cli.options import URL, ConnectionOptions, connects, examples, jso
 from malamute.cli.printing import to_json
 from malamute.cli.progress import bar
 from malamute.cli.settings import configured
+from malamute.cli.signals import echo_if_read
 from malamute.cli.tables import show_map, show_rows
 from malamute.errors import ConnectTimeout
 from malamute.version import __version__
@@ -77,9 +78,9 @@ def _run(read: Callable[[], Config], *, as_json: bool) -> None:
                 "endpoints": endpoints,
                 "directory": directory,
             }
-            click.echo(to_json(fields))
+            echo_if_read(to_json(fields))
         else:
-            click.echo(greeting(endpoints, directory, program()))
+            echo_if_read(greeting(endpoints, directory, program()))
 
     daemon.run(config, started, read)
 

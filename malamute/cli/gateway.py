@@ -10,6 +10,7 @@ import click
 from malamute.cli.error_output import BadInput
 from malamute.cli.escaping import to_json
 from malamute.cli.options import TIMEOUT_SECONDS, URL, complete_context, connection_of, examples, json_option
+from malamute.cli.signals import echo_if_read
 from malamute.errors import ConfigError, NotInstalled
 from malamute.version import __version__
 
@@ -137,7 +138,7 @@ def run(
     def started(urls: list[str]) -> None:
         fields = {"version": __version__, "urls": urls, "broker": connection.url}
         words = f"Malamute gateway {__version__} serves {', '.join(urls)} for {connection.url}"
-        click.echo(to_json(fields) if as_json else words)
+        echo_if_read(to_json(fields) if as_json else words)
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     tls = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile} if ssl_certfile else {}

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+import click
+
 
 @contextmanager
 def interruptible() -> Iterator[None]:
@@ -42,3 +44,11 @@ def drop_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+
+def echo_if_read(text: str) -> None:
+    """Print what a server has to say when it starts: it serves, whether somebody reads that or not."""
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        drop_output()

@@ -1,6 +1,7 @@
 """How a broker begins and ends: cleanly, and one at a time on a directory."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -191,6 +192,23 @@ def test_the_command_starts_a_broker_and_a_signal_ends_it_with_code_0(
     assert process.returncode == 0, log
     events = [json.loads(line)["event"] for line in log.splitlines()]
     assert events == ["started", "stopping", "stopped"]
+
+
+def test_a_broker_whose_greeting_nobody_reads_serves_all_the_same(new_daemon: Callable[..., Daemon]) -> None:
+    daemon = new_daemon()
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "malamute", "broker", "run", "--config", str(daemon.file)]
+    with subprocess.Popen(command, env=environment(), stdout=write, stderr=subprocess.PIPE) as process:
+        os.close(write)
+        try:
+            with malamute.connect(daemon.url, timeout=PATIENCE) as client:
+                assert client.publish("s", "a", b"", assurance="stored") == 1
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, log
 
 
 def test_where_few_files_may_be_open_the_session_too_many_is_refused_and_the_log_says_why(
