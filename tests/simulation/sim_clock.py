@@ -27,7 +27,7 @@ AGE_SECONDS = 20_000
 
 
 class Wall:
-    """What the broker has in place of the module `time`: the wall clock, and the one that counts.
+    """What the broker has in place of its two clocks: the wall clock, and the one that counts.
 
     `now` is what the broker counts, and `ahead` how far the wall clock is ahead of that.
     """
@@ -45,10 +45,6 @@ class Wall:
     def monotonic(self) -> float:
         """The seconds that have gone by."""
         return self.now - self._set_by
-
-    def clock_gettime(self, _: int) -> float:
-        """The same."""
-        return self.monotonic()
 
     def set(self, choice: int) -> str:
         """Set the clock: right again, or by a step."""

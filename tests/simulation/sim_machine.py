@@ -158,7 +158,7 @@ class Machine:
         self.wall.now = now
 
     def _time(self) -> AbstractContextManager[object]:
-        return patch.object(clock, "time", self.wall)
+        return patch.multiple(clock, time=self.wall, counted=self.wall.monotonic)
 
     @property
     def disks(self) -> list[Disk]:
