@@ -108,9 +108,11 @@ class QueueBook:
         """Whether it may have forgotten some, for want of room. It may remember longer than it has to."""
         self.identities_stored: set[tuple[str, str, str]] = set()
         self.bindings: dict[tuple[Name, str], tuple[Holder, str, int]] = {}
+        """Whom the keys of a service belong to, the subject of what he got, and when it was chosen."""
+        self._unbound: dict[tuple[Name, str], int] = {}
+        """When a key belonged to somebody for the last time who takes no more."""
         self._beside: dict[tuple[Name, str], set[Holder]] = {}
         """Who else has got what the worker of a key does not take: it may belong to one of these."""
-        """Whom the keys of a service belong to, the subject of what he got, and when it was chosen."""
         self.moment = 0
         self._chosen: dict[Key, tuple[Holder, int]] = {}
         """For whom the broker has chosen each message with a key, and the moment at which that was seen."""
@@ -528,6 +530,7 @@ class QueueBook:
         # What is over is over, though a clock that is set back may say otherwise.
         self.identities = {n: k for n, k in self.identities.items() if k.stored and self._is_known(k)}
         self.bindings.clear()
+        self._unbound.clear()
         self._beside.clear()
         self._chosen.clear()
         self._recalled.clear()
@@ -749,6 +752,9 @@ class QueueBook:
             if not key:
                 continue
             chosen = self._moment_chosen((*queue, sequence), holder)
+            if (queue, key) not in self.bindings and chosen < self._unbound.get((queue, key), 0):
+                # It was chosen while the key was somebody else's, who did not take it.
+                continue
             bound, first, since = self.bindings.setdefault((queue, key), (holder, subject, chosen))
             if bound == holder:
                 continue
@@ -853,6 +859,7 @@ class QueueBook:
         """Somebody takes no more: his keys are free, but for those of what he holds."""
         for name, key in [k for k, bound in self.bindings.items() if k[0] == queue and bound[0] == holder]:
             del self.bindings[name, key]
+            self._unbound[name, key] = self.moment
         for beside in self._beside.values():
             beside.discard(holder)
 
@@ -928,11 +935,10 @@ class QueueBook:
         }
         for beside in self._beside.values():
             beside -= {holder for holder in beside if holder[0] == peer and source in (None, holder[1])}
-        self.bindings = {
-            name: (holder, *bound)
-            for name, (holder, *bound) in self.bindings.items()
-            if holder[0] != peer or source not in (None, holder[1])
-        }
+        for name, (holder, *_) in [*self.bindings.items()]:
+            if holder[0] == peer and source in (None, holder[1]):
+                del self.bindings[name]
+                self._unbound[name] = self.moment
 
     def turn_over(self) -> None:
         """All of an iteration was shown."""
