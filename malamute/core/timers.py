@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import overload
 
 TIMERS_PER_TICK = 500
 """Timers that one tick runs. The loop takes in other work before the rest of them."""
@@ -21,11 +22,12 @@ CANCELLED_MIN = 100
 class Timer:
     """Something to be done at a time, unless it is cancelled before."""
 
-    __slots__ = ("action", "due")
+    __slots__ = ("action", "due", "sequence")
 
-    def __init__(self, due: float, action: Callable[[], None]) -> None:
+    def __init__(self, due: float, action: Callable[..., None], sequence: int | None) -> None:
         self.due = due
-        self.action: Callable[[], None] | None = action
+        self.action: Callable[..., None] | None = action
+        self.sequence = sequence
 
 
 class Timers:
@@ -41,9 +43,18 @@ class Timers:
     def __len__(self) -> int:
         return len(self._heap) - self._cancelled
 
-    def at(self, due: float, action: Callable[[], None]) -> Timer:
-        """Set a timer."""
-        timer = Timer(due, action)
+    @overload
+    def at(self, due: float, action: Callable[[], None]) -> Timer: ...
+
+    @overload
+    def at(self, due: float, action: Callable[[int], None], sequence: int) -> Timer: ...
+
+    def at(self, due: float, action: Callable[..., None], sequence: int | None = None) -> Timer:
+        """Set a timer. Its action is called with the sequence, if there is one.
+
+        Millions of messages may wait for a time: a closure would take 300 bytes for each.
+        """
+        timer = Timer(due, action, sequence)
         self._set += 1
         heappush(self._heap, (due, self._set, timer))
         return timer
@@ -72,7 +83,10 @@ class Timers:
                 self._cancelled -= 1
                 continue
             try:
-                action()
+                if timer.sequence is None:
+                    action()
+                else:
+                    action(timer.sequence)
             except Exception as error:
                 self._on_fault(error)
 

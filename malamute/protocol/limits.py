@@ -134,7 +134,7 @@ class Limits(NamedTuple):
     that the others go on when it is full; a `[[queues.rule]]` may give it less."""
     queues_messages: int = 2_000_000
     """Messages in all mailboxes and service queues together, dead letters too; one may have three quarters of
-    them. Each takes some 400 bytes of memory, wherever its body is."""
+    them. Each takes some 400 bytes of memory, wherever its body is, and 600 more while it is delayed."""
     queues_memory_bytes: int = 64 * 1024 * 1024
     """Bytes of queued messages that are kept in memory. The bodies of those beyond it are on the disk only,
     until they are delivered."""

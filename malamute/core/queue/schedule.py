@@ -54,6 +54,8 @@ class Schedule:
         self._options = options
         self._due = due
         self._over = over
+        # One bound method for all.
+        self._when_due = self._end_delay
 
     def restore(self, due: Mapping[int, int], now_ns: int) -> None:
         """Restore what the store kept: when messages are redelivered, in ns. None came later than now."""
@@ -93,7 +95,7 @@ class Schedule:
 
     def delay(self, sequence: int, due: float) -> None:
         """Let a message wait for a time, in seconds since the epoch."""
-        self.delayed[sequence] = self._timers.at(due, lambda: self._end_delay(sequence))
+        self.delayed[sequence] = self._timers.at(due, self._when_due, sequence)
 
     def _end_delay(self, sequence: int) -> None:
         del self.delayed[sequence]
@@ -127,7 +129,7 @@ class Schedule:
 
     def watch(self, sequence: int, expires: float) -> None:
         """See to it that the end of a message's time is noticed, in seconds since the epoch."""
-        self._options[sequence].timer = self._timers.at(expires, lambda: self._over(sequence))
+        self._options[sequence].timer = self._timers.at(expires, self._over, sequence)
 
     def watch_grace_period(self, sequence: int) -> float:
         """The time of a message may be over: look again when that is known. Returns when that is."""

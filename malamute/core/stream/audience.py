@@ -37,12 +37,18 @@ class SharedPlaces(NamedTuple):
     by_group: Mapping[Group, Sequence[int]]
 
 
+NOBODY = Index()
+"""What streams without readers share: an index takes 4 KiB."""
+
+
 class Audience:
     """All readers of one stream."""
 
     def __init__(self, on_failure: Callable[[str, Exception], None], caches: CacheBudget) -> None:
-        self._plain = Index(on_failure=on_failure, caches=caches)
-        self._costly = Index(on_failure=on_failure, caches=caches)
+        self._on_failure, self._caches = on_failure, caches
+        self._plain = self._costly = NOBODY
+        self.failures: Counter[str] = Counter()
+        """How often each family has raised."""
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._costly)
@@ -69,13 +75,9 @@ class Audience:
         return group
 
     def failed(self, family: str, error: Exception) -> None:
-        """A family has raised outside of the index."""
-        self._plain.failed(family, error)
-
-    @property
-    def failures(self) -> Counter[str]:
-        """How often each family has raised."""
-        return self._plain.failures + self._costly.failures
+        """A family has raised, in an index or outside of them."""
+        self.failures[family] += 1
+        self._on_failure(family, error)
 
     def named_groups(self) -> Iterator[tuple[str, Group]]:
         """Every group with a name that stays the same while it is there."""
@@ -152,7 +154,17 @@ class Audience:
         return [s for s, groups in zip(subjects, matches, strict=True) if group in groups]
 
     def _of(self, selector: Selector) -> Index:
-        return self._costly if selector.work else self._plain
+        """The index for a selector, which is made for the first."""
+        if selector.work:
+            if self._costly is NOBODY:
+                self._costly = self._new_index()
+            return self._costly
+        if self._plain is NOBODY:
+            self._plain = self._new_index()
+        return self._plain
+
+    def _new_index(self) -> Index:
+        return Index(on_failure=self.failed, caches=self._caches)
 
 
 def _merged(runs: list[list[int]]) -> Sequence[int]:

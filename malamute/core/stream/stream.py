@@ -29,7 +29,7 @@ go on from there at half the pace until it has caught up.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import repeat
 from sys import maxsize
@@ -241,7 +241,7 @@ class Stream:
         """Whether some of it waits for work that was left to a later iteration."""
         self._steps: Iterator[None] | None = None
         """The dispatch of the first of them, if that was broken off."""
-        self._dropped: deque[Loaded] = deque()
+        self._dropped: list[Loaded] = []
         """What the disk has refused before, of which nobody knows yet."""
         self.gaps = Gaps(self, state.last if state else begin, store.incarnations)
         self.replay = Replay(self, self.gaps)
@@ -575,7 +575,7 @@ class Stream:
                 return
             loaded = self._held[0]
             while self._dropped:
-                self._refused(self._dropped.popleft(), sent=False)
+                self._refused(self._dropped.pop(0), sent=False)
             try:
                 if not self._offer_all(loaded, wholly=wholly):
                     self.behind = True
