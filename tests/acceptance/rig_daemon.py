@@ -38,14 +38,19 @@ def small(size: int = 64 * MIB) -> Config:
     return Config(storage=StorageConfig(size=size), limits=limits)
 
 
+def enter_namespace(name: str) -> None:
+    """Have this thread, and all that it makes from now on, in the network namespace of this name."""
+    with open(f"/run/netns/{name}") as opened:
+        assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0, "no such namespace"
+
+
 def serve(file: Path, log: Path, ready: Connection, files: int, namespace: str = "") -> None:
     """Run a broker, as the process that this is; `files` is how many it may open, if not 0.
 
     It is in the network namespace of this name, if there is one.
     """
     if namespace:
-        with open(f"/run/netns/{namespace}") as opened:
-            assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0, "no such namespace"
+        enter_namespace(namespace)
     with log.open("a") as errors:
         os.dup2(errors.fileno(), 2)
     if files:

@@ -8,7 +8,8 @@ A device that has less room than it says was tried, too, and is left out: where 
 and never written cannot be, ext4 (Linux 6.18) says of later writes that they are durable, and after the next
 mount they read as zeros ("failed to convert unwritten extents to written extents -- potential data loss" in
 the log of the kernel). No program on it can keep a promise.
-The network is a pair of virtual links, one end of which is in the broker's namespace.
+The network is a pair of virtual links, one end of which is in the broker's namespace. There is another way
+beside it where packets are lost or late (`bad_link`), which all of them take for a while.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+
+from bad_link import BadLink, Packets
 
 TOOLS = {"disk": ("mount", "umount", "mkfs.ext4", "e2fsck", "losetup"), "network": ("ip",)}
 SLACK_MIB = 192
@@ -74,16 +78,17 @@ class RealDisk:
         lines = Path("/proc/mounts").read_text().splitlines()
         return next(line.split()[0] for line in lines if line.split()[1] == str(self.place))
 
-    def fill(self) -> None:
-        """Leave no room in it."""
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """Leave no room in it for a while."""
         with self._ballast.open("wb") as file, suppress(OSError):
             while True:
                 file.write(bytes(MIB))
                 file.flush()
-
-    def drain(self) -> None:
-        """There is room again."""
-        self._ballast.unlink()
+        try:
+            yield
+        finally:
+            self._ballast.unlink()
 
     def fail(self) -> None:
         """It has met an error, and is read-only until it is mended."""
@@ -103,17 +108,16 @@ class RealDisk:
 
 
 class RealNetwork:
-    """A network namespace with one way to it; `address` is that of whoever is in it."""
+    """A network namespace with one way to it: `address` is in it, and `host` at the other end."""
 
     def __init__(self, number: int) -> None:
         """Raises CalledProcessError where there can be none."""
         self.name, self._link = f"malamute{number}", f"mlm{number}"
-        host, self.address = (f"10.213.{number % 250}.{end}" for end in (1, 2))
-        self._host = host
+        self.host, self.address = (f"10.213.{number % 250}.{end}" for end in (1, 2))
         _run("ip", "netns", "add", self.name)
         try:
             _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-            _run("ip", "address", "add", f"{host}/30", "dev", self._link)
+            _run("ip", "address", "add", f"{self.host}/30", "dev", self._link)
             self._inside("address", "add", f"{self.address}/30", "dev", "eth0")
             for link in ("lo", "eth0"):
                 self._inside("link", "set", link, "up")
@@ -135,11 +139,25 @@ class RealNetwork:
 
     def swallow_answers(self) -> None:
         """What comes from inside gets nowhere."""
-        self._inside("route", "add", "blackhole", f"{self._host}/32")
+        self._inside("route", "add", "blackhole", f"{self.host}/32")
 
     def relent(self) -> None:
         """It gets through again."""
-        self._inside("route", "del", "blackhole", f"{self._host}/32")
+        self._inside("route", "del", "blackhole", f"{self.host}/32")
+
+    @contextmanager
+    def bad(self, packets: Packets, seed: float) -> Iterator[BadLink]:
+        """All packets, those of connections that stand too, take a way where this happens to them."""
+        outer, inner = (f"{self._link}{end}" for end in "oi")
+        with closing(BadLink((outer, inner), seed)) as link:
+            link.packets = packets
+            _run("ip", "link", "set", inner, "netns", self.name)
+            _run("ip", "link", "set", outer, "up")
+            self._inside("link", "set", inner, "up")
+            self._inside("route", "add", f"{self.host}/32", "dev", inner, "src", self.address)
+            _run("ip", "route", "add", f"{self.address}/32", "dev", outer, "src", self.host)
+            # The routes go with the devices.
+            yield link
 
     def close(self) -> None:
         """Take it away."""

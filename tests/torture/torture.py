@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import bad_machine
 import lossy_disk
+from bad_link import Packets, why_no_link
 from bad_machine import SPEED, Machine, true_seconds
 from history import (
     BACK,
@@ -90,6 +91,8 @@ SPARE_MIB = 32
 """What a broker may take of memory beside what it has, when there is hardly any left."""
 LOSSY_BYTES = 128 * MIB
 DAYS = 24 * 3600
+BAD_PACKETS = Packets(lost=0.1, repeated=0.05, delay_seconds=0.005, more_seconds=0.02)
+SLOW_PACKETS = Packets(bytes_per_second=50_000, kept_bytes=20_000)
 GIVEN_UP = 1
 """The exit code of a broker that has lost its store: error 804."""
 
@@ -444,23 +447,17 @@ def refused_links(torture: Torture) -> None:
 def full_disk(torture: Torture) -> None:
     """No room is left in the file system. The store has had its own from the beginning, so all get on."""
     assert torture.disk is not None
-    torture.disk.fill()
-    try:
+    with torture.disk.full():
         torture.progress()
-    finally:
-        torture.disk.drain()
 
 
 def full_disk_and_kill(torture: Torture) -> None:
     """A broker that begins where no room is left gets on, too."""
     assert torture.disk is not None
-    torture.disk.fill()
-    try:
+    with torture.disk.full():
         torture.progress()
         kill_broker(torture)
         torture.progress()
-    finally:
-        torture.disk.drain()
 
 
 def read_only_disk(torture: Torture) -> None:
@@ -520,6 +517,21 @@ def swallowed_answers(torture: Torture) -> None:
         torture.pause(2)
     finally:
         torture.network.relent()
+
+
+def bad_packets(torture: Torture) -> None:
+    """All get on where packets are lost, repeated and out of order."""
+    assert torture.network is not None
+    with torture.network.bad(BAD_PACKETS, torture.chance.random()):
+        torture.progress()
+        torture.pause(2)
+
+
+def slow_packets(torture: Torture) -> None:
+    """So little goes through that what does not find room is lost."""
+    assert torture.network is not None
+    with torture.network.bad(SLOW_PACKETS, torture.chance.random()):
+        torture.pause(2)
 
 
 def little_memory(torture: Torture) -> None:
@@ -593,6 +605,8 @@ FAULTS: Mapping[str, Callable[[Torture], None]] = {
     "disk, lossy: cannot read": unreadable_disk,
     "network, real: link down": link_down,
     "network, real: answers are swallowed": swallowed_answers,
+    "network, real: packets lost and out of order": bad_packets,
+    "network, real: packets slow": slow_packets,
     "memory used up": little_memory,
     "hostile client": hostile_client,
     "hostile clients, all of them": every_hostile_client,
@@ -605,6 +619,7 @@ NEEDS = {
     "power": "lossy",
     "disk, lossy": "lossy",
     "network, real": "network",
+    "network, real: packets": "packets",
     "memory": "memory",
     "connections, ten": "files",
 }
@@ -631,6 +646,7 @@ def schedule(chance: Random, count: int, among: Sequence[str]) -> list[str]:
 def missing_here(machine: Machine | None, *, lossy: bool) -> dict[str, str]:
     """What faults need and this machine has not, and why. The store is on a `lossy` disk, or another one."""
     found = {what: why_not(what) for what in ("disk", "network")}
+    found["packets"] = found["network"] or why_no_link()
     found["lossy"] = lossy_disk.why_not() if lossy else "it takes --lossy"
     found["disk"] = "not with --lossy" if lossy else found["disk"]
     found["library"] = "no C compiler" if machine is None else ""
