@@ -346,7 +346,7 @@ def run(
     """Run a broker in this process until SIGTERM or SIGINT. Raises `ConfigError` or `StoreError`.
 
     `started` is called with the endpoints once clients can connect. `read` reads the configuration again, on
-    SIGHUP and when an operator asks for it.
+    SIGHUP and when an operator asks for it. At the end the process ignores these signals: it is to end, too.
     """
     configure_logs(config.log)
     # The data, its backups and whatever else this process makes are its owner's alone.
@@ -385,6 +385,9 @@ def run(
                 loop.run(lambda: log.info("stopping", signal=signalled.stop_signal))
             context.term()
             log.info("stopped")
+            # Who asks once more while the process ends has what was asked for.
+            for number in signalled.while_serving:
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _crash_report(config: Config, user: ProcessUser | None) -> CrashReport:
@@ -575,13 +578,14 @@ def _within_files(config: Config, files: int) -> Config:
 
 @contextmanager
 def _signals(handlers: Mapping[int, Handler]) -> Iterator[None]:
-    """Have these handlers for a while."""
+    """Have these handlers for a while. Those that are ignored at the end stay so."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,19 @@ def test_a_broker_from_its_start_to_its_end(run: Run, start: Start, tmp_path: Pa
     output, errors = broker.communicate(timeout=TIMEOUT)
     assert (output, broker.returncode) == ("", 0)
     assert json.loads(errors.splitlines()[-1])["event"] == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_who_asks_a_broker_to_end_again_and_again_has_it_end_in_order(start: Start, number: int) -> None:
+    broker = start("broker", "run", "--memory", "--listen", "tcp://127.0.0.1:*")
+    assert broker.stdout is not None
+    broker.stdout.readline()
+    broker.send_signal(signal.SIGTERM)
+    while broker.poll() is None:
+        broker.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            broker.wait(0.002)
+    assert broker.returncode == 0
 
 
 def test_a_broker_shows_people_what_to_try(start: Start) -> None:
