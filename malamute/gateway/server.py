@@ -278,11 +278,13 @@ class GatewayServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
+        after = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
         try:
             yield
+            # Who asks once more while the process ends has what was asked for.
+            after = dict.fromkeys(STOP_SIGNALS, signal.SIG_IGN)
         finally:
-            for number, handler in before.items():
+            for number, handler in after.items():
                 signal.signal(number, handler)
 
     @property

@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from cli_commands import TIMEOUT, Run, Start
+from cli_commands import TIMEOUT, Run, Start, code_of_one_asked_again
 
 from malamute.testing import Broker
 
@@ -25,6 +25,16 @@ def test_a_gateway_prints_where_it_serves_until_a_signal(start: Start, broker: B
     gateway.send_signal(number)
     assert gateway.communicate(timeout=TIMEOUT) == ("", "")
     assert gateway.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_asks_a_gateway_to_end_again_and_again_has_it_end_in_order(
+    start: Start, broker: Broker, number: int
+) -> None:
+    gateway = start("gateway", "run", "--listen", "127.0.0.1:0")
+    assert gateway.stdout is not None
+    gateway.stdout.readline()
+    assert code_of_one_asked_again(gateway, number) == 0
 
 
 def test_the_updates_of_mercure_are_in_the_stream_that_was_named(

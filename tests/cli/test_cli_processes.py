@@ -8,11 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cli_commands import ROOT, TIMEOUT, Run, Start
+from cli_commands import ROOT, TIMEOUT, Run, Start, code_of_one_asked_again
 
 import malamute
 from malamute.cli.broker import greeting
@@ -139,11 +138,7 @@ def test_who_asks_a_broker_to_end_again_and_again_has_it_end_in_order(start: Sta
     assert broker.stdout is not None
     broker.stdout.readline()
     broker.send_signal(signal.SIGTERM)
-    while broker.poll() is None:
-        broker.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            broker.wait(0.002)
-    assert broker.returncode == 0
+    assert code_of_one_asked_again(broker, number) == 0
 
 
 def test_a_broker_shows_people_what_to_try(start: Start) -> None:
