@@ -1,5 +1,6 @@
 """Acceptance: a real broker process on a real directory, and everything that happens to it in the field."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -14,6 +15,7 @@ from rig_proxy import Proxy
 from rig_waiting import PATIENCE
 
 import malamute
+from malamute.config import Config
 
 # The messages of the specification are known to the tests of the protocol.
 sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
@@ -38,6 +40,15 @@ def new_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 def daemon(new_daemon: Callable[..., Daemon]) -> Daemon:
     """A broker that runs."""
     return new_daemon().start()
+
+
+@pytest.fixture
+def broker(new_daemon: Callable[..., Daemon]) -> Iterator[Daemon]:
+    """A broker as users have it. Its store is not kept: each takes a gibibyte of the disk."""
+    daemon = new_daemon(Config()).start()
+    yield daemon
+    daemon.stop()
+    shutil.rmtree(daemon.config.storage.directory)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ explains; `malamute bench hostile` measures it on a quiet one.
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,15 +48,6 @@ HELD_UP_MS = 2_500
 
 OTHERS_MIB = 64
 """What the normal load itself takes, and what the allocator keeps of what is free again."""
-
-
-@pytest.fixture
-def broker(new_daemon: Callable[..., Daemon]) -> Iterator[Daemon]:
-    """A broker as users have it. Its store is not kept: each takes a gibibyte of the disk."""
-    daemon = new_daemon(Config()).start()
-    yield daemon
-    daemon.stop()
-    shutil.rmtree(daemon.config.storage.directory)
 
 
 def strike(url: str, what: str, depth: int, ready: Connection, go: Connection) -> None:

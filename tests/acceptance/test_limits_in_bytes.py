@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack
 from secrets import token_bytes
 
@@ -12,7 +11,6 @@ from rig_daemon import Daemon
 from rig_peer import Peer, peer
 from rig_waiting import PATIENCE
 
-from malamute.config import Config
 from malamute.errors import TooLarge
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import decode, encode
@@ -25,12 +23,6 @@ FRAME_BYTES = 60 * 1024 * 1024
 MIB = 1024 * 1024
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x10"
-
-
-@pytest.fixture
-def broker(new_daemon: Callable[..., Daemon]) -> Daemon:
-    """A broker as users have it."""
-    return new_daemon(Config()).start()
 
 
 def peak_until_answered(broker: Daemon, client: Peer) -> tuple[float, Error]:

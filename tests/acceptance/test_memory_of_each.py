@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from rig_daemon import Daemon
 
 from malamute.bench.raw_peer import RawPeer
-from malamute.config import Config
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.messages import (
     Deliver,
@@ -46,15 +44,6 @@ def promised_bytes(option: str) -> list[float]:
     page = SIZING.read_text(encoding="utf-8")
     found: list[str] = re.findall(rf"^\| [^|]* \|([^|]*)`limits\.{option}`", page, re.MULTILINE)
     return [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+) (bytes|KiB)", found[0])]
-
-
-@pytest.fixture
-def broker(new_daemon: Callable[..., Daemon]) -> Iterator[Daemon]:
-    """A broker as users have it. Its store is not kept: each takes a gibibyte of the disk."""
-    daemon = new_daemon(Config()).start()
-    yield daemon
-    daemon.stop()
-    shutil.rmtree(daemon.config.storage.directory)
 
 
 @pytest.fixture
