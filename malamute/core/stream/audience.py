@@ -37,8 +37,8 @@ class SharedPlaces(NamedTuple):
     by_group: Mapping[Group, Sequence[int]]
 
 
-NOBODY = Index()
-"""What streams without readers share: an index takes 4 KiB."""
+EMPTY = Index()
+"""What streams without readers share, as an index takes 4 KiB. Nothing is ever added to it."""
 
 
 class Audience:
@@ -46,7 +46,7 @@ class Audience:
 
     def __init__(self, on_failure: Callable[[str, Exception], None], caches: CacheBudget) -> None:
         self._on_failure, self._caches = on_failure, caches
-        self._plain = self._costly = NOBODY
+        self._plain = self._costly = EMPTY
         self.failures: Counter[str] = Counter()
         """How often each family has raised."""
 
@@ -156,10 +156,10 @@ class Audience:
     def _of(self, selector: Selector) -> Index:
         """The index for a selector, which is made for the first."""
         if selector.work:
-            if self._costly is NOBODY:
+            if self._costly is EMPTY:
                 self._costly = self._new_index()
             return self._costly
-        if self._plain is NOBODY:
+        if self._plain is EMPTY:
             self._plain = self._new_index()
         return self._plain
 
