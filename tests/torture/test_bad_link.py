@@ -17,6 +17,7 @@ from rig_daemon import enter_namespace
 from rig_waiting import PATIENCE
 
 MISSING = why_not("network") or why_no_link()
+# Namespaces and virtual devices take root on Linux. What is missing stands in the report.
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 SAID = Random(7).randbytes(300_000)
 
