@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import resource
+import secrets
 import select
 import signal
 import sys
@@ -211,7 +211,7 @@ def open_broker(
             )
         settings = _settings(config, config, transport.endpoints, accounts, issuers)
         core = Core(
-            clock(), settings._replace(seed=random.getrandbits(64)), recovered, named.found, named.begin
+            clock(), settings._replace(seed=secrets.randbits(64)), recovered, named.found, named.begin
         )
         check_anybody_may_log_in(config, core.accounts)
         transport.owner_of = core.owner_of

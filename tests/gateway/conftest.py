@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from restms_client import RestClient, gateway_before
-from running_gateway import WAIT_SECONDS, RunningGateway
+from restms_client import RestClient
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 from server_events import make_stream
 
 import malamute

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
 from running_gateway import WAIT_SECONDS, RunningGateway
 
 from malamute.gateway.restms.documents import RESTMS_JSON, RESTMS_XML, ROOT, Element, read, write
-from malamute.gateway.settings import GatewaySettings
-from malamute.testing import Broker
 
 DOMAIN = "/restms/domain/default"
 
@@ -83,15 +80,6 @@ class RestClient:
 
     def addresses(self, pipe: str, count: int) -> list[str]:
         return [found.get("address") for found in self.take(pipe, count)]
-
-
-@contextmanager
-def gateway_before(broker: Broker, **changes: Any) -> Iterator[RunningGateway]:
-    gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS, **changes))
-    try:
-        yield gateway
-    finally:
-        gateway.stop()
 
 
 def run_in(gateway: RunningGateway, call: Coroutine[Any, Any, object]) -> None:

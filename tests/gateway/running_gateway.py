@@ -11,6 +11,8 @@ import httpx
 
 from malamute.gateway.server import GatewayServer
 from malamute.gateway.settings import GatewaySettings
+from malamute.server.process import BrokerProcess
+from malamute.testing import Broker
 
 WAIT_SECONDS = 60
 
@@ -29,6 +31,12 @@ class RunningGateway:
         self.host, port = self.url.partition("://")[2].split(":")
         self.port = int(port)
 
+    def __enter__(self) -> RunningGateway:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=WAIT_SECONDS, trust_env=False, **options)
 
@@ -40,3 +48,9 @@ class RunningGateway:
         self.server.should_exit = True
         self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
+
+
+def gateway_before(broker: Broker | BrokerProcess, **changes: Any) -> RunningGateway:
+    """Start a gateway before this broker, with the default settings but for these changes and its timeout."""
+    settings: dict[str, Any] = {"broker": broker.url, "timeout_seconds": WAIT_SECONDS, **changes}
+    return RunningGateway(GatewaySettings(**settings))

@@ -75,11 +75,10 @@ def _certificate(directory: Path) -> dict[str, str]:
 
 def test_it_serves_with_a_certificate(settings: GatewaySettings, tmp_path: Path) -> None:
     files = _certificate(tmp_path)
-    gateway = RunningGateway(settings, **files)
-    assert gateway.url.startswith("https://")
-    with gateway.client(verify=ssl.create_default_context(cafile=files["ssl_certfile"])) as http:
-        assert http.post(WEATHER, content=b"x").status_code == 201
-    gateway.stop()
+    with RunningGateway(settings, **files) as gateway:
+        assert gateway.url.startswith("https://")
+        with gateway.client(verify=ssl.create_default_context(cafile=files["ssl_certfile"])) as http:
+            assert http.post(WEATHER, content=b"x").status_code == 201
 
 
 @pytest.mark.parametrize("path", ["/live", "/none", WEATHER + "?limit=0"])

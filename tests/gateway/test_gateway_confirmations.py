@@ -11,11 +11,10 @@ from threading import Event
 from typing import Any
 
 import httpx
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 
 import malamute
 from malamute.client.session.message import Message
-from malamute.gateway.settings import GatewaySettings
 from malamute.server.process import BrokerProcess
 from malamute.testing import Broker
 
@@ -62,16 +61,17 @@ def _is_before_end(message: Message) -> bool:
 def test_what_was_confirmed_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
     names = ("single", "lines", "keyed", "mail")
     killed, enough = Event(), {name: Event() for name in names}
-    with BrokerProcess(tmp_path, *OPTIONS) as process:
-        gateway = RunningGateway(GatewaySettings(broker=process.url, timeout_seconds=2.0))
-        with ThreadPoolExecutor(len(names)) as pool:
-            posting = {name: pool.submit(_post, gateway, name, enough[name], killed) for name in names}
-            for one in enough.values():
-                assert one.wait(WAIT_SECONDS)
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait(WAIT_SECONDS)
-            killed.set()
-        gateway.stop()
+    with (
+        BrokerProcess(tmp_path, *OPTIONS) as process,
+        gateway_before(process, timeout_seconds=2.0) as gateway,
+        ThreadPoolExecutor(len(names)) as pool,
+    ):
+        posting = {name: pool.submit(_post, gateway, name, enough[name], killed) for name in names}
+        for one in enough.values():
+            assert one.wait(WAIT_SECONDS)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(WAIT_SECONDS)
+        killed.set()
     confirmed = {name: future.result() for name, future in posting.items()}
     with Broker(tmp_path / "data") as broker, malamute.connect(broker.url, address="bob") as client:
         client.publish("weather", "end", b"", assurance="stored")

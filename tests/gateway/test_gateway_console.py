@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from damaged_messages import publish_damaged
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 from secured_gateway import secured_gateway
 from starlette.requests import HTTPConnection
 
@@ -34,7 +34,6 @@ from malamute.gateway.console.site import PAGES
 from malamute.gateway.console.stream_pages import HISTORY_MESSAGES
 from malamute.gateway.console.visits import RENEWS
 from malamute.gateway.console.words import link
-from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import Identity
 from malamute.protocol.admin import StreamRetain
 from malamute.testing import Broker
@@ -48,22 +47,21 @@ HOSTILE = "\"'><script>document.title='run'</script><img src=x onerror=alert(1)>
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningGateway]:
     """A gateway before a broker with hostile names, messages and clients."""
-    with Broker() as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with (
-            malamute.connect(broker.url, address=HOSTILE, timeout=WAIT_SECONDS) as client,
-            client.subscribe(HOSTILE, HOSTILE, family="exact", where=f"h = '{HOSTILE.replace(chr(39), '')}'"),
-            client.work(HOSTILE),
-        ):
-            for stream in (HOSTILE, "items", "__class__"):
-                client.publish(stream, HOSTILE, HOSTILE.encode(), {"h": HOSTILE}, assurance="stored")
-            client.send(HOSTILE, HOSTILE, HOSTILE.encode(), {"h": HOSTILE})
-            client.receive(timeout=WAIT_SECONDS).reject(HOSTILE)
-            client.send(HOSTILE, HOSTILE, HOSTILE.encode())
-            client.change("feed.set", source="stream/items", feed=HOSTILE, target=f"service/{HOSTILE}")
-            client.flush()
-            yield gateway
-        gateway.stop()
+    with (
+        Broker() as broker,
+        gateway_before(broker) as gateway,
+        malamute.connect(broker.url, address=HOSTILE, timeout=WAIT_SECONDS) as client,
+        client.subscribe(HOSTILE, HOSTILE, family="exact", where=f"h = '{HOSTILE.replace(chr(39), '')}'"),
+        client.work(HOSTILE),
+    ):
+        for stream in (HOSTILE, "items", "__class__"):
+            client.publish(stream, HOSTILE, HOSTILE.encode(), {"h": HOSTILE}, assurance="stored")
+        client.send(HOSTILE, HOSTILE, HOSTILE.encode(), {"h": HOSTILE})
+        client.receive(timeout=WAIT_SECONDS).reject(HOSTILE)
+        client.send(HOSTILE, HOSTILE, HOSTILE.encode())
+        client.change("feed.set", source="stream/items", feed=HOSTILE, target=f"service/{HOSTILE}")
+        client.flush()
+        yield gateway
 
 
 @pytest.fixture
@@ -192,14 +190,13 @@ def test_a_form_needs_the_secret_of_its_session_and_a_page_of_this_console(
 
 def test_a_site_that_may_use_the_api_may_not_send_forms(running: RunningGateway) -> None:
     origin = "https://app.example.org"
-    gateway = RunningGateway(GatewaySettings(broker=running.state.settings.broker, origins=(origin,)))
-    try:
-        with gateway.client(headers={"origin": origin}) as http:
-            csrf = Page(http.get("/console/feeds").text).csrf
-            answer = http.post("/console/change", data={"csrf": csrf, "topic": "broker.reload"})
-            assert answer.status_code == 403
-    finally:
-        gateway.stop()
+    with (
+        RunningGateway(replace(running.state.settings, origins=(origin,))) as gateway,
+        gateway.client(headers={"origin": origin}) as http,
+    ):
+        csrf = Page(http.get("/console/feeds").text).csrf
+        answer = http.post("/console/change", data={"csrf": csrf, "topic": "broker.reload"})
+        assert answer.status_code == 403
 
 
 def test_what_destroys_says_first_what_it_would_do(console: httpx.Client) -> None:
@@ -228,8 +225,11 @@ def test_what_destroys_says_first_what_it_would_do(console: httpx.Client) -> Non
 
 
 def test_what_hangs_on_a_stream_is_shown_before_it_ends_with_it() -> None:
-    with Broker() as broker, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
+    with (
+        Broker() as broker,
+        malamute.connect(broker.url, timeout=WAIT_SECONDS) as client,
+        gateway_before(broker) as gateway,
+    ):
         client.publish("used", "s", b"x", assurance="stored")
         with gateway.client(headers={"origin": gateway.url}) as http, client.subscribe("used") as reader:
             csrf = Page(http.get("/console/feeds").text).csrf
@@ -247,7 +247,6 @@ def test_what_hangs_on_a_stream_is_shown_before_it_ends_with_it() -> None:
             with pytest.raises(malamute.MalamuteError):
                 reader.receive(WAIT_SECONDS)
             assert http.get(link("/console/stream", name="used")).status_code == 404
-        gateway.stop()
 
 
 def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
@@ -641,8 +640,7 @@ def test_over_tls_a_cookie_that_others_may_have_set_is_none() -> None:
 
 
 def test_pages_of_the_console_count_for_the_rate_of_their_user(secured: RunningGateway) -> None:
-    gateway = RunningGateway(replace(secured.state.settings, user_rate=0.001))
-    try:
+    with RunningGateway(replace(secured.state.settings, user_rate=0.001)) as gateway:
         with gateway.client(headers={"origin": gateway.url}) as http:
             _sign_in(http, "ann", "geheim")
             assert [http.get("/console/streams").status_code for _ in range(2)] == [200, 429]
@@ -650,18 +648,15 @@ def test_pages_of_the_console_count_for_the_rate_of_their_user(secured: RunningG
             assert http.get("/live").status_code == 429
         with gateway.client(auth=("bob", "secret")) as http:
             assert http.get("/live").status_code == 200
-    finally:
-        gateway.stop()
 
 
 def test_a_form_of_nowhere_to_nowhere_is_refused(secured: RunningGateway) -> None:
-    gateway = RunningGateway(replace(secured.state.settings, hosts=()))
-    try:
-        with socket.create_connection((gateway.host, gateway.port), WAIT_SECONDS) as connection:
-            connection.sendall(b"POST /console/sign-in HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
-            assert connection.makefile("rb").readline().split()[1] == b"403"
-    finally:
-        gateway.stop()
+    with (
+        RunningGateway(replace(secured.state.settings, hosts=())) as gateway,
+        socket.create_connection((gateway.host, gateway.port), WAIT_SECONDS) as connection,
+    ):
+        connection.sendall(b"POST /console/sign-in HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
+        assert connection.makefile("rb").readline().split()[1] == b"403"
 
 
 @pytest.mark.parametrize(
@@ -704,33 +699,37 @@ def test_a_session_ends_when_it_is_idle_and_in_any_case_and_there_are_only_so_ma
 
 
 def test_lists_that_are_longer_than_a_page_of_the_broker() -> None:
-    with Broker() as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-            for n in range(250):
-                client.publish(f"many/{n:03}", "s", b"x")
-            client.flush()
-            stored = http.get("/console/settings").text
-            # The first 200, of which one is the broker's own.
-            assert stored.count(">many/") == 199
-            assert http.get("/console/streams?find=many/009").text.count(">many/") == 1
-            assert http.get("/").status_code == 200
-        gateway.stop()
+    with (
+        Broker() as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+        malamute.connect(broker.url, timeout=WAIT_SECONDS) as client,
+    ):
+        for n in range(250):
+            client.publish(f"many/{n:03}", "s", b"x")
+        client.flush()
+        stored = http.get("/console/settings").text
+        # The first 200, of which one is the broker's own.
+        assert stored.count(">many/") == 199
+        assert http.get("/console/streams?find=many/009").text.count(">many/") == 1
+        assert http.get("/").status_code == 200
 
 
 def test_settings_and_the_page_of_a_stream_say_which_rule_says_how_much_is_kept() -> None:
     streams = StreamsConfig(rule=(StreamRule("metrics.*", count=5),))
     config = replace(Config.load(None, {"MALAMUTE_STORAGE__KIND": "memory"}), streams=streams)
-    with Broker(config=config) as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-            for name in ("metrics.cpu", "metrics.set", "weather"):
-                client.publish(name, "s", b"x", assurance="stored")
-            client.change(StreamRetain(stream="metrics.set", count=7))
-            text = http.get("/console/settings").text
-            page = http.get("/console/stream", params={"name": "metrics.cpu"}).text
-            set_page = http.get("/console/stream", params={"name": "metrics.set"}).text
-        gateway.stop()
+    with (
+        Broker(config=config) as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+        malamute.connect(broker.url, timeout=WAIT_SECONDS) as client,
+    ):
+        for name in ("metrics.cpu", "metrics.set", "weather"):
+            client.publish(name, "s", b"x", assurance="stored")
+        client.change(StreamRetain(stream="metrics.set", count=7))
+        text = http.get("/console/settings").text
+        page = http.get("/console/stream", params={"name": "metrics.cpu"}).text
+        set_page = http.get("/console/stream", params={"name": "metrics.set"}).text
     sources = dict(re.findall(r">([^<]*)</a></td>(?:<td class=\"n\">[^<]*</td>){3}<td>([^<]*)</td>", text))
     assert sources["metrics.cpu"] == "rule metrics.*"
     assert (sources["metrics.set"], sources["weather"]) == ("run time", "default")
@@ -740,11 +739,12 @@ def test_settings_and_the_page_of_a_stream_say_which_rule_says_how_much_is_kept(
 
 def test_settings_list_each_option_with_its_source_and_how_it_changes() -> None:
     config = Config.load(None, {"MALAMUTE_STORAGE__KIND": "memory"}, {"queues.max_deliver": "3"})
-    with Broker(config=config) as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with gateway.client() as http:
-            text = http.get("/console/settings").text
-        gateway.stop()
+    with (
+        Broker(config=config) as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+    ):
+        text = http.get("/console/settings").text
     own = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*(?:<span class=\"quiet\">[^<]*</span>)?)</dd>", text))
     assert (
         own["timeout seconds"] == f'{WAIT_SECONDS} <span class="quiet">in place of {TIMEOUT_SECONDS}</span>'

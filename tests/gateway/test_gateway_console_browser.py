@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 from secured_gateway import secured_gateway
 from token_issuer import SigningIssuer
 
@@ -67,10 +67,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningGateway]:
-    with Broker() as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
+    with (
+        Broker() as broker,
+        gateway_before(broker) as gateway,
+    ):
         yield gateway
-        gateway.stop()
 
 
 @contextmanager
@@ -201,21 +202,19 @@ def test_a_tail_loses_nothing_over_a_restart_of_broker_and_gateway(browser: Any,
         settings = GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS)
         with malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
             client.publish("weather", "s", b"body 1", assurance="stored")
-            gateway = RunningGateway(settings, port)
-            with _tab(browser, gateway.url) as page:
-                page.goto(link("/console/stream/tail", name="weather", start="first"))
-                bodies = page.locator("#tail .message .body")
-                bodies.get_by_text("body 1").wait_for()
-                gateway.stop()
+            with _tab(browser, f"http://127.0.0.1:{port}") as page:
+                with RunningGateway(settings, port):
+                    page.goto(link("/console/stream/tail", name="weather", start="first"))
+                    bodies = page.locator("#tail .message .body")
+                    bodies.get_by_text("body 1").wait_for()
                 page.get_by_text("reconnecting").wait_for()
                 broker.restart()
                 client.publish("weather", "s", b"body 2", assurance="stored")
-                gateway = RunningGateway(settings, port)
-                bodies.get_by_text("body 2").wait_for()
-                client.publish("weather", "s", b"body 3", assurance="stored")
-                bodies.get_by_text("body 3").wait_for()
-                assert bodies.all_inner_texts() == ["body 3", "body 2", "body 1"]
-            gateway.stop()
+                with RunningGateway(settings, port):
+                    bodies.get_by_text("body 2").wait_for()
+                    client.publish("weather", "s", b"body 3", assurance="stored")
+                    bodies.get_by_text("body 3").wait_for()
+                    assert bodies.all_inner_texts() == ["body 3", "body 2", "body 1"]
 
 
 def test_a_slow_page_goes_into_replay_and_shows_everything_when_it_goes_on(
@@ -293,8 +292,8 @@ def test_a_page_of_another_site_follows_the_hub_with_its_cookie(browser: Any, tm
         secured_gateway(tmp_path, {"bob": "secret"}, rules, issuer.known) as secured,
         _other_site() as site,
         _tab(browser, site) as page,
+        RunningGateway(replace(secured.state.settings, origins=(site,))) as gateway,
     ):
-        gateway = RunningGateway(replace(secured.state.settings, origins=(site,)))
         cookie = {"name": "mercureAuthorization", "value": issuer.token("ann"), "url": gateway.url}
         page.context.add_cookies([cookie])
         page.goto("/")
@@ -306,7 +305,6 @@ def test_a_page_of_another_site_follows_the_hub_with_its_cookie(browser: Any, tm
         found = page.evaluate(FOLLOW_THE_HUB, [f"{hub}?topic=*&lastEventID=earliest", 2])
         assert found == [["#1", "ann"], ["#3", "ann"]]
         assert page.complaints == []
-        gateway.stop()
 
 
 def _work(url: str, over: threading.Event) -> None:
@@ -331,32 +329,31 @@ def _work(url: str, over: threading.Event) -> None:
 def _scene(seconds: float) -> Iterator[RunningGateway]:
     """A broker that has been at work for so long, with a reader that is behind, and a dead letter."""
     over = threading.Event()
-    with Broker() as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with (
-            malamute.connect(broker.url, address="billing", timeout=WAIT_SECONDS) as billing,
-            malamute.connect(broker.url, address="archive", timeout=WAIT_SECONDS) as archive,
-            malamute.connect(broker.url, address="bob", timeout=WAIT_SECONDS) as bob,
-            billing.subscribe("weather", "temp.*", where="unit = 'C'"),
-            archive.subscribe("weather", "#", credit=1, start="first"),
-            gateway.client() as http,
-        ):
-            for stream in ("orders", "metrics/cpu"):
-                billing.publish(stream, "first", b"1", assurance="stored")
-            for number in range(5):
-                billing.send("bob", "note", b"%d" % number)
-            bob.receive(timeout=WAIT_SECONDS).reject("no room")
-            # Somebody looks at it, so there are rates.
-            http.get("/")
-            working = threading.Thread(target=_work, args=(broker.url, over))
-            working.start()
-            time.sleep(seconds)
-            while "3 is not published yet" in http.get(PICTURED["explain"]).text:
-                pass
-            yield gateway
-            over.set()
-            working.join()
-        gateway.stop()
+    with (
+        Broker() as broker,
+        gateway_before(broker) as gateway,
+        malamute.connect(broker.url, address="billing", timeout=WAIT_SECONDS) as billing,
+        malamute.connect(broker.url, address="archive", timeout=WAIT_SECONDS) as archive,
+        malamute.connect(broker.url, address="bob", timeout=WAIT_SECONDS) as bob,
+        billing.subscribe("weather", "temp.*", where="unit = 'C'"),
+        archive.subscribe("weather", "#", credit=1, start="first"),
+        gateway.client() as http,
+    ):
+        for stream in ("orders", "metrics/cpu"):
+            billing.publish(stream, "first", b"1", assurance="stored")
+        for number in range(5):
+            billing.send("bob", "note", b"%d" % number)
+        bob.receive(timeout=WAIT_SECONDS).reject("no room")
+        # Somebody looks at it, so there are rates.
+        http.get("/")
+        working = threading.Thread(target=_work, args=(broker.url, over))
+        working.start()
+        time.sleep(seconds)
+        while "3 is not published yet" in http.get(PICTURED["explain"]).text:
+            pass
+        yield gateway
+        over.set()
+        working.join()
 
 
 PICTURED = {

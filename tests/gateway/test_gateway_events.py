@@ -12,13 +12,12 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 from server_events import EVENTS, following, make_stream, messages_of, publish_numbers
 
 import malamute
 from malamute.client.events import Gap
 from malamute.gateway.events import PART_BYTES, EventWriter
-from malamute.gateway.settings import GatewaySettings
 from malamute.protocol.batch import Columns, pack_record
 from malamute.testing import Broker, small_config
 
@@ -72,45 +71,54 @@ def test_a_connection_without_news_is_kept_alive(start: Callable[..., RunningGat
 
 
 def test_a_page_loses_nothing_over_a_restart_of_the_broker(tmp_path: Path) -> None:
-    with Broker(tmp_path) as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-            publish_numbers(client, 1, 2)
-            with following(http, params={"start": "first"}) as blocks:
-                assert messages_of(blocks, 2) == [(1, "1"), (2, "2")]
-                broker.restart()
-                publish_numbers(client, 3, 4)
-                found = messages_of(blocks, 2)
-                # Sequences may be left out by a restart, never used again.
-                assert [body for _, body in found] == ["3", "4"]
-                assert found[0][0] > 2
-        gateway.stop()
+    with (
+        Broker(tmp_path) as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+        malamute.connect(broker.url, timeout=WAIT_SECONDS) as client,
+    ):
+        publish_numbers(client, 1, 2)
+        with following(http, params={"start": "first"}) as blocks:
+            assert messages_of(blocks, 2) == [(1, "1"), (2, "2")]
+            broker.restart()
+            publish_numbers(client, 3, 4)
+            found = messages_of(blocks, 2)
+            # Sequences may be left out by a restart, never used again.
+            assert [body for _, body in found] == ["3", "4"]
+            assert found[0][0] > 2
+
+
+def _unsent_bytes(gateway: RunningGateway) -> int:
+    return sum(one.transport.get_write_buffer_size() for one in gateway.server.server_state.connections)
 
 
 def test_a_page_that_does_not_read_goes_into_replay_and_loses_nothing(tmp_path: Path) -> None:
     config = small_config()
-    with Broker(tmp_path, config=config) as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-            make_stream(broker.url)
-            with following(http) as blocks:
-                next(blocks)
-                for first in range(1, 301, 10):
-                    bodies = [b"%d " % n + b"x" * 60_000 for n in range(first, first + 10)]
-                    client.publish_batch("weather", ["s"] * 10, bodies)
-                details = malamute.protocol.admin.StreamQuery(name="weather")
-                assert client.query(details).switches_to_replay > 0
-                # Of what the system has not taken one part is written, and one window is here.
-                buffered = [
-                    one.transport.get_write_buffer_size() for one in gateway.server.server_state.connections
-                ]
-                assert 0 < sum(buffered) < 4 * PART_BYTES
-                here = [one._source.waiting for one in gateway.state._followed]
-                assert sum(here) * 60_000 <= 2 * gateway.state.settings.event_bytes
-                found = messages_of(blocks, 300)
-            assert [sequence for sequence, _ in found] == [*range(1, 301)]
-            assert [int(body.split()[0]) for _, body in found] == [*range(1, 301)]
-        gateway.stop()
+    with (
+        Broker(tmp_path, config=config) as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+        malamute.connect(broker.url, timeout=WAIT_SECONDS) as client,
+    ):
+        make_stream(broker.url)
+        with following(http) as blocks:
+            next(blocks)
+            for first in range(1, 301, 10):
+                bodies = [b"%d " % n + b"x" * 60_000 for n in range(first, first + 10)]
+                client.publish_batch("weather", ["s"] * 10, bodies)
+            details = malamute.protocol.admin.StreamQuery(name="weather")
+            while not client.query(details).switches_to_replay:
+                pass
+            # The system takes megabytes first. Of what it does not take one part is written, and one window
+            # is here.
+            while not (unsent := _unsent_bytes(gateway)):
+                http.get("/live")
+            assert unsent < 4 * PART_BYTES
+            here = [one._source.waiting for one in gateway.state._followed]
+            assert sum(here) * 60_000 <= 2 * gateway.state.settings.event_bytes
+            found = messages_of(blocks, 300)
+        assert [sequence for sequence, _ in found] == [*range(1, 301)]
+        assert [int(body.split()[0]) for _, body in found] == [*range(1, 301)]
 
 
 @pytest.mark.usefixtures("weather")
@@ -173,16 +181,18 @@ def test_a_message_that_cannot_be_read_is_a_gap_and_not_the_end() -> None:
 
 def test_a_gap_of_the_ring_is_an_event_with_its_range_and_reason(tmp_path: Path) -> None:
     config = replace(small_config())
-    with Broker(tmp_path, config=config) as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with gateway.client() as http, malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
-            publish_numbers(client, 1, 3)
-            client.change(malamute.protocol.admin.StreamPurge(stream="weather"))
-            publish_numbers(client, 4, 4)
-            with following(http, headers={"last-event-id": "1"}) as blocks:
-                found = [block for block in islice(blocks, 3)]
-            assert found[0]["id"] == "1"
-            assert (found[1]["event"], found[1]["id"]) == ("gap", "3")
-            assert json.loads(found[1]["data"]) | {"reason": ""} == {"first": 2, "last": 3, "reason": ""}
-            assert found[2]["id"] == "4"
-        gateway.stop()
+    with (
+        Broker(tmp_path, config=config) as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+        malamute.connect(broker.url, timeout=WAIT_SECONDS) as client,
+    ):
+        publish_numbers(client, 1, 3)
+        client.change(malamute.protocol.admin.StreamPurge(stream="weather"))
+        publish_numbers(client, 4, 4)
+        with following(http, headers={"last-event-id": "1"}) as blocks:
+            found = [block for block in islice(blocks, 3)]
+        assert found[0]["id"] == "1"
+        assert (found[1]["event"], found[1]["id"]) == ("gap", "3")
+        assert json.loads(found[1]["data"]) | {"reason": ""} == {"first": 2, "last": 3, "reason": ""}
+        assert found[2]["id"] == "4"

@@ -9,10 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 
 import malamute
-from malamute.gateway.settings import GatewaySettings
 from malamute.protocol.admin import MailboxesQuery
 from malamute.testing import Broker, small_config
 
@@ -132,18 +131,19 @@ def test_what_waits_is_given_up_when_who_asked_is_gone(
 def test_a_lease_that_the_broker_took_back_is_over(broker: Broker) -> None:
     config = small_config()
     queues = replace(config.queues, ack_timeout=0.2)
-    with Broker(config=replace(config, queues=queues)) as quick:
-        gateway = RunningGateway(GatewaySettings(broker=quick.url, timeout_seconds=WAIT_SECONDS))
-        with gateway.client() as http:
-            http.post(f"{BOB}/messages", content=b"x")
-            [first] = _lease(http)
-            [second] = _lease(http)
-            assert second["attempts"] > first["attempts"]
-            _settle(http, first["lease"], "acknowledge", 410)
-            # When the last lease is over the session is let go.
-            while gateway.state.leases._holders:
-                http.get("/live")
-        gateway.stop()
+    with (
+        Broker(config=replace(config, queues=queues)) as quick,
+        gateway_before(quick) as gateway,
+        gateway.client() as http,
+    ):
+        http.post(f"{BOB}/messages", content=b"x")
+        [first] = _lease(http)
+        [second] = _lease(http)
+        assert second["attempts"] > first["attempts"]
+        _settle(http, first["lease"], "acknowledge", 410)
+        # When the last lease is over the session is let go.
+        while gateway.state.leases._holders:
+            http.get("/live")
 
 
 def test_there_are_as_many_leases_as_there_may_be(

@@ -11,14 +11,13 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import RunningGateway, gateway_before
 from secured_gateway import secured_gateway
 from token_issuer import SigningIssuer
 
 import malamute
 from malamute.client.session.message import Message
 from malamute.gateway.mercure import FIELDS_MAX, RETRY_MS_MAX, TOPICS_MAX, UpdateWriter
-from malamute.gateway.settings import GatewaySettings
 from malamute.protocol.batch import Columns, pack_record
 from malamute.protocol.limits import CRITERIA_MAX, SUBJECT_BYTES_MAX
 from malamute.testing import Broker
@@ -208,21 +207,22 @@ def test_an_id_that_the_hub_does_not_know_is_told_from_the_answer(http: httpx.Cl
 
 
 def test_a_browser_loses_nothing_over_a_restart_of_the_broker(tmp_path: Path) -> None:
-    with Broker(tmp_path) as broker:
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
-        with gateway.client() as http:
-            with _following(http, BOOKS) as (_, events):
-                _publish(http, BOOK, "1")
-                last = next(events)["id"]
-            _publish(http, BOOK, "2")
+    with (
+        Broker(tmp_path) as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+    ):
+        with _following(http, BOOKS) as (_, events):
+            _publish(http, BOOK, "1")
+            last = next(events)["id"]
+        _publish(http, BOOK, "2")
+        broker.restart()
+        _publish(http, BOOK, "3")
+        with _following(http, BOOKS, headers={"last-event-id": last}) as (_, events):
+            assert _data(events, 2) == ["2", "3"]
             broker.restart()
-            _publish(http, BOOK, "3")
-            with _following(http, BOOKS, headers={"last-event-id": last}) as (_, events):
-                assert _data(events, 2) == ["2", "3"]
-                broker.restart()
-                _publish(http, BOOK, "4")
-                assert _data(events, 1) == ["4"]
-        gateway.stop()
+            _publish(http, BOOK, "4")
+            assert _data(events, 1) == ["4"]
 
 
 def test_what_the_broker_has_no_more_is_an_event_of_the_hub_itself(

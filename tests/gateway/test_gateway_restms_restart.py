@@ -10,8 +10,8 @@ from pathlib import Path
 from time import time_ns
 
 import pytest
-from restms_client import DOMAIN, RestClient, gateway_before, message, run_in
-from running_gateway import WAIT_SECONDS, RunningGateway
+from restms_client import DOMAIN, RestClient, message, run_in
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 from secured_gateway import secured_gateway
 
 import malamute
@@ -109,25 +109,25 @@ def secured(tmp_path: Path) -> Iterator[RunningGateway]:
 
 
 def test_a_user_has_so_much_in_restms_and_takes_nothing_of_others(secured: RunningGateway) -> None:
-    gateway = RunningGateway(replace(secured.state.settings, restms_definitions=4, restms_pipes=1))
-    try:
-        with gateway.client(auth=ANN) as ann, gateway.client(auth=BOB) as bob:
-            anns, bobs = RestClient(ann), RestClient(bob)
-            feed, pipe = anns.feed("news.ann", "fanout"), anns.pipe()
-            # What was there takes no more room.
-            anns.feed("news.ann", "fanout", status=200)
-            second = anns.send("POST", DOMAIN, Element("pipe", {"type": ""}), status=429)
-            assert "1 pipes are read by this user: expected at most 1" in second.text
-            join = anns.join(pipe, feed)
-            anns.join(pipe, feed, "a", status=429)
-            anns.feed("news.ann", "topic", status=400)
-            refused = ann.post(feed, content=b"x", headers={"content-type": "text/plain"})
-            assert (refused.status_code, refused.json()["code"]) == (429, 429)
-            anns.send("DELETE", join)
-            assert ann.post(feed, content=b"x", headers={"content-type": "text/plain"}).status_code == 201
-            bobs.pipe()
-    finally:
-        gateway.stop()
+    with (
+        RunningGateway(replace(secured.state.settings, restms_definitions=4, restms_pipes=1)) as gateway,
+        gateway.client(auth=ANN) as ann,
+        gateway.client(auth=BOB) as bob,
+    ):
+        anns, bobs = RestClient(ann), RestClient(bob)
+        feed, pipe = anns.feed("news.ann", "fanout"), anns.pipe()
+        # What was there takes no more room.
+        anns.feed("news.ann", "fanout", status=200)
+        second = anns.send("POST", DOMAIN, Element("pipe", {"type": ""}), status=429)
+        assert "1 pipes are read by this user: expected at most 1" in second.text
+        join = anns.join(pipe, feed)
+        anns.join(pipe, feed, "a", status=429)
+        anns.feed("news.ann", "topic", status=400)
+        refused = ann.post(feed, content=b"x", headers={"content-type": "text/plain"})
+        assert (refused.status_code, refused.json()["code"]) == (429, 429)
+        anns.send("DELETE", join)
+        assert ann.post(feed, content=b"x", headers={"content-type": "text/plain"}).status_code == 201
+        bobs.pipe()
 
 
 def test_old_definitions_are_published_again_before_their_stream_forgets_them(tmp_path: Path) -> None:

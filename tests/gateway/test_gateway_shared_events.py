@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 from server_events import following, make_stream, messages_of, publish_numbers
 
 import malamute
@@ -67,8 +67,8 @@ def test_a_page_that_is_behind_catches_up_and_shares_again(
 def test_a_page_that_does_not_read_takes_nothing_of_one_that_does(tmp_path: Path) -> None:
     with Broker(tmp_path, config=small_config()) as broker:
         make_stream(broker.url)
-        gateway = RunningGateway(GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS))
         with (
+            gateway_before(broker) as gateway,
             gateway.client() as http,
             malamute.connect(broker.url, timeout=WAIT_SECONDS) as client,
             following(http) as slow,
@@ -82,7 +82,6 @@ def test_a_page_that_does_not_read_takes_nothing_of_one_that_does(tmp_path: Path
             [shared] = gateway.state.shared_events._shared.values()
             assert shared._size_bytes <= gateway.state.settings.event_bytes
             assert [number for number, _ in messages_of(slow, 200)] == [*range(1, 201)]
-        gateway.stop()
 
 
 @pytest.mark.usefixtures("weather")

@@ -60,18 +60,16 @@ def test_an_update_of_mercure_is_known_as_well(start: Callable[..., RunningGatew
 
 def test_the_gateway_reads_as_a_user_of_its_own_for_users_who_may_only_publish(tmp_path: Path) -> None:
     rules = ["create,publish stream/weather"]
-    with secured_gateway(tmp_path, dict((ANN, ("gate", "keeper"))), rules, own="gate") as first:
-        second = RunningGateway(first.state.settings)
+    with (
+        secured_gateway(tmp_path, dict((ANN, ("gate", "keeper"))), rules, own="gate") as first,
+        RunningGateway(first.state.settings) as second,
         # It has nobody to read as: its keys are those of its memory.
-        third = RunningGateway(replace(first.state.settings, credentials={}))
-        try:
-            for gateway, sequences in ((first, [1, 1]), (second, [1, 1]), (third, [2, 2])):
-                with gateway.client(auth=ANN) as http:
-                    posts = [http.post(WEATHER, content=b"x", headers={"idempotency-key": "k"}) for _ in "ab"]
-                    assert [post.json()["first"] for post in posts] == sequences
-        finally:
-            second.stop()
-            third.stop()
+        RunningGateway(replace(first.state.settings, credentials={})) as third,
+    ):
+        for gateway, sequences in ((first, [1, 1]), (second, [1, 1]), (third, [2, 2])):
+            with gateway.client(auth=ANN) as http:
+                posts = [http.post(WEATHER, content=b"x", headers={"idempotency-key": "k"}) for _ in "ab"]
+                assert [post.json()["first"] for post in posts] == sequences
 
 
 def test_what_is_kept_is_bounded_and_forgotten_in_time(

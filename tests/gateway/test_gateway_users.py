@@ -63,8 +63,7 @@ def test_wrong_credentials_have_to_log_in_and_keep_no_session(
 
 
 def test_wrong_credentials_take_the_place_of_nobody(secured: RunningGateway) -> None:
-    gateway = RunningGateway(replace(secured.state.settings, users=1))
-    try:
+    with RunningGateway(replace(secured.state.settings, users=1)) as gateway:
         with gateway.client(auth=BOB) as http, gateway.client(auth=("bob", "wrong")) as guesser:
             assert http.post("/v1/streams/bob/messages", content=b"x").status_code == 201
             [session] = gateway.state.users._entries.values()
@@ -78,8 +77,6 @@ def test_wrong_credentials_take_the_place_of_nobody(secured: RunningGateway) -> 
             assert http.get("/v1/streams/ann/messages").status_code == 503
             with gateway.client(auth=("bob", "wrong")) as guesser:
                 assert guesser.get("/v1/streams/bob/messages").status_code == 401
-    finally:
-        gateway.stop()
 
 
 def test_a_token_that_the_broker_does_not_know_has_to_log_in(secured: RunningGateway) -> None:

@@ -1,6 +1,7 @@
 """The client with a real broker: the three patterns, and what a broken connection does to them (nothing)."""
 
 import asyncio
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -213,6 +214,15 @@ def test_a_restart_loses_nothing_and_doubles_nothing(tmp_path):
                 seen += [int(message.body) for message in subscription.take(100, 20)]
         assert seen == list(range(120))
         assert [type(event) for event in events if isinstance(event, Lost | Connected)].count(Lost) >= 2
+
+
+def test_a_program_that_seeds_its_random_numbers_gets_them_beside_a_client_that_reconnects(broker, client):
+    random.seed(1)
+    expected = random.getstate()
+    client.publish("s", "a", b"", assurance="stored")
+    broker.restart()
+    client.publish("s", "a", b"", assurance="stored")
+    assert random.getstate() == expected
 
 
 def test_a_publisher_whose_connection_is_cut_again_and_again_stores_each_once(broker, client, proxy):

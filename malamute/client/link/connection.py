@@ -14,9 +14,9 @@ There is no thread and no timer in it: the edge wakes up at `due`, and asks for 
 from __future__ import annotations
 
 import enum
-import random
 from collections.abc import Callable, Iterator
 from math import inf
+from random import SystemRandom
 from time import monotonic
 
 from malamute.client.link.credentials import SocketOptions
@@ -27,6 +27,9 @@ from malamute.errors import AccessRefused, OutOfSockets
 
 ATTEMPT_SECONDS = 3.0
 """How long one URL may take to answer before the next one is tried."""
+
+CHANCE = SystemRandom()
+"""Of the system, so that a program which seeds `random` gets the same numbers with and without a client."""
 
 
 class _Phase(enum.Enum):
@@ -110,7 +113,7 @@ class Connection:
 
     def _plan(self, now: float) -> None:
         self._phase = _Phase.BROKEN
-        self._next, wait = self.route.next(random.random())
+        self._next, wait = self.route.next(CHANCE.random())
         self.due = now + wait
 
     def _go_on(self, now: float) -> None:
