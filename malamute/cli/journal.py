@@ -299,11 +299,14 @@ def _time(time_ns: int) -> str:
 def _opened(directory: Path, *, reads_all: bool = False) -> Iterator[DiskStore]:
     """The store in a directory, while nobody else uses it. Who reads all of it finds first whether he can.
 
-    So does everybody where a broker has crashed: its disk is under suspicion.
+    So does everybody where a process has crashed, be it this one: its disk is under suspicion.
     """
     from malamute.journal.disk import DiskStore
-    from malamute.server.crashes import report_in
+    from malamute.server.crashes import CrashReport, report_in
 
     reads_all = reads_all or bool(report_in(directory))
-    with closing(DiskStore.open_existing(directory, reads_all=reads_all)) as store:
+    with (
+        closing(DiskStore.open_existing(directory, reads_all=reads_all)) as store,
+        closing(CrashReport(directory)),
+    ):
         yield store

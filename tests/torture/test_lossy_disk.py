@@ -106,6 +106,28 @@ def test_a_page_that_cannot_be_read_ends_one_broker_and_no_other(disk: LossyDisk
     daemon.stop()
 
 
+def test_an_inspection_that_a_page_ends_is_the_last_one_it_does(disk: LossyDisk, tmp_path: Path) -> None:
+    """Nobody could catch that; the next says why, until the page can be read again."""
+    daemon = Daemon(tmp_path / "broker", small(32 << 20), data=disk.place)
+    daemon.start()
+    with malamute.connect(daemon.url) as client:
+        client.send("absent", "a", BAD * 2, assurance="stored")
+    daemon.stop()
+    second = (disk.place / "data.mdb").read_bytes().index(BAD) // BLOCK + 1
+    inspect = ("inspect", "--data", disk.place)
+    disk.fail_reads(range(second, second + 1))
+    assert journal(*inspect).returncode == -signal.SIGBUS
+    for _ in range(2):
+        looked = journal(*inspect)
+        assert (looked.returncode, "error 803: " in looked.stderr) == (1, True), looked.stderr
+    disk.fail_reads(NO_BLOCKS)
+    assert journal(*inspect).returncode == 0
+    daemon.start()
+    with malamute.connect(daemon.url, address="absent") as client:
+        assert client.mailbox().receive(PATIENCE).body == BAD * 2
+    daemon.stop()
+
+
 def test_an_export_says_that_it_cannot_read_and_goes_on_once_it_can(disk: LossyDisk, tmp_path: Path) -> None:
     """Beside a broker. Of what it had read, and not finished, nothing is taken for good."""
     out = tmp_path / "out"
