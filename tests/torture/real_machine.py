@@ -23,6 +23,8 @@ from pathlib import Path
 
 from bad_link import BadLink, Packets
 
+from malamute.journal.directory import sync_directory
+
 TOOLS = {"disk": ("mount", "umount", "mkfs.ext4", "e2fsck", "losetup"), "network": ("ip",)}
 SLACK_MIB = 192
 """What the file system has beside the store."""
@@ -89,6 +91,8 @@ class RealDisk:
             yield
         finally:
             self._ballast.unlink()
+            # It would be there again after an error that comes before this is on the disk.
+            sync_directory(self.place)
 
     def fail(self) -> None:
         """It has met an error, and is read-only until it is mended."""
