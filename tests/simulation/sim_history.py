@@ -439,8 +439,13 @@ def _is_made(pending: PendingChange, answered: Callable[[bool], None]) -> bool:
         and isinstance(pending.error, Refused | Failed | None)
         and not isinstance(pending.error, NO_ANSWERS)
     ):
-        answered(pending.error is None)
+        answered(pending.error is None and not _has_ended_feeds_only(pending))
     return pending.done
+
+
+def _has_ended_feeds_only(pending: PendingChange) -> bool:
+    """The deletion of a stream has come no further; that of a queue, if partial, has dropped some of it."""
+    return pending.asking.topic == "stream.delete" and pending.value.get("partial", False)
 
 
 _ANSWERS = {

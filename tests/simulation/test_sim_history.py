@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
-from history import RULES
+from history import PURGE, PURGE_REFUSED, PURGED, RULES, STORED
 from sim_admin import CHANGED
 from sim_client import Client
 from sim_history import broken_promises
@@ -290,6 +290,14 @@ def test_every_promise_is_kept_where_much_is_purged_or_refused(make):
 def test_who_sees_nothing_but_histories_finds_nothing_in_good_ones(make):
     for seed in range(10):
         assert rules_broken(make(seed)) == set()
+
+
+def test_a_deletion_of_a_stream_that_only_ended_its_feeds_has_purged_nothing():
+    world = run(plan_of(7003682))
+    [asked] = [record for record in world.history.records if record.kind == PURGE]
+    answers = [record for record in world.history.records if record.kind in (PURGED, PURGE_REFUSED)]
+    assert [(record.kind, record.key) for record in answers] == [(PURGE_REFUSED, asked.key)]
+    assert [record.name for record in world.history.records if record.kind == STORED] == ["kept", "kept"]
 
 
 @pytest.mark.parametrize("name", BROKEN)
