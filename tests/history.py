@@ -527,9 +527,13 @@ def _after_settled(log: Log) -> Iterator[str]:
     settled = {record.key: record for record in log[SETTLED] if record.key not in log.twice}
     left = log.keys(LEFT)
     yield from (f"{key} was settled and is still there" for key in settled if key in left)
+    sequences = {(record.key, record.attempts): record.sequence for record in log[DELIVERED]}
     for record in log[DELIVERED]:
         end = settled.get(record.key)
-        if end and record.attempts > end.attempts and not _is_forgotten(log, record, end):
+        # Attempts are those of a sequence: a dead letter that is sent again has another one.
+        if not end or record.sequence != sequences.get((record.key, end.attempts), record.sequence):
+            continue
+        if record.attempts > end.attempts and not _is_forgotten(log, record, end):
             yield f"{record.key} was settled at attempt {end.attempts}, and there is {record.attempts}"
 
 

@@ -275,8 +275,12 @@ def two_outcomes(good: Good) -> None:
 
 
 def deliver_settled(good: Good) -> None:
-    record = good.pick(SETTLED)
-    good.note("worker 2", DELIVERED, QUEUE, record.key, attempts=record.attempts + 1)
+    settled = good.pick(SETTLED)
+    before = good.pick(
+        DELIVERED, lambda record: (record.key, record.attempts) == (settled.key, settled.attempts)
+    )
+    place = {"sequence": before.sequence, "attempts": before.attempts + 1}
+    good.note("worker 2", DELIVERED, QUEUE, before.key, **place)
 
 
 def keep_settled(good: Good) -> None:
@@ -473,6 +477,18 @@ def test_a_record_explains_what_breaks_no_promise_then(name: str) -> None:
     rule, made, place, explanation = EXPLAINED[name]
     assert rule in rules_of(made)
     assert rule not in rules_of([*made[:place], explanation, *made[place:]])
+
+
+@pytest.mark.parametrize("sequence", [3, 4])
+def test_attempts_begin_anew_when_a_dead_letter_is_sent_again(sequence: int) -> None:
+    made: list[Made] = [
+        (SEND, "a", {}),
+        (DELIVERED, "a", {"sequence": 3, "attempts": 2}),
+        (REDRIVE, "", {}),
+        (DELIVERED, "a", {"sequence": sequence, "attempts": 1}),
+        (SETTLED, "a", {"attempts": 1}),
+    ]
+    assert ("after settlement" in rules_of(made)) == (sequence == 3)
 
 
 def rules_of(made: list[Made]) -> set[str]:
