@@ -104,6 +104,8 @@ class QueueBook:
         """The last message that was taken in under each identity of a queue."""
         self.identities_bytes = Limits().identities_bytes
         """What the broker may take for identities."""
+        self._unidentified: set[tuple[str, str, str]] = set()
+        """Those whose messages the disk has refused since others came last."""
         self.crowded = False
         """Whether it may have forgotten some, for want of room. It may remember longer than it has to."""
         self.identities_stored: set[tuple[str, str, str]] = set()
@@ -177,6 +179,7 @@ class QueueBook:
         new = append._replace(operations=[o for o in append.operations if not self._is_again(o)])
         self.dead.handed_out(new, self._purged())
         facts = Facts(new, self.dead.again)
+        self._count_identities(append)
         self.feeds.begin(append)
         for operation in append.operations:
             self.feeds.handed_out(operation)
@@ -335,10 +338,24 @@ class QueueBook:
         if mail.wishes.identity and again is None:
             # A dead letter that is sent again was accepted once, and that is when its window began.
             self.identities[*key[:2], mail.wishes.identity] = mail
-            size_bytes = sum(identity_bytes(name, identity) for _, name, identity in self.identities)
-            self.crowded |= size_bytes > self.identities_bytes
         self._found[mail.body] = key
         self._add(put, mail)
+
+    def _count_identities(self, append: Append) -> None:
+        """Find out whether there is room for all of them: they are not in the order in which they came.
+
+        Those that the disk has refused in this iteration were known when these came.
+        """
+        coming = {
+            (operation.kind, operation.queue, identity)
+            for operation in filter(is_put, append.operations)
+            if (identity := (operation.message.properties or {}).get("id"))
+        }
+        known = self.identities.keys() | self._unidentified
+        size_bytes = sum(identity_bytes(name, identity) for _, name, identity in coming | known)
+        if coming:
+            self._unidentified.clear()
+        self.crowded |= size_bytes > self.identities_bytes
 
     def _check_key(self, key: Key) -> None:
         if key in self.mail:
@@ -481,6 +498,7 @@ class QueueBook:
             del self._found[mail.body]
 
     def _unidentify(self, mail: Mail) -> None:
+        self._unidentified |= {name for name, known in self.identities.items() if known is mail}
         self.identities = {name: known for name, known in self.identities.items() if known is not mail}
 
     def failed(self, append: Append) -> None:
