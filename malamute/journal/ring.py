@@ -7,10 +7,11 @@ known without reading it. Appending adds to the state; then, in the same transac
 2. all streams together drop the oldest chunk among them while they are over the budget.
 
 A transaction therefore drops about as much as it appends, and the store never needs a cleaner in the
-background. The oldest chunk among all is found by a heap of (time of the oldest chunk, stream) with
+background. The oldest chunk among all is found by a heap of (order of the oldest chunk, stream) with
 one entry for each stream that has chunks. The entries are lazy: an append or a drop does not touch the
 heap, and an entry that has become too old is corrected when it comes to the top. So the cost is
-O(log streams) for a dropped chunk and nothing for an appended one.
+O(log streams) for a dropped chunk and nothing for an appended one. What was there at the start is older
+than what has come since, whatever the clock said; otherwise the times of the chunks are their order.
 
 A stream never loses its newest chunk to its own limits by bytes and messages. The limit by age is that of the
 oldest message beside the time: of the newest message when something is appended, and of the clock when a
@@ -72,6 +73,9 @@ the top. As long as the budget is not reached none does."""
 PACE = 2
 """How fast the time of a stream may pass for its limit by age, beside that which is counted."""
 
+Order = tuple[bool, int]
+"""Whether a chunk has come since the start, and its time in nanoseconds UTC."""
+
 Counted = Callable[[], float]
 """Returns seconds that nobody can set."""
 
@@ -115,7 +119,8 @@ class Ring:
         self.given: dict[str, StreamRetention] = {}
         """What else is to hold, as it came with the last chunk."""
         self.late: set[str] = set()
-        self.heap: list[tuple[int, str]] = []
+        self._last_at_start = {name: stream.last for name, stream in self.streams.items()}
+        self.heap: list[tuple[Order, str]] = []
         self.in_heap: set[str] = set()
         self.counted = counted
         self.began = 0.0
@@ -197,6 +202,10 @@ class Ring:
             kept.append(operation)
         return kept
 
+    def order(self, stream: StreamMeta) -> Order:
+        """When the oldest chunk of a stream leaves, beside those of others: the least is the first."""
+        return stream.first > self._last_at_start.get(stream.name, 0), stream.first_time
+
     def is_behind(self) -> bool:
         """Whether chunks wait to leave, for which any transaction will do."""
         return bool(self.late or self.leaving)
@@ -222,7 +231,7 @@ class Ring:
         for name, stream in changes.changed.items():
             if stream.chunks and name not in self.in_heap:
                 self.in_heap.add(name)
-                heapq.heappush(self.heap, (stream.first_time, name))
+                heapq.heappush(self.heap, (self.order(stream), name))
         if len(self.heap) > 2 * len(self.streams) + HEAP_SLACK:
             self._rebuild()
 
@@ -231,7 +240,7 @@ class Ring:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        self.heap = [(s.first_time, s.name) for s in self.streams.values() if s.chunks]
+        self.heap = [(self.order(s), s.name) for s in self.streams.values() if s.chunks]
         self.in_heap = {name for _, name in self.heap}
         heapq.heapify(self.heap)
 
@@ -374,15 +383,15 @@ class RingTransaction:
         heap = self._ring.heap
         spared = []
         while self.bytes > budget and heap:
-            first_ns, name = heap[0]
+            order, name = heap[0]
             stream = self._stream(name)
             if stream is None or not stream.chunks:
                 heapq.heappop(heap)
                 self._ring.in_heap.discard(name)
             elif self._is_spared(name, stream):
                 spared.append(heapq.heappop(heap))
-            elif stream.first_time != first_ns:
-                heapq.heapreplace(heap, (stream.first_time, name))
+            elif self._ring.order(stream) != order:
+                heapq.heapreplace(heap, (self._ring.order(stream), name))
             else:
                 self._drop(name, deleter)
         for entry in spared:

@@ -69,6 +69,20 @@ def test_an_emptied_stream_comes_back():
     assert (ring.bytes, ring.streams["a"].chunks, ring.streams["b"].chunks) == (10, 0, 1)
 
 
+def test_what_was_there_at_the_start_leaves_before_what_came_since_with_a_clock_that_was_set_back():
+    before, shelf = Ring((), 40), ChunkDeleter()
+    before.commit(transaction(before, shelf, ("a", 101), ("b", 102), ("a", 103)))
+    ring = Ring(before.streams.values(), 40)
+    ring.commit(transaction(ring, shelf, ("new", 1)))
+    ring.commit(transaction(ring, shelf, ("new", 2), ("b", 104)))
+    assert kept(shelf) == {"a": [103], "b": [104], "new": [1, 2]}
+    ring.commit(transaction(ring, shelf, ("new", 3)))
+    assert kept(shelf) == {"a": [], "b": [104], "new": [1, 2, 3]}
+    # Among what has come since the start, the clock is all that there is to go by.
+    ring.commit(transaction(ring, shelf, ("b", 105)))
+    assert kept(shelf) == {"a": [], "b": [104, 105], "new": [2, 3]}
+
+
 def test_the_audit_loses_nothing_to_others_while_it_is_a_small_part_of_all():
     ring, shelf = Ring((), 160), ChunkDeleter()
     ring.commit(transaction(ring, shelf, ("$audit", 1), ("$audit", 2)))
