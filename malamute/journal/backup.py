@@ -193,10 +193,10 @@ class Copy:
 
     def _copy_chunk(self, target: lmdb.Transaction, copied: StreamMeta, first: int, value: Any) -> StreamMeta:
         target.put(key(CHUNK, copied.identifier, first), value)
-        count, time_ns = copied.first - first, copied.first_time
+        count, time_ns, era = copied.first - first, copied.first_time, copied.first_era
         try:
             chunk = codec.decode_chunk(value)
-            count, time_ns = chunk.count, chunk.time_ns
+            count, time_ns, era = chunk.count, chunk.time_ns, codec.decode_chunk_header(value).era
         except Damaged:
             self._damages.append((copied.name, Damage(first, copied.first - 1, "corrupt")))
         self._chunks += 1
@@ -204,6 +204,7 @@ class Copy:
         return copied._replace(
             first=first,
             first_time=time_ns,
+            first_era=era,
             bytes=copied.bytes + len(value),
             count=copied.count + count,
             chunks=copied.chunks + 1,

@@ -39,19 +39,19 @@ class DiskChunkDeleter:
             return None
         size, header = len(value), _header(value)
         cursor.delete()
-        following, time_ns = self._following(stream)
+        following, time_ns, era = self._following(stream)
         after = stream.last + 1 if following is None else following
-        return Dropped(header.count if header else after - first, size, following, time_ns)
+        return Dropped(header.count if header else after - first, size, following, time_ns, era)
 
-    def _following(self, stream: StreamMeta) -> tuple[int | None, int]:
+    def _following(self, stream: StreamMeta) -> tuple[int | None, int, int]:
         place, value = self._cursor.item()
         if len(place) == 0:
-            return None, 0
+            return None, 0, 0
         kind, identifier, first = codec.split_key(place)
         if kind != CHUNK or identifier != stream.identifier:
-            return None, 0
+            return None, 0, 0
         header = _header(value)
-        return first, header.time_ns if header else stream.first_time
+        return (first, header.time_ns, header.era) if header else (first, stream.first_time, stream.first_era)
 
 
 class ChunkCursor:

@@ -301,7 +301,7 @@ class DiskStore:
                 self._defects.add(Defect("cursor", name, 0, 0, "its position is lost"))
             self._log = log
             self._fetcher = Fetcher(log)
-            self._ring.restore(found.get(RETENTIONS, {}))
+            self._ring.restore(found.get(RETENTIONS, {}), now)
             is_restored = now is not None and self._meta.copied
             if now is not None and is_restored:
                 self._begin_incarnation(now)
@@ -378,7 +378,9 @@ class DiskStore:
         with self._calls:
             self._clear_dead_readers()
             try:
-                plan = make_plan(operations, self._collector, self._block_bytes_max, self._lsn + 1)
+                plan = make_plan(
+                    operations, self._collector, self._block_bytes_max, self._lsn + 1, self._ring.era
+                )
                 try:
                     self._write(plan)
                 except _OpenedAgain as again:

@@ -41,10 +41,14 @@ META, STREAM, CHUNK, BLOCK, QUARANTINE, CARD, ASIDE = range(1, 8)
 
 _KEY = struct.Struct(">BIQ")
 _META = struct.Struct(">8sI16sQB3xI")
-_CHUNK = struct.Struct(">BB2xIQqIII")
+_CHUNK = struct.Struct(">BBHIQqIII")
 _INDEX = struct.Struct(">Q")
-_STREAM = struct.Struct(">B3xIQQQQQQQqq")
+_STREAM = struct.Struct(">IIQQQQQQQqq")
 _CRC = struct.Struct(">I")
+
+ERA_BITS = 12
+ERA_MAX = (1 << ERA_BITS) - 1
+"""The newest era: starts with a clock that was set back begin no other one any more."""
 
 STREAM_NAME_PLACE = _CRC.size + _STREAM.size
 
@@ -157,7 +161,7 @@ def decode_meta(data: bytes | memoryview) -> Meta:
 class ChunkHeader(NamedTuple):
     """What is known of a chunk without reading its payload. `time_ns` is UTC.
 
-    `indexed` says that a list of subjects follows the records.
+    `indexed` says that a list of subjects follows the records. `era` is that of the ring when it came.
     """
 
     first: int
@@ -167,6 +171,7 @@ class ChunkHeader(NamedTuple):
     large_count: int
     body_crc: int
     indexed: bool
+    era: int = 0
 
     @property
     def last(self) -> int:
@@ -174,8 +179,8 @@ class ChunkHeader(NamedTuple):
         return self.first + self.count - 1
 
 
-def encode_chunk(chunk: Chunk, index: bytes = b"") -> bytes:
-    """The value of a chunk: header, lengths of the large records, payload, large records, index.
+def encode_chunk(chunk: Chunk, index: bytes = b"", era: int = 0) -> bytes:
+    """The value of a chunk of an era: header, lengths of the large records, payload, large records, index.
 
     The parts are joined once; nothing of the payload is copied before that.
     """
@@ -185,7 +190,15 @@ def encode_chunk(chunk: Chunk, index: bytes = b"") -> bytes:
     for record in (*large, index):
         crc = crc32(record, crc)
     header = _CHUNK.pack(
-        VERSION, bool(index), chunk.count, chunk.first, chunk.time_ns, len(chunk.payload), len(large), crc
+        VERSION,
+        bool(index),
+        era,
+        chunk.count,
+        chunk.first,
+        chunk.time_ns,
+        len(chunk.payload),
+        len(large),
+        crc,
     )
     return b"".join((header, _CRC.pack(crc32(header)), lengths, chunk.payload, *large, index))
 
@@ -202,10 +215,10 @@ def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
     (crc,) = _CRC.unpack_from(data, _CHUNK.size)
     if crc != crc32(data[: _CHUNK.size]):
         raise Damaged("wrong CRC of a chunk's header")
-    _, flags, count, first, time_ns, payload_size, large_count, body_crc = _CHUNK.unpack_from(data)
+    _, flags, era, count, first, time_ns, payload_size, large_count, body_crc = _CHUNK.unpack_from(data)
     if count == 0 or flags > 1 or first + count - 1 > NUMBER_MAX:
         raise Damaged(f"a chunk of {count} messages from {first} on with flags {flags}")
-    return ChunkHeader(first, count, time_ns, payload_size, large_count, body_crc, flags == 1)
+    return ChunkHeader(first, count, time_ns, payload_size, large_count, body_crc, flags == 1, era)
 
 
 def decode_chunk(data: bytes | memoryview) -> Chunk:
@@ -277,8 +290,8 @@ def _check_body(header: ChunkHeader, data: bytes | memoryview) -> tuple[memoryvi
 class StreamMeta(NamedTuple):
     """The state of one stream: what it keeps and what it costs.
 
-    An empty stream has `first` = `last` + 1. `bytes` counts stored chunk values. The times are
-    those of the oldest and the newest chunk, nanoseconds UTC. `reserved` is the highest sequence
+    An empty stream has `first` = `last` + 1. `bytes` counts stored chunk values. The times and eras are
+    those of the oldest and the newest chunk, times in nanoseconds UTC. `reserved` is the highest sequence
     that may have been used without being stored. Without a name it is a stream that was deleted, whose
     chunks have not all left.
     """
@@ -293,11 +306,15 @@ class StreamMeta(NamedTuple):
     chunks: int = 0
     first_time: int = 0
     last_time: int = 0
+    first_era: int = 0
+    last_era: int = 0
 
 
 def encode_stream(stream: StreamMeta, lsn: int = 0) -> bytes:
     """The bytes of a stream's state that is written by the transaction of this log sequence number."""
-    body = _STREAM.pack(VERSION, stream.identifier, lsn, *stream[2:]) + stream.name.encode()
+    identifier, name, *numbers, first_era, last_era = stream
+    head = (VERSION << ERA_BITS | first_era) << ERA_BITS | last_era
+    body = _STREAM.pack(head, identifier, lsn, *numbers) + name.encode()
     return _CRC.pack(crc32(body)) + body
 
 
@@ -314,11 +331,12 @@ def decode_stream_and_lsn(data: bytes | memoryview) -> tuple[StreamMeta, int]:
     if _CRC.unpack_from(data)[0] != crc32(body):
         raise Damaged("wrong CRC of a stream's state")
     check_version(body[0])
-    _, identifier, lsn, *numbers = _STREAM.unpack_from(body)
+    head, identifier, lsn, *numbers = _STREAM.unpack_from(body)
     try:
         name = str(body[_STREAM.size :], "utf-8")
     except UnicodeDecodeError as error:
         raise Damaged("a stream's name is not UTF-8") from error
+    numbers += [head >> ERA_BITS & ERA_MAX, head & ERA_MAX]
     return StreamMeta(identifier, name, *numbers), lsn
 
 

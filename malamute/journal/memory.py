@@ -127,7 +127,7 @@ class MemoryStore:
             for name, queue in self._queues.items():
                 records.put(name, queue.messages.values())
             self._collector.clear()
-            self._ring.restore(self._values.get(RETENTIONS, {}))
+            self._ring.restore(self._values.get(RETENTIONS, {}), now)
             is_restored = now is not None and self.copied
             if now is not None and is_restored:
                 queues = (queue.next for queue in self._queues.values())
@@ -150,7 +150,7 @@ class MemoryStore:
     def write(self, operations: Sequence[Operation]) -> None:
         """Carry out all of the operations, or none. Raises StorageFull."""
         with self._open():
-            streams = encode_streams(operations, self._collector)
+            streams = encode_streams(operations, self._collector, self._ring.era)
             notes = self._ring.clipped([o for o in operations if type(o) is NoteRefused])
             try:
                 self._refuse_if_full(operations, [value for _, value in streams])
@@ -450,9 +450,9 @@ class _MemoryChunks:
         dropped = self._values.pop((stream.identifier, firsts.pop(0)))
         count = codec.decode_chunk_header(dropped).count
         if not firsts:
-            return Dropped(count, len(dropped), None, 0)
+            return Dropped(count, len(dropped), None, 0, 0)
         header = codec.decode_chunk_header(self._values[stream.identifier, firsts[0]])
-        return Dropped(count, len(dropped), header.first, header.time_ns)
+        return Dropped(count, len(dropped), header.first, header.time_ns, header.era)
 
     def walk(self, stream: StreamMeta, start: int) -> Iterator[tuple[int, bytes, int]]:
         """First sequence, value, and what follows, from the chunk that may hold `start`."""

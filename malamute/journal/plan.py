@@ -62,8 +62,10 @@ class Plan(NamedTuple):
     lsn: int
 
 
-def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes_max: int, lsn: int) -> Plan:
-    """Encode the operations for the transaction of a log sequence number.
+def make_plan(
+    operations: Sequence[Operation], collector: Collector, block_bytes_max: int, lsn: int, era: int = 0
+) -> Plan:
+    """Encode the operations for the transaction of a log sequence number, in an era of the ring.
 
     The collector takes note of the chunks, as if they were already stored.
     """
@@ -76,7 +78,7 @@ def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes
             o for o in entries if type(o) in _OF_CARDS or (type(o) in _OF_VALUES and o.table in OF_STREAMS)
         ]
     if not kinds.isdisjoint(_OF_RING) or (settings and any(map(is_retention, settings))):
-        streams = encode_streams(operations, collector)
+        streams = encode_streams(operations, collector, era)
     if not kinds.isdisjoint(_NOT_OF_LOG):
         entries = [operation for operation in operations if type(operation) not in _NOT_OF_LOG]
     blocks = encode_blocks(entries, block_bytes_max, lsn)
@@ -86,12 +88,14 @@ def make_plan(operations: Sequence[Operation], collector: Collector, block_bytes
     return Plan(streams, settings, blocks, added, appending, queued, not kinds.isdisjoint(KEEPING), lsn)
 
 
-def encode_streams(operations: Sequence[Operation], collector: Collector) -> list[tuple[OfStream, bytes]]:
-    """The operations on streams in order, each with the value of the chunk that it appends."""
+def encode_streams(
+    operations: Sequence[Operation], collector: Collector, era: int
+) -> list[tuple[OfStream, bytes]]:
+    """The operations on streams in order, each with the value of the chunk that it appends in this era."""
     streams: list[tuple[OfStream, bytes]] = []
     for operation in operations:
         if type(operation) is AppendChunk:
-            streams.append((operation, codec.encode_chunk(operation.chunk, collector.take(operation))))
+            streams.append((operation, codec.encode_chunk(operation.chunk, collector.take(operation), era)))
         elif isinstance(operation, Reserve | Retain | TrimByAge | ForgetStream) or is_retention(operation):
             streams.append((operation, b""))
         elif type(operation) is DeleteStream:

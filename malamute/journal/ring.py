@@ -10,8 +10,9 @@ A transaction therefore drops about as much as it appends, and the store never n
 background. The oldest chunk among all is found by a heap of (order of the oldest chunk, stream) with
 one entry for each stream that has chunks. The entries are lazy: an append or a drop does not touch the
 heap, and an entry that has become too old is corrected when it comes to the top. So the cost is
-O(log streams) for a dropped chunk and nothing for an appended one. What was there at the start is older
-than what has come since, whatever the clock said; otherwise the times of the chunks are their order.
+O(log streams) for a dropped chunk and nothing for an appended one. The times of chunks are their order, as
+far as the clock can be believed: each start with a clock that is behind what is stored begins another *era*,
+which each chunk has in its header, and what was there at the start is older than what has come since.
 
 A stream never loses its newest chunk to its own limits by bytes and messages. The limit by age is that of the
 oldest message beside the time: of the newest message when something is appended, and of the clock when a
@@ -42,7 +43,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
-from malamute.journal.format import StreamMeta
+from malamute.journal.format import ERA_MAX, StreamMeta
 from malamute.protocol.limits import AGE_SECONDS_MAX
 from malamute.protocol.names import AUDIT
 from malamute.protocol.time_units import to_ns, to_seconds
@@ -73,8 +74,8 @@ the top. As long as the budget is not reached none does."""
 PACE = 2
 """How fast the time of a stream may pass for its limit by age, beside that which is counted."""
 
-Order = tuple[bool, int]
-"""Whether a chunk has come since the start, and its time in nanoseconds UTC."""
+Order = tuple[int, bool, int]
+"""The era of a chunk, whether it has come since the start, and its time in nanoseconds UTC."""
 
 Counted = Callable[[], float]
 """Returns seconds that nobody can set."""
@@ -87,6 +88,7 @@ class Dropped(NamedTuple):
     size: int
     first: int | None
     time_ns: int
+    era: int
 
 
 class ChunkDeleter(Protocol):
@@ -119,6 +121,8 @@ class Ring:
         self.given: dict[str, StreamRetention] = {}
         """What else is to hold, as it came with the last chunk."""
         self.late: set[str] = set()
+        self.era = max((stream.last_era for stream in found), default=0)
+        """That of the chunks that come now."""
         self._last_at_start = {name: stream.last for name, stream in self.streams.items()}
         self.heap: list[tuple[Order, str]] = []
         self.in_heap: set[str] = set()
@@ -142,8 +146,13 @@ class Ring:
         """What is in force for a stream: what was set at run time, or what came with its chunks."""
         return self.overrides.get(name) or self.given.get(name) or KEEP_ALL
 
-    def restore(self, overrides: Mapping[Key, Value]) -> None:
-        """A broker begins: take over what was set at run time before, and look who is over a limit."""
+    def restore(self, overrides: Mapping[Key, Value], now: float | None = None) -> None:
+        """A broker begins: take over what was set at run time before, and look who is over a limit.
+
+        It begins `now`, by its clock. Without a time somebody only looks at what is there.
+        """
+        if now is not None and to_ns(now) < self.newest:
+            self.era = min(self.era + 1, ERA_MAX)
         self.began = self.counted() if self.counted else 0.0
         self.passed.clear()
         self.overrides = {str(key[0]): StreamRetention.of(value) for key, value in overrides.items()}
@@ -204,7 +213,7 @@ class Ring:
 
     def order(self, stream: StreamMeta) -> Order:
         """When the oldest chunk of a stream leaves, beside those of others: the least is the first."""
-        return stream.first > self._last_at_start.get(stream.name, 0), stream.first_time
+        return stream.first_era, stream.first > self._last_at_start.get(stream.name, 0), stream.first_time
 
     def is_behind(self) -> bool:
         """Whether chunks wait to leave, for which any transaction will do."""
@@ -284,6 +293,8 @@ class RingTransaction:
             stream.chunks + 1,
             chunk.time_ns if empty else stream.first_time,
             chunk.time_ns,
+            self._ring.era if empty else stream.first_era,
+            self._ring.era,
         )
         if name in self.forgotten or retention is not self._ring.given.get(name):
             self.given[name] = retention
@@ -419,6 +430,7 @@ class RingTransaction:
             left = stream._replace(
                 first=dropped.first,
                 first_time=dropped.time_ns,
+                first_era=dropped.era,
                 bytes=stream.bytes - dropped.size,
                 count=max(0, stream.count - dropped.count),
                 chunks=stream.chunks - 1,

@@ -266,7 +266,9 @@ def made_anew(cursor: Cursor, identifier: int, known: States, damaged: bytes | N
     """The state of a stream by its card and by the keys of its chunks, whose payloads are not read."""
     card = known.cards.get(identifier)
     name = card.name if card else _name_in(identifier, known, damaged or b"")
-    first = last = size = chunks = first_time = last_time = 0
+    first = last = size = chunks = 0
+    eras: list[int] = []
+    times: list[int] = []
     for place in _keys(cursor, CHUNK, identifier):
         if codec.split_key(place)[1] != identifier:
             break
@@ -275,16 +277,18 @@ def made_anew(cursor: Cursor, identifier: int, known: States, damaged: bytes | N
         size, chunks = size + bytes_here, chunks + 1
         try:
             header = codec.decode_chunk_header(head)
-            last, last_time = max(last, header.last), header.time_ns
+            last = max(last, header.last)
+            times.append(header.time_ns)
+            eras.append(header.era)
         except Damaged:
             pass
-        first, first_time = first or codec.split_key(place)[2], first_time or last_time
+        first = first or codec.split_key(place)[2]
     ceiling = card.ceiling if card else min(last + UNKNOWN_STEP, NUMBER_MAX)
     if not chunks:
         return StreamMeta(identifier, name, ceiling + 1, ceiling, ceiling)
     count = last - first + 1
-    times = first_time, last_time
-    return StreamMeta(identifier, name, first, last, max(last, ceiling), size, count, chunks, *times)
+    ends = (times[0], times[-1], eras[0], eras[-1]) if times else ()
+    return StreamMeta(identifier, name, first, last, max(last, ceiling), size, count, chunks, *ends)
 
 
 def _name_in(identifier: int, known: States, damaged: bytes) -> str:

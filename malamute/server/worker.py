@@ -295,8 +295,11 @@ def _stored_streams(store: Store, asked: StreamStats) -> list[StoredStream]:
 
 
 def _stored(stream: StreamMeta, retention: StreamRetention) -> StoredStream:
+    fields = stream._asdict()
+    # They order the ring and mean nothing to others.
+    del fields["first_era"], fields["last_era"]
     return StoredStream(
-        **stream._asdict(),
+        **fields,
         retain_bytes=retention.bytes_max,
         retain_count=retention.messages_max,
         retain_age=retention.age_seconds,

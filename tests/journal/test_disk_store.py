@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import lmdb
 import pytest
-from stores import MIB, append, delete, fill, firsts, put
+from stores import MIB, append, delete, fill, firsts, put, size_of_a_chunk
 
 from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, StoreTooNew, StoreTooOld
 from malamute.journal import disk as disk_module
@@ -292,6 +292,37 @@ def test_no_room_for_the_file_is_said(disk, monkeypatch):
 def test_the_budget_must_leave_room_for_the_rest(disk):
     with pytest.raises(StoreError, match="streams_budget"):
         disk(size=4 * MIB, streams_budget=4 * MIB)
+
+
+def test_a_clock_that_is_set_back_does_not_make_new_messages_the_oldest(disk):
+    """Over restarts, too, and beside a clock that was ahead: they leave in the order in which they came."""
+
+    def left():
+        return {name: firsts(store, name) for name in ("old", "back", "ahead") if firsts(store, name)}
+
+    options = {"size": 4 * MIB, "streams_budget": 5 * size_of_a_chunk() + 1}
+    store = disk(**options)
+    store.recover(now=0.0)
+    store.write([append(1, stream="old", time=7_200_000_000_000)])
+    store.write([append(2, stream="old", time=7_201_000_000_000)])
+    store = disk(**options)
+    store.recover(now=3600.0)
+    store.write([append(1, stream="back", time=3_600_000_000_000)])
+    store.write([append(2, stream="back", time=3_601_000_000_000)])
+    store = disk(**options)
+    store.recover(now=90_000.0)
+    store.write([append(1, stream="ahead", time=90_000_000_000_000)])
+    assert left() == {"old": [1, 2], "back": [1, 2], "ahead": [1]}
+    store = disk(**options)
+    store.recover(now=3700.0)
+    store.write([append(3, stream="back", time=3_700_000_000_000)])
+    assert left() == {"old": [2], "back": [1, 2, 3], "ahead": [1]}
+    store.write([append(4, stream="back", time=3_701_000_000_000)])
+    store.write([append(5, stream="back", time=3_702_000_000_000)])
+    assert left() == {"back": [2, 3, 4, 5], "ahead": [1]}
+    store.write([append(6, stream="back", time=3_703_000_000_000)])
+    store.write([append(7, stream="back", time=3_704_000_000_000)])
+    assert left() == {"back": [3, 4, 5, 6, 7]}
 
 
 def test_the_ring_keeps_the_file_and_its_pages_constant(disk):

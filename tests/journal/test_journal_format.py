@@ -68,7 +68,8 @@ ENTRIES = st.one_of(
     st.builds(ForgetIdentities, KINDS, NAMES, TIMES),
     st.builds(SetCounters, KINDS, NAMES, SEQUENCES, SEQUENCES),
 )
-STREAMS = st.builds(codec.StreamMeta, U32, NAMES, U64, U64, U64, U64, U64, U64, TIMES, TIMES)
+ERAS = st.integers(0, codec.ERA_MAX)
+STREAMS = st.builds(codec.StreamMeta, U32, NAMES, U64, U64, U64, U64, U64, U64, TIMES, TIMES, ERAS, ERAS)
 DECODERS = (
     codec.split_key,
     codec.decode_meta,
@@ -88,6 +89,11 @@ def test_a_chunk_round_trips(chunk):
     assert codec.decode_chunk(value) == codec.decode_chunk(memoryview(value)) == chunk
     header = codec.decode_chunk_header(value[: codec.CHUNK_HEADER_SIZE])
     assert (header.first, header.last, header.time_ns) == (chunk.first, chunk.last, chunk.time_ns)
+
+
+@given(CHUNKS, ERAS)
+def test_the_header_of_a_chunk_has_its_era(chunk, era):
+    assert codec.decode_chunk_header(codec.encode_chunk(chunk, b"", era)).era == era
 
 
 @given(CHUNKS, U64, st.lists(st.text(max_size=9), max_size=9))

@@ -18,7 +18,7 @@ class ChunkDeleter:
     def drop(self, stream):
         kept = self.chunks[stream.name]
         kept.pop(0)
-        return Dropped(1, 10, *(kept[0] if kept else (None, 0)))
+        return Dropped(1, 10, *(kept[0] if kept else (None, 0)), 0)
 
 
 def transaction(ring, shelf, *appends):
