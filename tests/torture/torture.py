@@ -47,7 +47,6 @@ from history import (
     PUBLISH,
     PUBLISHED,
     PURGED,
-    REMOVED,
     SENT,
     STATE,
     STORED,
@@ -91,8 +90,6 @@ MANY_CONNECTIONS = 10_000
 SPARE_MIB = 32
 """What a broker may take of memory beside what it has, when there is hardly any left."""
 LOSSY_BYTES = 128 * MIB
-FULL_SHARE = 0.95
-"""The part of its budget that a full ring takes: chunks leave it whole."""
 DAYS = 24 * 3600
 BAD_PACKETS = Packets(lost=0.1, repeated=0.05, delay_seconds=0.005, more_seconds=0.02)
 SLOW_PACKETS = Packets(bytes_per_second=50_000, kept_bytes=20_000)
@@ -274,24 +271,11 @@ class Torture:
                     note(STORED, names + STREAM, key, sequence=message.sequence)
                     if key == LAST:
                         break
-            self._note_what_left(client, note, names + STREAM)
             for kind, name in queues:
                 for row in client.query("messages", kind=kind, name=name):
                     note(LEFT, name, bytes(b"".join(row["body"])).decode())
             self._purge_all(client)
         note.close()
-
-    def _note_what_left(self, client: malamute.Client, note: FileRecorder, stream: str) -> None:
-        """Note what the ring has dropped of a stream, in a store that is full.
-
-        It drops what is oldest by its time. That may be what has just come, to a stream that began while the
-        clock was set back.
-        """
-        store = client.query("storage", timeout=PATIENCE)
-        if self.counts["clock stepped"] and store["streams_bytes"] > FULL_SHARE * store["streams_budget"]:
-            first = client.query("stream", name=stream, timeout=PATIENCE)["first"]
-            if first > 1:
-                note(REMOVED, stream, sequence=1, last=first - 1, text="retention")
 
     def _purge_all(self, client: malamute.Client) -> None:
         """Be the operator who removes what hostile clients have sent: 12,500 requests that nobody works for.
