@@ -216,8 +216,8 @@ def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
     if crc != crc32(data[: _CHUNK.size]):
         raise Damaged("wrong CRC of a chunk's header")
     _, flags, era, count, first, time_ns, payload_size, large_count, body_crc = _CHUNK.unpack_from(data)
-    if count == 0 or flags > 1 or first + count - 1 > NUMBER_MAX:
-        raise Damaged(f"a chunk of {count} messages from {first} on with flags {flags}")
+    if count == 0 or flags > 1 or first + count - 1 > NUMBER_MAX or era > ERA_MAX:
+        raise Damaged(f"a chunk of {count} messages from {first} on with flags {flags}, of the era {era}")
     return ChunkHeader(first, count, time_ns, payload_size, large_count, body_crc, flags == 1, era)
 
 

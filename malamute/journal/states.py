@@ -267,8 +267,7 @@ def made_anew(cursor: Cursor, identifier: int, known: States, damaged: bytes | N
     card = known.cards.get(identifier)
     name = card.name if card else _name_in(identifier, known, damaged or b"")
     first = last = size = chunks = 0
-    eras: list[int] = []
-    times: list[int] = []
+    oldest = newest = None
     for place in _keys(cursor, CHUNK, identifier):
         if codec.split_key(place)[1] != identifier:
             break
@@ -278,8 +277,7 @@ def made_anew(cursor: Cursor, identifier: int, known: States, damaged: bytes | N
         try:
             header = codec.decode_chunk_header(head)
             last = max(last, header.last)
-            times.append(header.time_ns)
-            eras.append(header.era)
+            oldest, newest = oldest or header, header
         except Damaged:
             pass
         first = first or codec.split_key(place)[2]
@@ -287,7 +285,7 @@ def made_anew(cursor: Cursor, identifier: int, known: States, damaged: bytes | N
     if not chunks:
         return StreamMeta(identifier, name, ceiling + 1, ceiling, ceiling)
     count = last - first + 1
-    ends = (times[0], times[-1], eras[0], eras[-1]) if times else ()
+    ends = (oldest.time_ns, newest.time_ns, oldest.era, newest.era) if oldest and newest else ()
     return StreamMeta(identifier, name, first, last, max(last, ceiling), size, count, chunks, *ends)
 
 

@@ -96,6 +96,13 @@ def test_the_header_of_a_chunk_has_its_era(chunk, era):
     assert codec.decode_chunk_header(codec.encode_chunk(chunk, b"", era)).era == era
 
 
+def test_a_chunk_of_an_era_that_no_state_can_have_is_damaged():
+    chunk = Chunk(1, 1, 1, b"p")
+    assert codec.decode_chunk_header(codec.encode_chunk(chunk, b"", codec.ERA_MAX)).era == codec.ERA_MAX
+    with pytest.raises(codec.Damaged, match="of the era 4096"):
+        codec.decode_chunk_header(codec.encode_chunk(chunk, b"", codec.ERA_MAX + 1))
+
+
 @given(CHUNKS, U64, st.lists(st.text(max_size=9), max_size=9))
 def test_an_index_travels_with_its_chunk(chunk, first, subjects):
     value = codec.encode_chunk(chunk, codec.encode_index(first, subjects))
