@@ -36,6 +36,7 @@ class CrashReport:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._file: IO[str] | None = None
+        self._is_new = False
         self.found = "" if directory is None else report_in(directory)
         """What the process before has left; empty if it did not crash."""
         self._open()
@@ -51,12 +52,17 @@ class CrashReport:
         self.close()
         if self._directory is not None:
             with suppress(OSError):
+                self._is_new = not (self._directory / REPORT).exists()
                 self._file = (self._directory / REPORT).open("a")
                 faulthandler.enable(self._file)
 
     def close(self) -> None:
-        """Report nothing any more."""
-        if self._file is not None:
+        """Report nothing any more. A file that was made for it goes: others might not be able to write it."""
+        if self._file is not None and self._directory is not None:
             faulthandler.disable()
             self._file.close()
             self._file = None
+            # One that was there may be that of a broker which has the directory, and this process is refused.
+            if self._is_new and not report_in(self._directory):
+                with suppress(OSError):
+                    (self._directory / REPORT).unlink()

@@ -53,6 +53,14 @@ def test_who_is_killed_or_ends_leaves_none(tmp_path: Path) -> None:
         assert found.found == ""
 
 
+def test_who_ends_takes_a_file_with_him_that_he_has_made_and_no_other(tmp_path: Path) -> None:
+    with closing(CrashReport(tmp_path)):
+        with closing(CrashReport(tmp_path)):
+            pass
+        assert (tmp_path / REPORT).exists()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_without_a_directory_or_where_no_file_can_be_made_there_is_none(tmp_path: Path) -> None:
     for directory in (None, tmp_path / "missing", Path(os.devnull)):
         with closing(CrashReport(directory)) as report:
