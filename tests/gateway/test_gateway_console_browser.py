@@ -348,6 +348,7 @@ def _scene(seconds: float) -> Iterator[RunningGateway]:
         http.get("/")
         working = threading.Thread(target=_work, args=(broker.url, over))
         working.start()
+        # Pictures show rates, so there has to be a time in which something comes.
         time.sleep(seconds)
         while "3 is not published yet" in http.get(PICTURED["explain"]).text:
             pass

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from real_machine import MIB, RealDisk, why_not
 
+# It takes the right to mount, as all that torture does with it.
 pytestmark = pytest.mark.skipif(bool(why_not("disk")), reason=why_not("disk") or "it is there")
 
 
