@@ -35,6 +35,10 @@ KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """A CURVE key in Z85, as pyzmq writes it."""
 
 
+PROOFS = {"plain": "password", "password": "password", "curve": "key", "peer": "uid"}
+"""The field of an account that proves a peer, by the method of that."""
+
+
 class PasswordHash(NamedTuple):
     """A password as it is kept, apart."""
 
@@ -127,6 +131,16 @@ class Account(NamedTuple):
         return account._replace(
             groups=tuple(account.groups), rules=tuple(AccessRule.parse(str(rule)) for rule in account.rules)
         )
+
+    def proof(self, method: str) -> str:
+        """The proof of a peer that logged in as this user by a method: it counts while this is the same.
+
+        Of a password it is a digest of its hash, which is in no message and no log.
+        """
+        proof = getattr(self, PROOFS[method])
+        if PROOFS[method] == "password":
+            return hashlib.blake2b(proof.encode(), digest_size=16).hexdigest()
+        return str(proof)
 
     def stored(self) -> tuple[Any, ...]:
         """The fields as plain values, for the store."""

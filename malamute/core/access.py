@@ -28,6 +28,7 @@ from malamute.access import (
     Scope,
     explain,
 )
+from malamute.access.account import PROOFS
 from malamute.access.policy import NO_GROUPS
 from malamute.access.rule import IMPERSONATE, needed_rule
 from malamute.errors import AccessRefused
@@ -85,6 +86,8 @@ class Principal(NamedTuple):
 
     One that was proved may act as another user: then it is that user here, and `by` the one that was proved.
 
+    `proof` is what proved it to be the user of an account; when the account has another one it is nobody.
+
     A principal that was proved by a token is nobody from `expires_at` on, in seconds since the epoch, or when
     the `key` that has signed the token is not trusted any more. `scope` are rules that narrow what it may do.
     """
@@ -98,6 +101,12 @@ class Principal(NamedTuple):
     key: str = ""
     scope: tuple[AccessRule, ...] | None = None
     by: Principal | None = None
+    proof: str = ""
+
+    @property
+    def lasting(self) -> Principal:
+        """The principal for what goes on with its rights when its session has left, by any proof."""
+        return self._replace(proof="", by=self.by and self.by.lasting)
 
     @property
     def proved(self) -> Principal:
@@ -488,8 +497,8 @@ class AccessControl:
         """Check that who a peer is still counts.
 
         Raises:
-            AccessRefused: its account was disabled, or the key that has signed its token is not trusted now;
-                or it may not act any more as the user that it is.
+            AccessRefused: its account was disabled, or has another key, password or uid; or the key that has
+                signed its token is not trusted now; or it may not act any more as the user that it is.
         """
         if principal.by is not None:
             self.confirm(principal.by)
@@ -498,8 +507,12 @@ class AccessControl:
         user, by_account = principal.user, principal.method and not principal.key
         if principal.key and principal.key not in self.policy.keys:
             raise AccessRefused(f"the token of {user!r} was signed by a key that is not trusted any more")
-        if self.accounts.is_disabled(user) or (by_account and self.accounts.named(user) is None):
+        account = self.accounts.named(user)
+        if self.accounts.is_disabled(user) or (by_account and account is None):
             raise AccessRefused(f"the account {user!r} is disabled")
+        if account is not None and principal.proof and principal.proof != account.proof(principal.method):
+            changed = PROOFS[principal.method]
+            raise AccessRefused(f"the {changed} of {user!r} was changed: log in with the one of now")
 
     def confirm_change(self, principal: Principal, change: Change) -> None:
         """Check that a principal may still do what it has done by a change.

@@ -57,7 +57,7 @@ REQUESTS_MAX = 64
 BY_PASSWORD = "password"
 """The method of a user that gave a password in HELLO."""
 
-_METHOD = "X-Method"
+_METHOD, _PROOF = "X-Method", "X-Proof"
 
 
 class Reported:
@@ -129,7 +129,9 @@ class Authenticator:
     def principal(self, part: Any) -> Principal:
         """The principal of a frame, as was found out when it connected; the policy knows its groups."""
         user = user_of(part)
-        return Principal(user, method=str(part.get(_METHOD))) if user else ANONYMOUS
+        if not user:
+            return ANONYMOUS
+        return Principal(user, method=str(part.get(_METHOD)), proof=_property(part, _PROOF))
 
     def identify(self, peer: bytes, hello: Hello, part: Any, now: float) -> Principal | None:
         """The principal of the HELLO in this frame; None if its token is to prove it first: `bearers.pop`.
@@ -170,7 +172,8 @@ class Authenticator:
             self._note(waiting.address, BY_PASSWORD, found.text, name)
             self.bearers.done(waiting, found)
         else:
-            self.bearers.done(waiting, Principal(found.name, method=BY_PASSWORD))
+            proof = found.proof(BY_PASSWORD)
+            self.bearers.done(waiting, Principal(found.name, method=BY_PASSWORD, proof=proof))
 
     def user(self, peer: bytes, part: Any) -> str:
         """Whose a frame is that a peer has sent."""
@@ -231,7 +234,8 @@ class Authenticator:
         if isinstance(found, MalamuteError):
             self._refuse(request, found, claimed)
         else:
-            self._reply(request, OK, "", found.name, request.mechanism.lower())
+            method = request.mechanism.lower()
+            self._reply(request, OK, "", found.name, method, found.proof(method))
 
     def _refuse(self, request: _Request, error: MalamuteError, claimed: str = "") -> None:
         self._note(request.address, request.mechanism, error.text, claimed)
@@ -242,8 +246,11 @@ class Authenticator:
         self.refused[reason] += 1
         self.on_refusal(RefusedConnection(_place(where), how, reason, claimed, reason == BUSY))
 
-    def _reply(self, request: _Request, status: bytes, text: str, user: str = "", method: str = "") -> None:
-        known = metadata(_METHOD, method) if method else b""
+    def _reply(
+        self, request: _Request, status: bytes, text: str, user: str = "", method: str = "", proof: str = ""
+    ) -> None:
+        properties = {_METHOD: method, _PROOF: proof}
+        known = b"".join(metadata(name, value) for name, value in properties.items() if value)
         reply = (request.routing, b"", VERSION, request.number, status, text.encode(), user.encode(), known)
         self._socket.send_multipart(reply)
 

@@ -10,6 +10,7 @@ import pytest
 from core_bench import Bench, peer_id, publish, subscribe
 
 from malamute.access import AccessRule, Account, Accounts, Policy
+from malamute.access.account import PROOFS
 from malamute.core.access import Principal
 from malamute.core.accounts import DOUBTFUL
 from malamute.core.admin.users import users
@@ -50,10 +51,11 @@ def bench() -> Bench:
     return made()
 
 
-def hello(bench: Bench, user: str, method: str = "plain", key: str = "") -> Any:
+def hello(bench: Bench, user: str, method: str = "plain", key: str = "", proof: str = "") -> Any:
     """Say HELLO as a user who was proved so. Returns the answer."""
     bench._names[peer_id(user)] = user
-    bench.core.receive(peer_id(user), Hello([2], ""), bench.now, Principal(user, method=method, key=key))
+    principal = Principal(user, method=method, key=key, proof=proof)
+    bench.core.receive(peer_id(user), Hello([2], ""), bench.now, principal)
     bench.iterate()
     return bench.sent(user)[-1]
 
@@ -125,6 +127,75 @@ def test_sessions_of_an_account_that_is_disabled_or_removed_end_and_no_others(be
     assert ended(bench, "ann") == ["the account 'ann' is disabled"]
     assert ended(bench, "bob") == []
     assert bench.core.sessions.by_peer[peer_id("bob")].open
+
+
+CHANGED = {"password": hashed(blocks=4), "key": OTHER_KEY, "uid": 8}
+
+
+@pytest.mark.parametrize("where", ["file", "store"])
+@pytest.mark.parametrize("method", PROOFS)
+def test_a_session_ends_with_what_has_proved_it_and_with_nothing_else(method, where):
+    """A session by a key ends when its account has another key, not when it has another password."""
+    account = Account("ann", HASH, KEY, uid=7)
+    bench = made(accounts=(account,) if where == "file" else ())
+    if where == "store":
+        change(bench, "user.add", name="ann", password=HASH, key=KEY, uid=7)
+
+    def become(field: str) -> None:
+        nonlocal account
+        account = account._replace(**{field: CHANGED[field]})
+        if where == "store":
+            assert isinstance(change(bench, "user.set", name="ann", **{field: CHANGED[field]}), Ok)
+        else:
+            settings = bench.settings._replace(accounts=Accounts([Account("op"), account]))
+            bench.core.configure(settings, bench.now)
+            bench.settle()
+
+    proof, field = account.proof(method), PROOFS[method]
+    assert isinstance(hello(bench, "ann", method, proof=proof), Welcome)
+    for other in CHANGED.keys() - {field}:
+        become(other)
+    assert ended(bench, "ann") == []
+    become(field)
+    words = f"the {field} of 'ann' was changed: log in with the one of now"
+    assert ended(bench, "ann") == [words]
+    # A connection that was proved before is nobody's now, and says HELLO in vain.
+    refused = hello(bench, "ann", method, proof=proof)
+    assert (refused.code, refused.text) == (401, words)
+    assert isinstance(hello(bench, "ann", method, proof=account.proof(method)), Welcome)
+
+
+def test_who_acts_as_another_user_does_so_until_its_own_password_is_changed():
+    bench = made("impersonate user/#", "* user/#", "* mailbox/#", "* stream/#")
+    for name in ("ann", "gate"):
+        change(bench, "user.add", name=name, password=HASH)
+    proof = Account("gate", HASH).proof("plain")
+    for name in ("ann", "gate"):
+        change(bench, "user.set", name=name, password=HASH)
+    acting = Hello([2], "", act_as="ann")
+    bench._names[peer_id("g")] = "g"
+    bench.core.receive(peer_id("g"), acting, bench.now, Principal("gate", method="plain", proof=proof))
+    bench.iterate()
+    change(bench, "user.set", name="ann", password=CHANGED["password"])
+    assert ended(bench, "g") == []
+    change(bench, "user.set", name="gate", password=CHANGED["password"])
+    assert ended(bench, "g") == ["the password of 'gate' was changed: log in with the one of now"]
+
+
+def test_a_feed_goes_on_when_the_password_of_its_setter_was_changed():
+    bench = made("* */#")
+    change(bench, "user.add", name="ann", password=HASH)
+    bench._names[peer_id("ann")] = "ann"
+    principal = Principal("ann", method="plain", proof=Account("ann", HASH).proof("plain"))
+    bench.core.receive(peer_id("ann"), Hello([2], ""), bench.now, principal)
+    arguments = {"feed": "f", "source": "stream/a", "target": "stream/b"}
+    bench.tell("ann", Change(0, "feed.set", arguments))
+    bench.settle()
+    assert isinstance(bench.sent("ann")[-1], Ok)
+    change(bench, "user.set", name="ann", password=CHANGED["password"])
+    assert ended(bench, "ann") != []
+    (feed,) = bench.core.feeds.by_name.values()
+    assert feed.open
 
 
 def test_a_token_of_a_user_whose_stored_account_is_disabled_counts_no_more(bench):

@@ -47,6 +47,10 @@ RULES = (
 )
 
 
+HASH = hash_password("secret")
+"""One for all: with another salt it would be another password to the broker."""
+
+
 class Keys:
     """Files with keys for some names."""
 
@@ -74,7 +78,7 @@ class SecureBroker:
         self.config_rules = RULES
         self.groups: tuple[GroupRules, ...] = ()
         ann = Account("ann", key=keys.public["ann"], groups=("staff",), uid=os.getuid())
-        self.save(ann, Account("bob", hash_password("secret")))
+        self.save(ann, Account("bob", HASH))
         endpoints = ("tcp://127.0.0.1:*", "plain+tcp://127.0.0.1:*", "curve+tcp://127.0.0.1:*")
         endpoints += (f"peer+ipc://{directory}/peer",)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -149,7 +153,10 @@ def test_the_system_says_whose_program_it_is(secure: SecureBroker) -> None:
         with pytest.raises(AccessRefused, match="'receive mailbox/bob' is not allowed"):
             malamute.connect(secure.peer, address="bob")
         secure.save(Account("ann", key=secure.keys.public["ann"], uid=os.getuid() + 1))
-        ann.change(BrokerReload())
+        with secure.connect() as operator:
+            operator.change(BrokerReload())
+        with pytest.raises(AccessRefused, match="the uid of 'ann' was changed"):
+            ann.subscribe("s").receive(timeout=30)
         with pytest.raises(AccessRefused, match="is refused"):
             malamute.connect(secure.peer)
 
@@ -247,7 +254,7 @@ def test_a_password_over_curve_that_is_wrong_is_refused_at_once_and_so_is_a_disa
         connect("guess")
     assert "guess" not in str(refused.value)
     with connect("secret") as bob:
-        secure.save(Account("bob", hash_password("secret"), disabled=True))
+        secure.save(Account("bob", HASH, disabled=True))
         with secure.connect() as operator:
             operator.change(BrokerReload())
         with pytest.raises(AccessRefused, match="disabled"):
@@ -283,7 +290,7 @@ def test_behind_a_gateway_nobody_waits_for_wrong_passwords_of_another(
 ) -> None:
     monkeypatch.setattr("malamute.server.failures.FAILURES_MAX", 1)
     broker = SecureBroker(tmp_path, keys, ("127.0.0.0/8",))
-    broker.save(*(Account(name, hash_password("secret")) for name in ("bob", "carl")))
+    broker.save(*(Account(name, HASH) for name in ("bob", "carl")))
     with broker.connect() as operator:
         operator.change(BrokerReload())
     with pytest.raises(AccessRefused):
@@ -335,7 +342,7 @@ def test_an_account_that_is_disabled_ends_its_sessions_and_no_others(secure: Sec
     with secure.connect("ann", address="ann") as ann, secure.connect("bob", address="bob") as bob:
         secure.save(
             Account("ann", key=secure.keys.public["ann"], disabled=True),
-            Account("bob", hash_password("secret")),
+            Account("bob", HASH),
         )
         bob.change(BrokerReload())
         with pytest.raises(AccessRefused, match="disabled"):
@@ -343,6 +350,26 @@ def test_an_account_that_is_disabled_ends_its_sessions_and_no_others(secure: Sec
         bob.publish("s", "a", b"x", assurance="stored")
         with pytest.raises(AccessRefused):
             secure.connect("ann")
+
+
+@pytest.mark.parametrize("way", ["a key", "a password", "a password over CURVE"])
+def test_a_key_or_a_password_that_was_changed_in_the_file_ends_the_sessions_of_the_old_one(
+    secure: SecureBroker, way: str
+) -> None:
+    who = "ann" if way == "a key" else "bob"
+    by_curve = {"user": "bob", "password": "secret", "server_key": secure.keys.public["broker"]}
+    with (
+        malamute.connect(secure.curve, **by_curve)
+        if way == "a password over CURVE"
+        else secure.connect(who, address=who)
+    ) as old:
+        ann, other = secure.keys.public["ann"], secure.keys.public["eve"]
+        keyed = Account("ann", key=other if way == "a key" else ann, uid=os.getuid())
+        secure.save(keyed, Account("bob", HASH if way == "a key" else hash_password("second")))
+        with secure.connect() as operator:
+            operator.change(BrokerReload())
+        with pytest.raises(AccessRefused, match=f"the (key|password) of '{who}' was changed"):
+            old.subscribe("s").receive(timeout=30)
 
 
 def test_an_account_that_is_stored_while_the_broker_runs_logs_in_until_it_is_disabled(
@@ -370,8 +397,11 @@ def test_an_account_that_is_stored_while_the_broker_runs_logs_in_until_it_is_dis
             dora.publish("s", "a", b"x", assurance="stored")
             dora.request("w", "x", b"")
             run("passwd", "dora", stdin="second\n")
+            with pytest.raises(AccessRefused, match="the password of 'dora' was changed"):
+                dora.subscribe("s").receive(timeout=30)
             with pytest.raises(AccessRefused):
                 connect("first")
+        with connect("second") as dora:
             run("disable", "dora")
             with pytest.raises(AccessRefused, match="disabled"):
                 dora.subscribe("s").receive(timeout=30)
@@ -403,7 +433,7 @@ def test_stored_accounts_do_where_every_listener_asks_and_without_any_nobody_cou
     with pytest.raises(ConfigError, match=r"nobody could log in: .* expected one"):
         open_broker(config, context)
     with Broker(tmp_path / "data") as broker, malamute.connect(broker.url) as client:
-        fields = {"password": hash_password("secret"), "key": keys.public["ann"], "uid": os.getuid()}
+        fields = {"password": HASH, "key": keys.public["ann"], "uid": os.getuid()}
         client.change(UserAdd(name="ann", **fields))  # type: ignore[arg-type]  # each has its own type
     loop = open_broker(config, context)
     thread = threading.Thread(target=loop.run)
@@ -435,7 +465,7 @@ def test_a_group_that_an_account_leaves_is_left_by_its_sessions(secure: SecureBr
     with secure.connect("ann", address="ann") as ann, secure.connect("bob", address="bob") as bob:
         bob.change(BrokerReload())
         ann.request("w", "x", b"")
-        secure.save(Account("ann", key=secure.keys.public["ann"]), Account("bob", hash_password("secret")))
+        secure.save(Account("ann", key=secure.keys.public["ann"]), Account("bob", HASH))
         bob.change(BrokerReload())
         with pytest.raises(AccessRefused, match="'request service/w/x' is not allowed"):
             next(iter(ann.request("w", "x", b"", timeout=30)))
@@ -560,7 +590,7 @@ def test_a_routing_id_that_another_user_takes_opens_nothing_and_is_reported(secu
     secure.save(
         Account("ann", key=secure.keys.public["ann"]),
         Account("eve", key=secure.keys.public["eve"]),
-        Account("bob", hash_password("secret")),
+        Account("bob", HASH),
     )
     with secure.connect("bob") as bob:
         bob.change(BrokerReload())
@@ -596,7 +626,7 @@ def test_a_session_that_acts_as_another_is_its_provers_on_every_command(
     secure.save(
         Account("ann", key=secure.keys.public["ann"]),
         Account("eve", hash_password("other"), key=secure.keys.public["eve"], groups=proxies),
-        Account("bob", hash_password("secret"), groups=proxies),
+        Account("bob", HASH, groups=proxies),
     )
     with secure.connect() as operator:
         operator.change(BrokerReload())

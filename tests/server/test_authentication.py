@@ -140,8 +140,12 @@ def hello(asking: Asking, user: str, password: str) -> Principal | MalamuteError
 
 
 def test_a_password_in_hello_says_who_somebody_is_and_whose_the_connection_is_then(asking: Asking) -> None:
+    bob = asking.handler.accounts.named("bob")
+    assert bob is not None
     for _ in range(2):  # the second time it is known
-        assert hello(asking, "bob", "secret") == Principal("bob", method="password")
+        assert hello(asking, "bob", "secret") == Principal(
+            "bob", method="password", proof=bob.proof("password")
+        )
     asking.handler.bearers.welcomed(b"p")
     assert asking.handler.user(b"p", Part("$token.2")) == "bob"
     assert asking.handler.user(b"p", Part("$token.1")) == "$token.1"

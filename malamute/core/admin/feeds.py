@@ -126,7 +126,7 @@ def _rule(wanted: FeedSet, session: Session) -> FeedRule:
     return FeedRule(
         wanted.criteria,
         wanted.where,
-        session.may.principal,
+        session.may.principal.lasting,
         target=Place.parse(wanted.target),
         operation=wanted.operation or _OPERATIONS[Place.parse(wanted.source).kind],
         when=wanted.when,
