@@ -62,6 +62,8 @@ MEASURES: Mapping[str, CheckedFigure] = {
     "depth": CheckedFigure("", float, "messages in a mailbox or service"),
     "oldest": CheckedFigure("s", duration, "age of the oldest message in a mailbox or service"),
     "dead": CheckedFigure("", float, "dead letters, all together"),
+    "full": CheckedFigure("%", float, "how much of the most used limit is used, in percent"),
+    "refused": CheckedFigure("", float, "commands refused for want of room in the last minute or two"),
     "fill": CheckedFigure("%", float, "how full the fullest store is, in percent"),
     "reader": CheckedFigure("", float, "transactions that the oldest reader of the data directory is behind"),
     "uptime": CheckedFigure("s", duration, "how long the broker has run", least=True),
@@ -72,8 +74,14 @@ MEASURES: Mapping[str, CheckedFigure] = {
 }
 
 
-USUAL = {"faults": CheckBounds(1), "unrecovered": CheckBounds(1), "surplus": CheckBounds(1)}
-"""The bounds of what should never be, unless others are given."""
+USUAL = {
+    "full": CheckBounds(90),
+    "refused": CheckBounds(1),
+    "faults": CheckBounds(1),
+    "unrecovered": CheckBounds(1),
+    "surplus": CheckBounds(1),
+}
+"""The bounds of what should never be, or refuses clients soon, unless others are given."""
 
 
 class Finding(NamedTuple):
@@ -130,7 +138,7 @@ def faults(status: admin.BrokerStatus) -> list[tuple[PluginState, str]]:
                 (PluginState.WARNING, f"{store.damages} parts of the store {store.name} are damaged")
             )
     if status.damages:
-        words = f"{status.damages} parts of the store are damaged; `malamute journal verify` shows them"
+        words = f"{status.damages} parts of the store are damaged; `malamute broker backup` lists them"
         found.append((PluginState.WARNING, words))
     return found
 
@@ -139,7 +147,7 @@ def measure(client: Client, status: admin.BrokerStatus) -> dict[str, Figure]:
     """Ask a broker for all the figures."""
     from malamute.protocol import admin
 
-    storage = client.query(admin.StorageQuery())
+    storage, totals = client.query(admin.StorageQuery()), client.query(admin.TotalsQuery())
     reader = f"process {storage.reader_pid}" if storage.reader_pid else ""
     queues = [(f"mailbox {row.name}", row) for row in client.query(admin.MailboxesQuery())]
     queues += [(f"service {row.name}", row) for row in client.query(admin.ServicesQuery())]
@@ -149,6 +157,12 @@ def measure(client: Client, status: admin.BrokerStatus) -> dict[str, Figure]:
         "depth": _worst(Figure(row.messages, where) for where, row in queues),
         "oldest": _worst(Figure(row.oldest_age or 0.0, where) for where, row in queues),
         "dead": Figure(sum(figure.value for figure in dead), _worst(dead).where),
+        "full": _worst(
+            Figure(100 * one.used / one.limit, " ".join(filter(None, (one.name, one.where))))
+            for one in totals.limits
+            if one.refuses and one.limit
+        ),
+        "refused": Figure(totals.refused_lately),
         "fill": _worst(
             [Figure(100 * storage.used / storage.size)]
             + [Figure(100 * one.used / one.size, f"store {one.name}") for one in status.stores if one.size]
@@ -251,8 +265,9 @@ def check(*, connection: ConnectionOptions, as_json: bool, **bounds: CheckBounds
     """Check a broker for a monitoring system. Its exit code is the state, as of a Nagios plugin.
 
     The line ends with all the figures, whether they have bounds or not. For lag, depth and oldest it is the
-    worst of all streams and queues that counts. A single fault, or thing of the store that could not be taken
-    up, is a warning unless other bounds are given.
+    worst of all streams and queues that counts. Unless other bounds are given, a limit of which 90 %
+    is used is a warning, and so is a command that was just refused for want of room, a single fault, or a
+    thing of the store that could not be taken up.
     """
     from malamute.protocol import admin
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from malamute.core.faults import Faults
-from malamute.core.metrics import DurationTotal
+from malamute.core.metrics import DurationTotal, RecentCount
 from malamute.core.stage import NamedStage, StoreStage
-from malamute.errors import InternalError, MalamuteError
+from malamute.errors import InternalError, MalamuteError, StorageFull, TooMany, TryLater
 from malamute.protocol.messages import Error, Message
 from malamute.protocol.time_units import to_ns
 from malamute.store.commit import Append
@@ -28,6 +28,9 @@ T = TypeVar("T")
 WORK_MAX = 4_000
 """What one iteration may spend on work that can go on in the next, in units of about a microsecond."""
 
+
+NO_ROOM = frozenset({TryLater.code, TooMany.code, StorageFull.code})
+"""Errors of commands that a limit refuses, whoever sent them."""
 
 Then = Callable[[Any], None]
 Failed = Callable[[MalamuteError], None]
@@ -122,6 +125,8 @@ class Effects(StoreStage):
         """Gaps that readers were sent, by the reason."""
         self.refusals: Counter[int] = Counter()
         """ERRORs that clients were sent, by code."""
+        self.refused_lately = RecentCount()
+        """Those of them that were for want of room."""
         self.family_failures: Counter[str] = Counter()
         """How often a family of patterns that is a plug-in has failed, by its name."""
         self.on_failure: Failed | None = None
@@ -160,8 +165,14 @@ class Effects(StoreStage):
 
     def refuse(self, peer: bytes, error: Error) -> None:
         """Send an ERROR to a peer at the end of the iteration, and count it."""
-        self.refusals[error.code] += 1
+        self.count_refusal(error.code)
         self.send(peer, error)
+
+    def count_refusal(self, code: int) -> None:
+        """Count an ERROR that a client is sent."""
+        self.refusals[code] += 1
+        if code in NO_ROOM:
+            self.refused_lately.add(self.now)
 
     def in_turn(self, equals: Collection[T]) -> list[T]:
         """Two or more that are equal, from any one of them on: nobody is always the first."""

@@ -112,6 +112,33 @@ class DurationTotal:
         self._until = now + WINDOW_SECONDS
 
 
+class RecentCount:
+    """How often something happened in the last one or two windows."""
+
+    __slots__ = ("_count", "_former", "_until")
+
+    def __init__(self) -> None:
+        self._count = self._former = 0
+        self._until = 0.0
+
+    def add(self, now: float) -> None:
+        """Count one more."""
+        if now >= self._until:
+            self._turn_over(now)
+        self._count += 1
+
+    def count(self, now: float) -> int:
+        """The number of times."""
+        if now >= self._until:
+            self._turn_over(now)
+        return self._count + self._former
+
+    def _turn_over(self, now: float) -> None:
+        self._former = self._count if now < self._until + WINDOW_SECONDS else 0
+        self._count = 0
+        self._until = now + WINDOW_SECONDS
+
+
 class Rate:
     """How often something happens, in times a second over about the last window."""
 

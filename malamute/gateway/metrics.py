@@ -18,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.aio import Client
-from malamute.errors import AccessRefused, InvalidValue
+from malamute.errors import BY_CODE, AccessRefused, Failed, InvalidValue, Refused
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.state import Gateway, gateway_of
 from malamute.protocol.admin import (
     BrokerMetrics,
     BrokerTotals,
+    LimitUsage,
     MetricsQuery,
     QueueTotals,
     ReaderTotals,
@@ -35,9 +36,18 @@ from malamute.protocol.admin import (
     StreamQuery,
     TotalsQuery,
 )
+from malamute.protocol.messages import GAP_REASONS
 from malamute.protocol.time_units import to_seconds
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST.partition(";")[0]
+
+QUEUE_KINDS = ("mailbox", "service")
+
+OUTCOMES = ("acknowledged", "rejected", "dead-lettered", "expired", "purged")
+"""What becomes of messages that leave queues."""
+
+REFUSED_CODES = sorted(code for code, error in BY_CODE.items() if issubclass(error, Refused | Failed))
+"""The numbers of errors that a broker answers."""
 
 
 class MetricField(NamedTuple):
@@ -143,7 +153,6 @@ NAMED_STORE = (
 """The same of a store that has a name, which is the label `store`; its own has none."""
 
 STREAM = (
-    MetricField("malamute_stream_first_sequence", "first", "The oldest sequence that is kept."),
     MetricField("malamute_stream_last_sequence", "last", "The newest sequence."),
     MetricField(
         "malamute_stream_published_messages", "published", "Messages published.", CounterMetricFamily
@@ -204,32 +213,78 @@ def _totals(totals: BrokerTotals) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "malamute_committed_bytes", "Bytes of messages that became durable.", totals.committed_bytes
     )
-    no_switches = {"live": 0, "replay": 0}
-    no_deliveries = {"stream": 0, "mailbox": 0, "service": 0}
-    for name, words, label, counts in (
+    # A counter that comes with its first event has not grown, for whoever watches it: each begins with 0.
+    for name, words, label, known, counts in (
         (
             "delivered_messages",
             "Messages that subscribers and consumers were sent, by the kind of where they came from.",
             "kind",
-            no_deliveries | totals.delivered,
+            ("stream", *QUEUE_KINDS),
+            totals.delivered,
         ),
-        ("settlements", "Messages that left queues, by what became of them.", "outcome", totals.settlements),
+        (
+            "settlements",
+            "Messages that left queues, by what became of them.",
+            "outcome",
+            OUTCOMES,
+            totals.settlements,
+        ),
+        (
+            "dead_lettered_messages",
+            "Messages that became dead letters.",
+            "kind",
+            QUEUE_KINDS,
+            totals.dead_lettered,
+        ),
         (
             "switches",
             "How often a reader of a stream came to live or to replay.",
             "state",
-            no_switches | totals.switches,
+            ("live", "replay"),
+            totals.switches,
         ),
-        ("gaps", "Gaps that readers were sent: messages that are unavailable.", "reason", totals.gaps),
-        ("refusals", "Commands that were refused, by the number of the error.", "code", totals.refusals),
-        ("family_failures", "Failures of plug-ins for patterns.", "family", totals.family_failures),
+        (
+            "gaps",
+            "Gaps that readers were sent: messages that are unavailable.",
+            "reason",
+            GAP_REASONS,
+            totals.gaps,
+        ),
+        (
+            "refusals",
+            "Commands that were refused, by the number of the error.",
+            "code",
+            map(str, REFUSED_CODES),
+            totals.refusals,
+        ),
+        ("family_failures", "Failures of plug-ins for patterns.", "family", (), totals.family_failures),
     ):
         counted = CounterMetricFamily(f"malamute_{name}", words, labels=[label])
-        for value, count in counts.items():
+        for value, count in (dict.fromkeys(known, 0) | counts).items():
             counted.add_metric([value], count)
         yield counted
     yield from _all_readers(totals.readers)
     yield from _queues(totals.queues)
+    yield from _limits(totals.limits)
+
+
+def _limits(rows: Iterable[LimitUsage]) -> Iterator[Metric]:
+    labels = ["limit", "effect"]
+    used = GaugeMetricFamily(
+        "malamute_limit_used",
+        "What is used of a limit: by all, or by the queue, session or stream that is nearest to its own.",
+        labels=labels,
+    )
+    most = GaugeMetricFamily(
+        "malamute_limit",
+        "The limit: at it commands are refused, or something is forgotten or paged out.",
+        labels=labels,
+    )
+    for row in rows:
+        values = [row.name, "refuses" if row.refuses else "evicts"]
+        used.add_metric(values, row.used)
+        most.add_metric(values, row.limit)
+    yield from (used, most)
 
 
 def _all_readers(totals: ReaderTotals) -> Iterator[Metric]:
@@ -239,10 +294,13 @@ def _all_readers(totals: ReaderTotals) -> Iterator[Metric]:
     for state in ("live", "replay"):
         readers.add_metric([state], getattr(totals, state))
     yield readers
-    for unit, lag in (("messages", totals.lag), ("seconds", totals.lag_seconds)):
-        yield GaugeMetricFamily(
-            f"malamute_lag_{unit}", f"The reader that is most behind, of all streams: {unit}.", value=lag
-        )
+    for name, words, value in (
+        ("lag_messages", "The reader or cursor that is most behind, of all streams: messages.", totals.lag),
+        ("lag_seconds", "The reader that is most behind, of all streams: seconds.", totals.lag_seconds),
+        ("cursors", "Cursors of all streams, whether anybody reads by them or not.", totals.cursors),
+        ("cursor_lag_messages", "The cursor that is most behind: messages.", totals.cursor_lag),
+    ):
+        yield GaugeMetricFamily(f"malamute_{name}", words, value=value)
 
 
 def _queues(rows: Iterable[QueueTotals]) -> Iterator[Metric]:
@@ -270,12 +328,19 @@ def _readers(details: StreamDetails) -> Iterator[Metric]:
         count = sum(reader.state == state for reader in details.readers)
         readers.add_metric([details.name, state], count)
     yield readers
+    of_readers = [reader.lag for reader in details.readers]
+    of_cursors = [cursor.lag or 0 for cursor in details.cursors]
     for name, words, lags in (
-        ("malamute_stream_lag_messages", "The reader that is most behind: messages.", "lag"),
-        ("malamute_stream_lag_seconds", "The reader that is most behind: seconds.", "lag_seconds"),
+        ("lag_messages", "The reader or cursor that is most behind: messages.", of_readers + of_cursors),
+        ("cursor_lag_messages", "The cursor that is most behind: messages.", of_cursors),
+        (
+            "lag_seconds",
+            "The reader that is most behind: seconds.",
+            [reader.lag_seconds for reader in details.readers],
+        ),
     ):
-        lag = GaugeMetricFamily(name, words, labels=[*labels])
-        lag.add_metric([details.name], max((getattr(r, lags) or 0 for r in details.readers), default=0))
+        lag = GaugeMetricFamily(f"malamute_stream_{name}", words, labels=[*labels])
+        lag.add_metric([details.name], max(lags, default=0))
         yield lag
 
 
@@ -290,9 +355,12 @@ def _own(gateway: Gateway) -> Iterator[Metric]:
 
 
 def _stored(streams: Iterable[StoredStream]) -> Iterator[Metric]:
+    """What the store has of streams: that of them which leaves, the broker hears of when somebody reads."""
     for stream in streams:
         labels = {"stream": stream.name}
         for name, words, value in (
+            ("malamute_stream_first_sequence", "The oldest sequence that is kept.", stream.first),
+            ("malamute_stream_stored_messages", "Messages of the stream in the store.", stream.count),
             ("malamute_stream_stored_bytes", "Bytes of the stream in the store.", stream.bytes),
             (
                 "malamute_stream_first_time_seconds",

@@ -353,6 +353,8 @@ RESTORED = "restored"
 """The reason of a gap between a backup and what came when it was restored. Anything may have been there."""
 EXPIRED = "expired"
 """The reason of a gap in which every message that the subscription would have got has expired."""
+GAP_REASONS = (RESTART, NOT_STORED, OVERWRITTEN, NO_JOURNAL, TAKEN_BACK, RESTORED, EXPIRED)
+"""All reasons of gaps."""
 
 HARMLESS = frozenset((RESTART, NOT_STORED))
 """Reasons of gaps in which nothing was that its publisher had confirmed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from cli_commands import Run
 
 import malamute
 from malamute.cli.check import MEASURES, CheckBounds, Figure, PluginState, judge
+from malamute.config import QueueRule, QueuesConfig
+from malamute.errors import TryLater
 from malamute.protocol.admin import BrokerStatus
+from malamute.testing import Broker, small_config
 
 CHECK = ("broker", "check")
 
@@ -50,6 +54,25 @@ def test_a_single_one_of_what_should_never_be_is_a_warning(
     assert f"{name} 1 is at or over 1" in run(*CHECK, exit_code=1).stdout
     run(*CHECK, f"--{name}", "2", exit_code=0)
     run(*CHECK, f"--{name}", ",1", exit_code=2)
+
+
+def test_a_queue_at_its_limit_and_a_sender_that_is_refused_are_a_warning(run: Run) -> None:
+    rules = (QueueRule("bob", "mailbox", depth=10),)
+    config = replace(small_config(), queues=QueuesConfig(rule=rules))
+    with Broker(config=config) as broker, malamute.connect(broker.url) as client:
+        at = ("--url", broker.url)
+        for _ in range(8):
+            client.send("bob", "a", b"")
+        client.flush()
+        run(*CHECK, *at, exit_code=0)
+        client.send("bob", "a", b"", assurance="stored")
+        shown = run(*CHECK, *at, exit_code=1).stdout
+        assert shown.startswith("MALAMUTE WARNING - full 90% (queue_messages mailbox bob) is at or over 90 |")
+        run(*CHECK, *at, "--full", "91", exit_code=0)
+        client.send("bob", "a", b"", assurance="stored")
+        with pytest.raises(TryLater):
+            client.send("bob", "a", b"", assurance="stored")
+        assert "refused 1 is at or over 1" in run(*CHECK, *at, "--full", "91,100", exit_code=2).stdout
 
 
 def test_a_broker_that_is_well(run: Run, client: malamute.Client) -> None:

@@ -7,7 +7,7 @@ from core_bench import Bench, ack, mail_credit, offer, publish, request, send, s
 
 from malamute.core.admin.totals import TOTALS_EACH
 from malamute.core.metrics import WINDOW_SECONDS
-from malamute.protocol.messages import Answer, Query
+from malamute.protocol.messages import Answer, Change, Query, Reject
 
 
 @pytest.fixture
@@ -63,7 +63,8 @@ def test_many_queues_are_looked_at_in_several_iterations(bench, count):
         bench.receive("alice", send(f"box.{number}", b"x"))
     bench.settle()
     bench.receive("carl", Query(1, "totals", {}))
-    assert bool(bench.core.effects.chores) is (count >= TOTALS_EACH)
+    looked_at = count + len(bench.core.sessions.by_peer)
+    assert bool(bench.core.effects.chores) is (looked_at >= TOTALS_EACH)
     assert queues(bench)["mailbox"]["messages"] == count
 
 
@@ -121,3 +122,22 @@ def test_all_figures_are_one_answer(bench):
     (answer,) = [message for message in bench.sent("carl") if isinstance(message, Answer)]
     assert {*answer.value} == {"status", "totals", "storage"}
     assert answer.value["totals"]["queues"] == totals(bench)["queues"]
+
+
+def test_a_cursor_counts_whether_anybody_reads_by_it_or_not(bench):
+    bench.tell("alice", publish(b"1", b"2", b"3"))
+    bench.settle()
+    bench.tell("bob", Change(1, "cursor.set", {"stream": "s", "cursor": "archive", "start": "first"}))
+    bench.settle()
+    found = totals(bench)["readers"]
+    assert found == {"live": 0, "replay": 0, "lag": 3, "lag_seconds": 0.0, "cursors": 1, "cursor_lag": 3}
+
+
+def test_dead_letters_are_counted_by_the_kind_of_queue(bench):
+    assert "dead_lettered" not in totals(bench)
+    bench.tell("bob", mail_credit())
+    bench.tell("alice", send("bob", b"1", b"2"))
+    bench.settle()
+    bench.tell("bob", Reject(0, [(1, 1)], "no"))
+    bench.settle()
+    assert totals(bench)["dead_lettered"] == {"mailbox": 1}

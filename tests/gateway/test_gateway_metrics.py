@@ -58,7 +58,9 @@ def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute
     assert found["malamute_commit_seconds_count", ()] > 0
     assert found["malamute_committed_bytes_total", ()] > 0
     assert found["malamute_iteration_seconds_sum", ()] >= found["malamute_iteration_longest_seconds", ()] > 0
-    assert {name for _, labels in found for name, _ in labels} == {"kind", "state"}
+    assert {name for _, labels in found for name, _ in labels} == {
+        *("code", "effect", "kind", "limit", "outcome", "reason", "state")
+    }
 
 
 def test_a_store_with_a_name_has_the_figures_of_the_own_one_with_a_label() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from malamute.core.admin.limits import Fullest, shared
 from malamute.core.queue.state import DELAYED, DELIVERED, READY
 from malamute.protocol.admin import BrokerTotals, DurationTotals, QueueTotals, ReaderTotals, TotalsQuery
 from malamute.protocol.time_units import to_seconds
@@ -26,9 +27,10 @@ TOTALS_WORK = 2
 class _QueueSums:
     """All queues of a kind together, as far as they were looked at."""
 
-    def __init__(self, queues: Iterable[Queue]) -> None:
+    def __init__(self, queues: Iterable[Queue], core: Engines, fullest: Fullest) -> None:
         # Those that come or go meanwhile may be in it or not.
         self._left = iter([*queues])
+        self._core, self._fullest = core, fullest
         self._messages = self._waiting = self._delayed = self._outstanding = self._dead = 0
         self._oldest_ns: int | None = None
 
@@ -36,6 +38,7 @@ class _QueueSums:
         """Look at so many more. Returns how many were left of that."""
         for queue in islice(self._left, most):
             most -= 1
+            self._fullest.queue(queue, self._core)
             states = queue.states.counts
             self._dead += queue.dead_letters.count
             self._waiting += states[READY]
@@ -62,18 +65,25 @@ class _QueueSums:
 
 
 class _ReaderSums:
-    """The readers of all streams together, as far as they were looked at."""
+    """The readers and cursors of all streams together, as far as they were looked at."""
 
-    def __init__(self, streams: Iterable[Stream]) -> None:
+    def __init__(self, streams: Iterable[Stream], core: Engines, fullest: Fullest) -> None:
         self._left = _each_reader([*streams])
+        self._core, self._fullest = core, fullest
         self._readers = {"live": 0, "replay": 0}
         self._lag, self._lag_ns = 0, 0
+        self._cursors, self._cursor_lag = 0, 0
 
     def go_on(self, most: int) -> int:
         """Look at so many more. Returns how many were left of that."""
         for stream, reader in islice(self._left, most):
             most -= 1
             if reader is None:
+                self._fullest.stream(stream, self._core)
+                continue
+            if isinstance(reader, int):
+                self._cursors += 1
+                self._cursor_lag = max(self._cursor_lag, stream.next - 1 - reader)
                 continue
             behind = stream.next - reader.cursor if reader.cursor else 0
             self._readers["replay" if reader.cursor else "live"] += 1
@@ -84,24 +94,53 @@ class _ReaderSums:
 
     def row(self) -> ReaderTotals:
         """What they are."""
-        return ReaderTotals(**self._readers, lag=self._lag, lag_seconds=to_seconds(self._lag_ns))
+        return ReaderTotals(
+            **self._readers,
+            lag=max(self._lag, self._cursor_lag),
+            lag_seconds=to_seconds(self._lag_ns),
+            cursors=self._cursors,
+            cursor_lag=self._cursor_lag,
+        )
 
 
-def _each_reader(streams: Iterable[Stream]) -> Iterator[tuple[Stream, Reader | None]]:
-    """Every stream, which takes its time as well, and the readers that it has when it is looked at."""
+class _SessionSums:
+    """All sessions, as far as they were looked at."""
+
+    def __init__(self, core: Engines, fullest: Fullest) -> None:
+        self._left = iter([*core.sessions.by_peer.values()])
+        self._core, self._fullest = core, fullest
+
+    def go_on(self, most: int) -> int:
+        """Look at so many more. Returns how many were left of that."""
+        for session in islice(self._left, most):
+            most -= 1
+            self._fullest.session(session, self._core)
+        return most
+
+
+def _each_reader(streams: Iterable[Stream]) -> Iterator[tuple[Stream, Reader | int | None]]:
+    """Every stream, which takes its time as well, and its readers and cursors when it is looked at."""
     for stream in streams:
         yield stream, None
         readers = [reader for group in stream.audience.groups() for reader in group.members.values()]
         yield from ((stream, reader) for reader in readers)
+        yield from ((stream, sequence) for sequence in [*stream.cursors.values()])
 
 
 def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals], None]) -> None:
     """What the broker has done, and what all queues and streams have. Many take several iterations."""
     effects, limits = core.effects, core.queue_limits
-    sums = {kind: _QueueSums(core.queues_of(kind).by_name.values()) for kind in ("mailbox", "service")}
-
-    readers = _ReaderSums(core.streams.by_name.values())
-    looked_at: tuple[_QueueSums | _ReaderSums, ...] = (*sums.values(), readers)
+    fullest = Fullest()
+    sums = {
+        kind: _QueueSums(core.queues_of(kind).by_name.values(), core, fullest)
+        for kind in ("mailbox", "service")
+    }
+    readers = _ReaderSums(core.streams.by_name.values(), core, fullest)
+    looked_at: tuple[_QueueSums | _ReaderSums | _SessionSums, ...] = (
+        *sums.values(),
+        readers,
+        _SessionSums(core, fullest),
+    )
 
     def go_on() -> None:
         left = TOTALS_EACH
@@ -123,6 +162,9 @@ def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals],
                 refusals={str(code): count for code, count in effects.refusals.items()},
                 family_failures={**effects.family_failures},
                 delivered={**effects.delivered},
+                dead_lettered={**limits.dead_lettered},
+                limits=[*shared(core), *fullest.rows(core)],
+                refused_lately=effects.refused_lately.count(effects.now),
                 queues=[one.row(kind, effects.now + effects.ahead) for kind, one in sums.items()],
             )
         )

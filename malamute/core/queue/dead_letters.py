@@ -103,6 +103,7 @@ class DeadLetters:
         if error is not None:
             self.forget([entry.sequence for entry in here])
             return
+        self._limits.dead_lettered[self._usage.kind] += len(added)
         self._limits.memory.evict(self, here)
 
     @property

@@ -107,6 +107,8 @@ class QueueLimits:
         self.settlement_log = SettlementLog(effects)
         self.settlements: Counter[str] = Counter()
         """How many messages of all queues were settled, by outcome."""
+        self.dead_lettered: Counter[str] = Counter()
+        """How many messages became dead letters, by the kind of queue."""
         self.flush = QueueFlush(effects)
 
     def restore(self, recovered: Recovered, recovery: Recovery) -> None:
@@ -153,6 +155,15 @@ class QueueLimits:
             raise TryLater(
                 f"{kind} {name!r} is full: what is in memory only holds {usage.bytes} bytes; retry later"
             )
+
+    def bytes_max(self, usage: QueueUsage) -> int:
+        """The bytes at which a queue is full, if nothing changes in the others."""
+        most = usage.policy.bytes_max
+        if not usage.in_memory:
+            return most
+        # As in `check_queue`: full is a queue that has as much in memory as is free for all.
+        held = usage.bytes - usage.paged_out_bytes
+        return min(most, max(1, usage.paged_out_bytes + (held + self.memory.free_bytes) // 2))
 
     def never_fits(self, usage: QueueUsage, size_bytes: int) -> bool:
         """Whether a queue has no room for a message even if nothing is in any queue."""
@@ -227,6 +238,11 @@ class RecordMemory:
             - (limits.bytes - self.paged_out_bytes)
             - self.prefetched_bytes
         )
+
+    @property
+    def used_bytes(self) -> int:
+        """What all queues have of it."""
+        return self._limits.configured.queues_memory_bytes - self.free_bytes
 
     def excess_bytes(self, usage: QueueUsage) -> int:
         """The bytes of records by which a queue has more than is free for all."""

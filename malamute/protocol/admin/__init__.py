@@ -30,6 +30,7 @@ from malamute.protocol.admin.broker import BrokerReloaded as BrokerReloaded
 from malamute.protocol.admin.broker import BrokerStatus as BrokerStatus
 from malamute.protocol.admin.broker import BrokerTotals as BrokerTotals
 from malamute.protocol.admin.broker import DurationTotals as DurationTotals
+from malamute.protocol.admin.broker import LimitUsage as LimitUsage
 from malamute.protocol.admin.broker import MetricsQuery as MetricsQuery
 from malamute.protocol.admin.broker import OptionsQuery as OptionsQuery
 from malamute.protocol.admin.broker import QueueTotals as QueueTotals

@@ -96,12 +96,33 @@ class QueueTotals(Row):
 
 
 class ReaderTotals(Row):
-    """The readers of all streams: how many are live and in replay, and how far the last of them is behind."""
+    """The readers and the cursors of all streams.
+
+    Readers are `live` or in `replay`. The `lag` is that of whichever reader or cursor is most behind, in
+    messages; `cursor_lag` that of a cursor, whether anybody reads by it or not. `lag_seconds` is of readers.
+    """
 
     live: int
     replay: int
     lag: int
     lag_seconds: float
+    cursors: int = 0
+    cursor_lag: int = 0
+
+
+class LimitUsage(Row):
+    """What is used of a limit, by its name in the section `limits` of the configuration.
+
+    For a limit of each queue, session or stream it is the one that is nearest to it, which is named by
+    `where`; the limit of a queue may be that of a rule. At a limit that `refuses`, commands are refused with
+    an error; at another one something is forgotten, or is on the disk only.
+    """
+
+    name: str
+    used: int
+    limit: int
+    where: str = ""
+    refuses: bool = True
 
 
 class BrokerTotals(Row):
@@ -112,6 +133,8 @@ class BrokerTotals(Row):
     those that they were sent, by reason, `refusals` the ERRORs that clients were sent, by code, and
     `family_failures` those of families of patterns that are plug-ins. `delivered` are messages that were sent
     to subscribers and consumers, each as often as it was, by the kind of where they came from.
+    `dead_lettered` are messages that became dead letters, by the kind of queue. `limits` are what is used of
+    each limit, and `refused_lately` the commands refused for want of room in the last minute or two.
     """
 
     iterations: DurationTotals
@@ -125,6 +148,9 @@ class BrokerTotals(Row):
     refusals: dict[str, int] = {}
     family_failures: dict[str, int] = {}
     delivered: dict[str, int] = {}
+    dead_lettered: dict[str, int] = {}
+    limits: list[LimitUsage] = []
+    refused_lately: int = 0
 
 
 class TotalsQuery(AdminQuery[BrokerTotals]):
