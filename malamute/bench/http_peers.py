@@ -84,7 +84,7 @@ def read_pages(begin: Begin, address: HttpAddress, path: str, pages: int, events
 
     `path` has `{}` where the number of the page is to be.
     """
-    from malamute.server.daemon import raise_file_limit
+    from malamute.door.files import raise_file_limit
 
     raise_file_limit()
     selector = selectors.DefaultSelector()

@@ -200,7 +200,7 @@ def occupy(begin: Begin, url: str, how: str, seconds: float) -> Measured:
 
 def stay(begin: Begin, url: str, connections: int) -> Measured:
     """Connect so often, do nothing, and report in the end what became of it."""
-    from malamute.server.daemon import raise_file_limit
+    from malamute.door.files import raise_file_limit
 
     raise_file_limit()
     lost: list[Event] = []

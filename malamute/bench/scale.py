@@ -193,7 +193,7 @@ class Scene:
     """A broker with peers, all in one thread of libzmq, since they may be ten thousand."""
 
     def __init__(self, broker: BrokerProcess, stack: ExitStack) -> None:
-        from malamute.server.daemon import raise_file_limit
+        from malamute.door.files import raise_file_limit
 
         raise_file_limit()
         self._broker = broker
@@ -374,7 +374,7 @@ def _connections(options: ScaleOptions, point: int) -> Cost:
 
 def stay(begin: Begin, url: str, connections: int) -> Measured:
     """Connect so often, and do nothing."""
-    from malamute.server.daemon import raise_file_limit
+    from malamute.door.files import raise_file_limit
 
     raise_file_limit()
     with ExitStack() as stack:
@@ -462,7 +462,7 @@ def _fanout(options: ScaleOptions, point: int) -> Cost:
 
 def read_everything(begin: Begin, url: str, readers: int, messages: int) -> Measured:
     """Subscribe to everything with a connection each, and take so many messages with each of them."""
-    from malamute.server.daemon import raise_file_limit
+    from malamute.door.files import raise_file_limit
 
     raise_file_limit()
     with ExitStack() as stack:

@@ -48,7 +48,7 @@ def flooding(broker: BrokerProcess | None, server_key: str, rate: int, counts: l
 
 def flood(begin: Begin, url: str, server_key_file: str, rate: int) -> Measured:
     """Connect with keys that nobody knows, so often in a second, until it is time to stop."""
-    from malamute.server.daemon import raise_file_limit
+    from malamute.door.files import raise_file_limit
 
     os.nice(FLOOD_NICENESS)
     raise_file_limit()

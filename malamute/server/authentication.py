@@ -25,15 +25,15 @@ from zmq.utils import z85
 from malamute.access import Account, AccountBook
 from malamute.access.token import Issuers
 from malamute.core.access import ANONYMOUS, Principal
+from malamute.door.addresses import NO_GATEWAYS, Gateways
+from malamute.door.sampling import Sampler
 from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater
 from malamute.protocol.messages import Hello
 from malamute.protocol.passwords import unpack_login
-from malamute.server.addresses import NO_GATEWAYS, Gateways
 from malamute.server.bearers import METHOD, NO_ISSUER, NOT_ASKED, UNPROVED, Bearers, WaitingHello
 from malamute.server.edge import RefusedConnection
 from malamute.server.guard import descriptor_of
 from malamute.server.passwords import BUSY, Passwords, usable
-from malamute.server.sampling import Sampler
 
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct, unpack
 
-from malamute.server.addresses import NO_GATEWAYS, Gateways, network_of
+from malamute.door.addresses import NO_GATEWAYS, Gateways, network_of
 
 WINDOW_SECONDS = 1.0
 """How long failures are counted until the count begins anew."""

@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 from malamute.access.token import Bearer, Issuers, TokenRefused
 from malamute.core.access import Principal
+from malamute.door.addresses import NO_GATEWAYS, Gateways
+from malamute.door.failures import Failures
 from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater
 from malamute.protocol.messages import BY_TYPE, Hello
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.server.addresses import NO_GATEWAYS, Gateways
-from malamute.server.failures import Failures
 from malamute.server.passwords import BUSY, Busy
 
 METHOD = "token"

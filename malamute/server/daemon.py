@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import secrets
 import select
 import signal
@@ -36,6 +35,9 @@ from malamute.core.effects import Notice
 from malamute.core.events import EVENTS
 from malamute.core.faults import FAULT
 from malamute.core.settings import ConfigurationLoaded, Settings
+from malamute.door.addresses import Gateways
+from malamute.door.files import raise_file_limit
+from malamute.door.sampling import Sampler
 from malamute.errors import ConfigError, MalamuteError
 from malamute.journal.directory import check_private
 from malamute.journal.disk import DiskStore
@@ -44,7 +46,6 @@ from malamute.journal.store import Store
 from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import AUDIT
-from malamute.server.addresses import Gateways
 from malamute.server.authentication import Authenticator, Reported
 from malamute.server.clock import Clock, counted
 from malamute.server.crashes import CrashReport
@@ -54,7 +55,6 @@ from malamute.server.guard import Rules
 from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.privileges import ProcessUser
-from malamute.server.sampling import Sampler
 from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.stores import open_named, open_stores
 from malamute.server.supervisor import Supervisor
@@ -528,20 +528,6 @@ def _prepare_stores(config: Config, user: ProcessUser) -> None:
             # It is opened as that user later, and the reason why it cannot be is reported then.
             with suppress(ConfigError, OSError):
                 user.prepare(table.directory)
-
-
-def raise_file_limit() -> int:
-    """Let this process open as many files as it may, and return how many that is.
-
-    A connection is a file, and the usual soft limit of 1,024 is for old programs' sake.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):  # the system has a limit of its own, below that one
-            hard = soft
-    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _within_files(config: Config, files: int) -> Config:

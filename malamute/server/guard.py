@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from malamute.server.addresses import NO_GATEWAYS, Gateways
+from malamute.door.addresses import NO_GATEWAYS, Gateways
 from malamute.server.bans import Bans
 from malamute.server.edge import RefusedConnection
 

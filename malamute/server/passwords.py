@@ -20,10 +20,10 @@ from typing import NamedTuple
 from malamute.access import Account
 from malamute.access.account import PasswordHash
 from malamute.config.accounts import hash_password
+from malamute.door.addresses import NO_GATEWAYS, Gateways
+from malamute.door.failures import Failures
 from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater
 from malamute.protocol.limits import NAME_BYTES_MAX, PASSWORD_BYTES_MAX
-from malamute.server.addresses import NO_GATEWAYS, Gateways
-from malamute.server.failures import Failures
 
 TRYING_MAX = 64
 """Passwords that wait for the thread; with more, the client has to try again."""

@@ -27,8 +27,8 @@ from malamute.bench.attacks import ATTACKS, READERS, attack
 from malamute.bench.figures import percentile_ms
 from malamute.bench.raw_peer import RawPeer
 from malamute.config import Config
+from malamute.door.files import raise_file_limit
 from malamute.protocol.messages import Ping, Pong
-from malamute.server.daemon import raise_file_limit
 
 SIZING = Path(__file__).parents[2] / "docs" / "operations" / "sizing.md"
 

@@ -288,7 +288,7 @@ def test_a_broker_that_is_busy_with_passwords_has_clients_connect_again(
 def test_behind_a_gateway_nobody_waits_for_wrong_passwords_of_another(
     tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("malamute.server.failures.FAILURES_MAX", 1)
+    monkeypatch.setattr("malamute.door.failures.FAILURES_MAX", 1)
     broker = SecureBroker(tmp_path, keys, ("127.0.0.0/8",))
     broker.save(*(Account(name, HASH) for name in ("bob", "carl")))
     with broker.connect() as operator:

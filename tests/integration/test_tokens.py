@@ -23,13 +23,13 @@ import malamute.aio
 from malamute.access import AccessRule, Account, Accounts
 from malamute.config import AccessConfig, Config, ListenConfig, TokenIssuer, UserRules
 from malamute.config.accounts import hash_password, save_accounts
+from malamute.door.failures import FAILURES_MAX
 from malamute.errors import AccessRefused, ConfigError, ConnectTimeout, InvalidValue, TryLater
 from malamute.protocol.admin import BrokerReload
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Error, Hello, Publish, Welcome
 from malamute.server import daemon
 from malamute.server.daemon import open_broker
-from malamute.server.failures import FAILURES_MAX
 from malamute.testing import small_config
 
 ISSUER = "https://login.example.org"

@@ -13,17 +13,17 @@ from malamute.access import Account, Accounts
 from malamute.access import account as module
 from malamute.config.accounts import hash_password
 from malamute.core.access import Principal
+from malamute.door.addresses import Gateways
+from malamute.door.failures import ADDRESSES_MAX, FAILURE_SECONDS, FAILURES_MAX, Failures
+from malamute.door.sampling import KINDS_MAX, Sampler
 from malamute.errors import AccessRefused, MalamuteError, TryLater
 from malamute.protocol.limits import NAME_BYTES_MAX
 from malamute.protocol.messages import Hello
 from malamute.protocol.passwords import pack_login
 from malamute.server import passwords
-from malamute.server.addresses import Gateways
 from malamute.server.authentication import ENDPOINT, Authenticator, Reported
 from malamute.server.edge import RefusedConnection
-from malamute.server.failures import ADDRESSES_MAX, FAILURE_SECONDS, FAILURES_MAX, Failures
 from malamute.server.passwords import Busy
-from malamute.server.sampling import KINDS_MAX, Sampler
 
 KEY = bytes(range(32))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from malamute.server.addresses import Gateways, network_of
+from malamute.door.addresses import Gateways, network_of
 from malamute.server.bans import BAN_SECONDS, BANS_MAX, WINDOW_SECONDS, Bans, keep_out
 from malamute.server.edge import RefusedConnection
 from malamute.server.flow import Windows

@@ -11,12 +11,12 @@ import pytest
 
 from malamute.access.token import Bearer, Issuers, TokenRefused
 from malamute.core.access import Principal
+from malamute.door.addresses import Gateways
+from malamute.door.failures import FAILURE_SECONDS, FAILURES_MAX
 from malamute.errors import AccessRefused, MalamuteError, TryLater
 from malamute.protocol.messages import Hello
 from malamute.server import bearers as module
-from malamute.server.addresses import Gateways
 from malamute.server.bearers import METHOD, WAITING_MAX, Bearers, WaitingHello
-from malamute.server.failures import FAILURE_SECONDS, FAILURES_MAX
 from malamute.server.passwords import BUSY, Busy
 
 PEER, WALL = b"\x01" * 16, 1_700_000_000.0

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from malamute.server.daemon import raise_file_limit
+from malamute.door.files import raise_file_limit
 
 
 def test_where_the_system_has_a_lower_limit_of_its_own_the_one_in_force_stays(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from malamute.server.addresses import NO_GATEWAYS, Gateways, network_of
+from malamute.door.addresses import NO_GATEWAYS, Gateways, network_of
 
 FAILURES_MAX = 10
 """Wrong passwords, or refused tokens, from one address in FAILURE_SECONDS, after which no other is tried."""
