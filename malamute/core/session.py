@@ -509,6 +509,7 @@ class Sessions:
             limits,
             hello.attempt,
             self._incarnation,
+            user,
         )
         self.effects.send(peer, welcome)
         return session

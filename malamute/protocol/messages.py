@@ -273,7 +273,7 @@ class Welcome(NamedTuple):
 
     Beside the limits there is the `ack_timeout` for the session's mail, in milliseconds. `attempt` is that of
     the HELLO that is answered. `incarnation` is another number when the broker was restored from a backup
-    since.
+    since. `user` is whose the session is, as the broker found out; empty for nobody's.
     """
 
     version: int
@@ -284,6 +284,7 @@ class Welcome(NamedTuple):
     limits: Mapping[str, int]
     attempt: int = 0
     incarnation: int = 0
+    user: str = ""
 
 
 class Ok(NamedTuple):
@@ -654,7 +655,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(20, Withdraw, (REF, KIND, NAME, CORRELATION), 4, 0),
     Spec(21, Drain, (SOURCE, HELD), 2, 0),
     Spec(22, Received, (NUMBER,), 1),
-    Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS, NUMBER, NUMBER), 6),
+    Spec(65, Welcome, (NUMBER, BINARY, BINARY, BOOLEAN, WORDS, LIMITS, NUMBER, NUMBER, ADDRESS), 6),
     Spec(66, Ok, (OPCODE, REF, ANY), 2, 1),
     Spec(67, Error, (CODE, TEXT, OPCODE, REF, DURATION), 2, 3),
     Spec(68, Stored, (STORED_RANGES,), 1),

@@ -21,6 +21,7 @@ from malamute.protocol.messages import (
     Publish,
     Send,
     Subscribe,
+    Welcome,
 )
 from malamute.protocol.part import DeliveryPart, QueuePart
 
@@ -81,6 +82,7 @@ def test_a_part_is_encoded_once_by_each_codec_however_many_peers_get_it(packed):
     [
         (Hello([2], "ann"), Hello([2], "ann", token="t")),
         (Hello([2], "ann", token="t"), Hello([2], "ann", token="t", act_as="bob")),
+        (Welcome(2, b"s", b"b", False, "", {}), Welcome(2, b"s", b"b", False, "", {}, user="ann")),
         (Error(404, "none", 6, 1), Error(404, "none", 6, 1, 250)),
         (Subscribe(1, "weather", [["all", ""]]), Subscribe(1, "weather", [["all", ""]], existing=True)),
         (Offer(1, "printer", [["all", ""]]), Offer(1, "printer", [["all", ""]], kind="mailbox")),

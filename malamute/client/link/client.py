@@ -175,6 +175,11 @@ class ClientBase:
         return self._session.address
 
     @property
+    def user(self) -> str:
+        """The user that the broker takes the client for; empty for nobody."""
+        return self._session.user
+
+    @property
     def connected(self) -> bool:
         """Whether the session was open when the connection was last looked at."""
         return self._session.state is State.READY

@@ -92,6 +92,8 @@ class ClientSession:
         self.error: MalamuteError | None = None
         self.broker = b""
         self.incarnation = 0
+        self.user = ""
+        """Whose session it is, as the broker said last."""
         self.closing = False
         self._events: list[Event] = []
         self._resyncs = 0
@@ -205,6 +207,7 @@ class ClientSession:
         if self.broker == welcome.broker and self.incarnation != welcome.incarnation:
             self._events.append(Restored(welcome.broker.hex()))
         self.broker, self.incarnation = welcome.broker, welcome.incarnation
+        self.user = welcome.user
         known = {name: n for name, n in welcome.limits.items() if name in Limits._fields}
         self.sending.limits = limits = Limits(**known)
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))
