@@ -20,7 +20,6 @@ def register(session: SparkSession) -> None:
     """Make `spark.read.format("malamute")`, and writing and streams of that format, known to a session."""
     from malamute.spark.source import MalamuteSource
 
-    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     session.dataSource.register(MalamuteSource)
 
 

@@ -7,6 +7,8 @@
     user, password, token, curve, server_key, act_as
                who connects there, as for `malamute.connect`; the environment of the program may say it, too
     stream     one stream; all of them without it
+    subject    only messages whose subject meets this pattern, as `malamute sub` takes it
+    where      only messages that this match expression holds for, as a subscription has it
     since      nothing before: a time, seq:N, or since:1h
     until      nothing from then on
     columns    names between commas, in place of all columns
@@ -16,7 +18,8 @@
     rows       about how many messages a task reads; for a stream of Spark, how many a micro-batch has
 
 Spark gives a source in Python nothing of the columns that a query needs (SPARK-51713 asks for that). So
-`columns` is worth giving, or a schema that has only those, wherever not all of them are needed.
+`columns` is worth giving, or a schema that has only those, wherever not all of them are needed. Nor are the
+conditions of a query used (`filters`): `subject`, `where`, `since` and `until` are.
 """
 
 from __future__ import annotations
@@ -27,12 +30,13 @@ from typing import NamedTuple
 
 from malamute.client.contexts import CREDENTIALS
 from malamute.errors import InvalidValue, NotFound
+from malamute.matching import Selector
 from malamute.protocol.start import SEQ, SINCE
 from malamute.spark.export_location import ExportLocation
-from malamute.spark.filters import Condition
-from malamute.spark.history import HistorySource, open_history, parse_point
+from malamute.spark.history import ALL, HistorySource, ReadFilter, open_history, parse_point
 from malamute.spark.login import ANYBODY, Login, login_of, with_context
 from malamute.spark.manifest import Manifest, described, exported_streams
+from malamute.spark.scan import HistoryBounds
 from malamute.spark.schema import Column, Promoted, all_columns, parse_promoted
 
 MESSAGES, GAPS = "messages", "gaps"
@@ -57,6 +61,8 @@ NAMES = frozenset(
             "url",
             "context",
             "stream",
+            "subject",
+            "where",
             "since",
             "until",
             "columns",
@@ -70,6 +76,9 @@ NAMES = frozenset(
 )
 
 
+_TEXTS = ("path", "data", "url", "stream", "subject", "where", "since", "until")
+
+
 class SourceOptions(NamedTuple):
     """What the options say. `rows` is 0 when they say nothing of it."""
 
@@ -77,6 +86,8 @@ class SourceOptions(NamedTuple):
     data: str = ""
     url: str = ""
     stream: str = ""
+    subject: str = ""
+    where: str = ""
     since: str = ""
     until: str = ""
     columns: tuple[str, ...] = ()
@@ -94,7 +105,7 @@ class SourceOptions(NamedTuple):
             raise InvalidValue(f"unknown option {unknown[0]!r}: expected {', '.join(sorted(NAMES))}")
         texts = with_context(texts)
         options = cls(
-            **{name: texts.get(name, "") for name in ("path", "data", "url", "stream", "since", "until")},
+            **{name: texts.get(name, "") for name in _TEXTS},
             columns=tuple(_words(texts.get("columns", ""))),
             promote=dict(map(parse_promoted, _words(texts.get("promote", "")))),
             table=_one_of("table", texts.get("table", MESSAGES), MESSAGES, GAPS),
@@ -106,7 +117,19 @@ class SourceOptions(NamedTuple):
             raise InvalidValue(
                 "invalid source of history: expected a path, or one of the options data and url"
             )
+        if options.wanted != ALL and options.table == GAPS:
+            raise InvalidValue(
+                "subject or where with table=gaps: expected neither, because gaps have no message"
+            )
         return options
+
+    @property
+    def wanted(self) -> ReadFilter:
+        """What `subject` and `where` ask for. Raises `InvalidSelector`."""
+        criteria = (("topic", self.subject),) if self.subject else ()
+        if criteria or self.where:
+            Selector.parse(criteria or (("all", None),), self.where)
+        return ReadFilter(criteria, self.where)
 
     @property
     def is_export(self) -> bool:
@@ -152,10 +175,16 @@ class SourceOptions(NamedTuple):
             raise NotFound(f"no stream {self.stream!r} was exported to {place.root}".replace(" ''", ""))
         return found
 
-    def conditions(self, now_ns: int) -> tuple[Condition, ...]:
+    def bounds(self, now_ns: int) -> HistoryBounds:
         """What `since` and `until` ask for. Raises `InvalidValue`."""
-        asked = ((self.since, ">="), (self.until, "<"))
-        return tuple(_condition(words, operator, now_ns) for words, operator in asked if words)
+        bounds = HistoryBounds()
+        if self.since:
+            kind, value = _point(self.since, now_ns)
+            bounds = bounds._replace(first=value) if kind == SEQ else bounds._replace(since=value)
+        if self.until:
+            kind, value = _point(self.until, now_ns)
+            bounds = bounds._replace(last=value - 1) if kind == SEQ else bounds._replace(until=value)
+        return bounds
 
     @contextmanager
     def history(self) -> Iterator[HistorySource]:
@@ -164,11 +193,10 @@ class SourceOptions(NamedTuple):
             yield history
 
 
-def _condition(words: str, operator: str, now_ns: int) -> Condition:
+def _point(words: str, now_ns: int) -> tuple[str, int]:
+    """A sequence, or a time in nanoseconds."""
     start = parse_point(words)
-    if start.kind == SEQ:
-        return Condition("sequence", operator, start.value)
-    return Condition("time_ns", operator, now_ns - start.value if start.kind == SINCE else start.value)
+    return start.kind, now_ns - start.value if start.kind == SINCE else start.value
 
 
 def check_column(name: str, there: Mapping[str, Column]) -> None:

@@ -1,7 +1,7 @@
 """What the tasks of a query read: slices of streams, as Arrow batches, and what was unavailable of them.
 
 A *slice* is a range of sequences of one stream at the source, or a share of the row groups of an exported
-file. The driver cuts what there is into slices, leaving out what the conditions rule out; a task reads its
+file. The driver cuts what there is into slices, leaving out what the options rule out; a task reads its
 slice wherever it runs, so a slice and the options are all that travels.
 
 In an exported file each row group is read by itself, by one task: if it is not as it was written
@@ -26,11 +26,12 @@ from malamute.protocol.limits import NUMBER_MAX
 from malamute.spark.checked_file import UNREADABLE, open_checked, whole
 from malamute.spark.columns import DAY_NS, Gatherer
 from malamute.spark.export_location import ExportLocation
-from malamute.spark.filters import Condition, PushdownBounds, bounds_of, expression_of, wanted_of
-from malamute.spark.history import ExportGap, HistorySource, SequenceRange
+from malamute.spark.filters import RowFilter
+from malamute.spark.history import ALL, ExportGap, HistorySource, SequenceRange
 from malamute.spark.layout import manifest_path
 from malamute.spark.manifest import File
 from malamute.spark.options import ROWS, SourceOptions, check_column
+from malamute.spark.scan import HistoryBounds
 from malamute.spark.schema import Column, Promoted, arrow_schema, to_arrow
 
 BATCH_ROWS = 32_768
@@ -89,11 +90,11 @@ Read = Iterator[pa.RecordBatch | LostRange]
 
 
 class ReadQuery(NamedTuple):
-    """What is read, as it travels to the tasks: where from, which rows at least, and which columns."""
+    """What is read, as it travels to the tasks: where from, which rows, and which columns at least."""
 
     options: SourceOptions
     promoted: Promoted
-    conditions: tuple[Condition, ...]
+    bounds: HistoryBounds
     columns: tuple[str, ...]
 
 
@@ -102,7 +103,7 @@ class ReadQuery(NamedTuple):
 
 def slices(query: ReadQuery) -> list[Slice]:
     """The slices to read. Raises `NotFound` when there is no such stream."""
-    options, bounds = query.options, bounds_of(query.conditions)
+    options, bounds = query.options, query.bounds
     if options.is_export:
         rows = options.rows or SHARE_ROWS
         return [piece for file in _files(options, bounds) for piece in deal(file, rows)]
@@ -110,32 +111,28 @@ def slices(query: ReadQuery) -> list[Slice]:
         there = history.streams()
         if options.stream and options.stream not in there:
             raise NotFound(f"there is no stream {options.stream!r}")
-        names = filter(bounds.takes, [options.stream] if options.stream else sorted(there))
+        names = [options.stream] if options.stream else sorted(there)
         ranges = {name: _within(history, name, there[name], bounds) for name in names}
     return [piece for name, (first, last) in ranges.items() for piece in cut(name, first, last, options.rows)]
 
 
-def _within(
-    history: HistorySource, stream: str, kept: SequenceRange, bounds: PushdownBounds
-) -> SequenceRange:
+def _within(history: HistorySource, stream: str, kept: SequenceRange, bounds: HistoryBounds) -> SequenceRange:
     first, last = max(kept.first, bounds.first), min(kept.last, bounds.last)
     if first <= last and bounds.since > 0:
         first = max(first, history.find_time(stream, bounds.since))
     if first <= last and bounds.until < NUMBER_MAX:
-        last = min(last, history.find_time(stream, max(bounds.until + 1, 0)) - 1)
+        last = min(last, history.find_time(stream, bounds.until) - 1)
     return SequenceRange(first, last)
 
 
-def _files(options: SourceOptions, bounds: PushdownBounds) -> Iterator[Slice]:
+def _files(options: SourceOptions, bounds: HistoryBounds) -> Iterator[Slice]:
     """What each file may have within the bounds, and what is wrong with a manifest."""
     for manifest in options.manifests():
-        if not bounds.takes(manifest.stream):
-            continue
         if manifest.fault:
             yield Slice(manifest.stream, 1, 0, manifest_path(manifest.stream), fault=manifest.fault)
         for file in manifest.files:
             part = file.part
-            if part.first_time <= bounds.until and part.last_time >= bounds.since:
+            if part.first_time < bounds.until and part.last_time >= bounds.since:
                 first, last = max(part.first, bounds.first), min(part.last, bounds.last)
                 yield Slice(manifest.stream, first, last, file.path, file=file)
 
@@ -163,26 +160,23 @@ def deal(file: Slice, rows: int) -> list[Slice]:
 
 
 def read(query: ReadQuery, piece: Slice) -> Read:
-    """What is in a slice: at least the columns and the rows that are asked for."""
-    schema = arrow_schema(query.promoted)
-    condition = expression_of(query.conditions, schema)
+    """What is in a slice: the rows that are asked for, and the columns at least."""
     if piece.fault:
         return iter([LostRange(piece.stream, piece.first, piece.last, piece.fault, piece.path)])
-    if piece.path:
-        return _read_file(query, piece, schema, condition)
-    return _read_history(query, piece, condition)
+    return _read_file(query, piece) if piece.path else _read_history(query, piece)
 
 
-def _read_history(query: ReadQuery, piece: Slice, condition: pc.Expression | None) -> Read:
-    gatherer = Gatherer(query.promoted, {*query.columns, *(asked.column for asked in query.conditions)})
+def _read_history(query: ReadQuery, piece: Slice) -> Read:
+    # A broker has looked at what is wanted already, at numbers of every size.
+    rows = RowFilter(ALL if query.options.url else query.options.wanted)
+    bounded = () if query.bounds.whole else ("sequence", "time_ns")
+    gatherer = Gatherer(query.promoted, {*query.columns, *rows.columns, *bounded})
 
     def taken() -> pa.RecordBatch:
-        batch = gatherer.take()
-        return batch if condition is None else batch.filter(condition)
+        return rows.keeps(query.bounds.keeps(gatherer.take()))
 
     with query.options.history() as history:
-        wanted = wanted_of(query.conditions, query.promoted)
-        for item in history.read(piece.stream, piece.first, piece.last, wanted):
+        for item in history.read(piece.stream, piece.first, piece.last, query.options.wanted):
             if isinstance(item, ExportGap):
                 yield LostRange(piece.stream, *item)
                 continue
@@ -193,52 +187,52 @@ def _read_history(query: ReadQuery, piece: Slice, condition: pc.Expression | Non
         yield taken()
 
 
-def _read_file(query: ReadQuery, piece: Slice, schema: pa.Schema, condition: pc.Expression | None) -> Read:
+def _read_file(query: ReadQuery, piece: Slice) -> Read:
     import pyarrow.dataset as ds  # takes half of the time that planning a query would need to begin
 
     place = ExportLocation(query.options.path)
-    sequence = pc.field("sequence")
-    within = (sequence >= piece.first) & (sequence <= piece.last)
-    within = within if condition is None else within & condition
     # A store far away is asked for a whole row group at once; here that would be memory for nothing.
     reading = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=not place.is_local)
     parquet = ds.ParquetFileFormat(default_fragment_scan_options=reading)
     try:
         source, _ = open_checked(place.system, place.full(piece.path), piece.file)
         with closing(source):
-            yield from _row_groups(query, piece, source, parquet.make_fragment(source), schema, within)
+            yield from _row_groups(query, piece, source, parquet.make_fragment(source))
     except UNREADABLE as error:
         if not piece.share:
             yield LostRange(piece.stream, piece.first, piece.last, f"cannot be read: {error}", piece.path)
 
 
-def _row_groups(
-    query: ReadQuery, piece: Slice, source: Any, fragment: Any, schema: pa.Schema, within: pc.Expression
-) -> Read:
+def _row_groups(query: ReadQuery, piece: Slice, source: Any, fragment: Any) -> Read:
+    schema, within = arrow_schema(query.promoted), _within_file(piece, query.bounds)
+    rows = RowFilter(query.options.wanted)
+    columns = [*dict.fromkeys((*query.columns, *rows.columns))]
     groups = fragment.split_by_row_group(within, schema)
-    partly = _partly(fragment, within, query.conditions, schema)
+    # The row groups that may have rows which are not within: all whose statistics do not say otherwise.
+    partly = {_number(group) for group in fragment.split_by_row_group(~within, schema)}
     count = len(groups)
     for group in groups[count * piece.share // piece.shares : count * (piece.share + 1) // piece.shares]:
         # A filter copies every column, so it is left out where the statistics say that all rows stay.
         kept = within if _number(group) in partly else None
         try:
             with whole(source):
-                found = group.to_table(schema, [*query.columns], kept, use_threads=False)
+                found = group.to_table(schema, columns, kept, use_threads=False)
         except UNREADABLE as error:
             first, last = _sequences(group, piece)
             yield LostRange(piece.stream, first, last, f"cannot be read: {error}", piece.path)
         else:
-            yield from found.to_batches(BATCH_ROWS)
+            yield from map(rows.keeps, found.to_batches(BATCH_ROWS))
 
 
-def _partly(
-    fragment: Any, within: pc.Expression, conditions: Sequence[Condition], schema: pa.Schema
-) -> set[int]:
-    """The row groups that may have rows which are not within: all whose statistics do not say otherwise."""
-    outside = ~within
-    for name in {asked.column for asked in conditions} & {*schema.names}:
-        outside = outside | pc.field(name).is_null()  # which is neither within nor not within
-    return {_number(group) for group in fragment.split_by_row_group(outside, schema)}
+def _within_file(piece: Slice, bounds: HistoryBounds) -> pc.Expression:
+    """The rows of a file that are asked for. Neither of these columns has nulls."""
+    sequence, time_ns = pc.field("sequence"), pc.field("time_ns")
+    within = (sequence >= piece.first) & (sequence <= piece.last)
+    if bounds.since > 0:
+        within &= time_ns >= bounds.since
+    if bounds.until < NUMBER_MAX:
+        within &= time_ns < bounds.until
+    return within
 
 
 def _number(group: Any) -> int:

@@ -41,8 +41,6 @@ INSTALL_JAVA = (
 )
 
 SETTINGS = {
-    # Without it Spark refuses a source that could take filters.
-    "spark.sql.python.filterPushdown.enabled": "true",
     # Times of the broker are UTC, and so is the date that an export is partitioned by.
     "spark.sql.session.timeZone": "UTC",
     # Names of streams are text, also those that look like numbers.

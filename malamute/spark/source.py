@@ -10,12 +10,14 @@ Python go batches of Arrow, never rows. But Java copies them row by row, whateve
 say which columns it needs. Where whole rows are read, that is within 1.3 times what Spark's own reader takes;
 where columns are few and narrow, Spark's hands them over as they are, and this takes two to four times as
 long. So `read_export` is there for exported directories: the same table, as Spark reads it by itself.
+
+What a reader has planned stays with the frame, and every query of the frame reads that. So it depends on the
+options alone: conditions of queries are not taken (`filters` says why).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,22 +26,18 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from malamute.spark.filters import conditions_of
-from malamute.spark.options import FAIL, GAPS, SourceOptions
+from malamute.spark.options import FAIL, SourceOptions
 from malamute.spark.reading import Slice, slices
 from malamute.spark.schema import to_arrow
 from malamute.spark.tasks import Tasks
 
 if TYPE_CHECKING:
     from malamute.spark.writing import FrameWriter
-
-_log = logging.getLogger("malamute")
 
 
 class MalamuteSource(DataSource):
@@ -79,13 +77,7 @@ class MalamuteSource(DataSource):
 
 
 class BatchReader(Tasks, DataSourceReader):
-    """Reads what there is when the query is planned."""
-
-    def pushFilters(self, filters: list[Filter]) -> Sequence[Filter]:  # noqa: N802  # Spark's name
-        """Use what helps, and let Spark look at all of them again."""
-        found = conditions_of(filters) if self.options.table != GAPS else ()
-        self.query = self.query._replace(conditions=(*self.query.conditions, *found))
-        return filters
+    """Reads what there is when Spark first plans a query of the frame."""
 
     def partitions(self) -> list[Slice]:
         """A task for each slice."""

@@ -26,10 +26,10 @@ class Tasks:
         self.options = options
         self.shape = RequestedColumns(schema, options.all_columns())
         promoted = options.promoted()
-        conditions = options.conditions(time.time_ns())
+        bounds = options.bounds(time.time_ns())
         # What is damaged is found by reading everything.
         needed = tuple(arrow_schema(promoted).names) if options.table == GAPS else self.shape.needed
-        self.query = ReadQuery(options, promoted, conditions, needed)
+        self.query = ReadQuery(options, promoted, bounds, needed)
 
     def batches(self, piece: InputPartition) -> Iterator[pa.RecordBatch]:
         """The batches of a slice. Raises `StoreCorrupt` for what is lost, if that is to fail."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from histories import DAY, START, Told, numbered, operations, store
 from history_files import Sent, damage, write
-from pyspark.sql import datasource as spark
+from pyarrow import fs
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -27,14 +26,14 @@ from pyspark.sql.types import (
 )
 from quiet import quiet_broker
 
-from malamute.errors import InvalidValue, NotFound
+from malamute.errors import InvalidSelector, InvalidValue, NotFound
 from malamute.spark import reading
 from malamute.spark.export import export
 from malamute.spark.export_location import ExportLocation
-from malamute.spark.filters import Condition, conditions_of, wanted_of
-from malamute.spark.history import ALL, open_history
+from malamute.spark.history import open_history
 from malamute.spark.options import SourceOptions
 from malamute.spark.reading import LostRange, ReadQuery, RequestedColumns, Slice, cut, deal, read, slices
+from malamute.spark.scan import HistoryBounds
 from malamute.spark.schema import Promoted
 from malamute.spark.writing import Target
 
@@ -69,10 +68,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sourc
         }
 
 
-def _read(options: SourceOptions, filters: list[spark.Filter]) -> list[dict[str, Any]]:
+def _read(options: SourceOptions) -> list[dict[str, Any]]:
     """What the tasks of a query read, before Spark looks at it."""
     columns = ("sequence", "time_ns", "subject", "sender", *_PROMOTED)
-    query = ReadQuery(options, options.promoted(), conditions_of(filters), columns)
+    query = ReadQuery(options, options.promoted(), options.bounds(0), columns)
     rows: list[dict[str, Any]] = []
     for piece in slices(query):
         for batch in read(query, piece):
@@ -82,134 +81,75 @@ def _read(options: SourceOptions, filters: list[spark.Filter]) -> list[dict[str,
 
 
 _PROMOTED = tuple(f"h_{name}" for name in PROMOTED)
-_MOMENT = datetime(2024, 10, 5, tzinfo=UTC)
-_MICRO = timedelta(microseconds=1)
 
 
 def _day(row: dict[str, Any]) -> int:
     return int((row["time_ns"] - START) // DAY)
 
 
-def _price(row: dict[str, Any]) -> float:
-    """Of no price nothing is true; a number that is none is greater than all others."""
-    price = row["h_price"]
-    return -math.inf if price is None else math.inf if math.isnan(price) else price
-
-
-CASES: list[tuple[spark.Filter, Callable[[dict[str, Any]], bool]]] = [
-    (spark.EqualTo(("sequence",), 7), lambda row: row["sequence"] == 7),
-    (spark.GreaterThan(("sequence",), 7), lambda row: row["sequence"] > 7),
-    (spark.GreaterThanOrEqual(("sequence",), 7), lambda row: row["sequence"] >= 7),
-    (spark.LessThan(("sequence",), 7), lambda row: row["sequence"] < 7),
-    (spark.LessThanOrEqual(("sequence",), 7), lambda row: row["sequence"] <= 7),
-    (spark.In(("sequence",), (1, 15, 99)), lambda row: row["sequence"] in (1, 15)),
-    (spark.GreaterThan(("sequence",), 1000), lambda row: False),
-    (spark.EqualTo(("time",), _MOMENT), lambda row: _day(row) == 1),
-    (spark.GreaterThan(("time",), _MOMENT), lambda row: _day(row) > 1),
-    (spark.GreaterThan(("time",), _MOMENT - _MICRO), lambda row: _day(row) >= 1),
-    (spark.GreaterThanOrEqual(("time",), _MOMENT), lambda row: _day(row) >= 1),
-    (spark.LessThan(("time",), _MOMENT), lambda row: _day(row) < 1),
-    (spark.LessThanOrEqual(("time",), _MOMENT), lambda row: _day(row) <= 1),
-    (spark.In(("time",), (_MOMENT, _MOMENT + timedelta(days=4))), lambda row: _day(row) in (1, 5)),
-    (spark.GreaterThan(("time_ns",), START), lambda row: row["time_ns"] > START),
-    (spark.LessThan(("time_ns",), 0), lambda row: False),
-    (spark.EqualTo(("subject",), "b.nan"), lambda row: row["subject"] == "b.nan"),
-    (spark.In(("subject",), ("b.nan", "a.1")), lambda row: row["subject"] in ("b.nan", "a.1")),
-    (spark.StringStartsWith(("subject",), "b."), lambda row: row["subject"].startswith("b.")),
-    (spark.EqualTo(("sender",), "bob"), lambda row: row["sender"] == "bob"),
-    (spark.EqualTo(("stream",), "other"), lambda row: row["stream"] == "other"),
-    (spark.In(("stream",), ("s", "none")), lambda row: row["stream"] == "s"),
-    (spark.EqualTo(("stream",), "none"), lambda row: False),
-    (spark.EqualTo(("h_price",), 1.5), lambda row: row["h_price"] == 1.5),
-    (spark.GreaterThan(("h_price",), 1.5), lambda row: _price(row) > 1.5),
-    (spark.GreaterThanOrEqual(("h_price",), 2.0), lambda row: _price(row) >= 2.0),
-    (spark.GreaterThan(("h_price",), math.inf), lambda row: row["h_price"] != row["h_price"]),
-    (spark.LessThan(("h_price",), 2.0), lambda row: -math.inf < _price(row) < 2.0),
-    (spark.LessThanOrEqual(("h_price",), 2.0), lambda row: -math.inf < _price(row) <= 2.0),
-    (spark.In(("h_price",), (2.0, 1.5, None)), lambda row: row["h_price"] in (2.0, 1.5)),
-    (spark.IsNotNull(("h_price",)), lambda row: row["h_price"] is not None),
-    (spark.EqualTo(("h_price",), NAN), lambda row: row["h_price"] != row["h_price"]),
-    (spark.EqualTo(("h_n",), 21), lambda row: row["h_n"] == 21),
-    (spark.GreaterThan(("h_n",), 18), lambda row: (row["h_n"] or 0) > 18),
-    (spark.EqualTo(("h_who",), "it's"), lambda row: row["h_who"] == "it's"),
-    (spark.GreaterThan(("h_who",), "j"), lambda row: (row["h_who"] or "") > "j"),
-    (spark.StringStartsWith(("h_who",), "it"), lambda row: (row["h_who"] or "").startswith("it")),
-    (spark.EqualTo(("h_ok",), True), lambda row: row["h_ok"] is True),
-    (spark.EqualTo(("h_ok",), False), lambda row: row["h_ok"] is False),
+CASES: list[tuple[dict[str, str], Callable[[dict[str, Any]], bool]]] = [
+    ({"since": "seq:7", "until": "seq:8"}, lambda row: row["sequence"] == 7),
+    ({"since": "seq:8"}, lambda row: row["sequence"] > 7),
+    ({"until": "seq:8"}, lambda row: row["sequence"] < 8),
+    ({"since": "seq:1000"}, lambda row: False),
+    ({"since": "2024-10-05T00:00:00Z"}, lambda row: _day(row) >= 1),
+    ({"since": "2024-10-05T00:00:00.000001Z"}, lambda row: _day(row) > 1),
+    ({"until": "2024-10-05T00:00:00Z"}, lambda row: _day(row) < 1),
+    ({"until": "2024-10-05T00:00:00.000001Z"}, lambda row: _day(row) <= 1),
+    ({"since": "2024-10-05T00:00:00Z", "until": "seq:13"}, lambda row: _day(row) and row["sequence"] < 13),
+    ({"until": "time:0"}, lambda row: False),
+    ({"stream": "other"}, lambda row: row["stream"] == "other"),
+    ({"subject": "b.nan"}, lambda row: row["subject"] == "b.nan"),
+    ({"subject": "b.*"}, lambda row: row["subject"].startswith("b.")),
+    ({"where": "sender = 'bob'"}, lambda row: row["sender"] == "bob"),
+    ({"where": "subject prefix 'b'"}, lambda row: row["subject"].startswith("b")),
+    ({"where": "price > 1.5"}, lambda row: (row["h_price"] or 0) > 1.5),
+    ({"where": "not price <= 1.5"}, lambda row: not (row["h_price"] or 9) <= 1.5),
+    ({"where": "exists price"}, lambda row: row["h_price"] is not None or row["subject"] == "b.text"),
+    ({"where": "price = 'much' or n = 3"}, lambda row: row["subject"] == "b.text" or row["h_n"] == 3),
+    ({"where": "ok = false"}, lambda row: row["h_ok"] is False),
+    ({"where": "who = 'it''s' or who = 'øre'"}, lambda row: row["h_who"] is not None),
+    ({"where": "n > 9007199254740993"}, lambda row: row["subject"] == "b.large"),
+    (
+        {"subject": "a.1", "where": "n >= 8", "since": "seq:2", "until": "seq:16"},
+        lambda row: row["subject"] == "a.1" and row["h_n"] in (8, 15) and row["sequence"] < 16,
+    ),
 ]
 
 
 @pytest.mark.parametrize("place", ["export", "store", "broker"])
-@pytest.mark.parametrize(("condition", "holds"), CASES, ids=[str(case[0]) for case in CASES])
-def test_a_condition_leaves_out_what_it_does_not_want(
+@pytest.mark.parametrize(("asked", "holds"), CASES, ids=[str(case[0]) for case in CASES])
+def test_options_choose_the_same_rows_at_every_place(
     places: dict[str, SourceOptions],
     place: str,
-    condition: spark.Filter,
+    asked: dict[str, str],
     holds: Callable[[dict[str, Any]], bool],
 ) -> None:
-    everything = _read(places[place], [])
+    everything = _read(places[place])
     assert len(everything) == 29
     expected = [repr(row) for row in everything if holds(row)]
-    assert [repr(row) for row in _read(places[place], [condition])] == expected
+    assert [repr(row) for row in _read(places[place]._replace(**asked))] == expected
 
 
-def test_the_date_rules_out_whole_days(places: dict[str, SourceOptions]) -> None:
+def test_options_open_only_what_they_have_to(places: dict[str, SourceOptions]) -> None:
     for options in places.values():
-        for condition, days in (
-            (spark.EqualTo(("date",), date(2024, 10, 5)), {1}),
-            (spark.GreaterThan(("date",), date(2024, 10, 5)), {2, 5}),
-            (spark.LessThan(("date",), date(2024, 10, 6)), {0, 1}),
-            (spark.LessThanOrEqual(("date",), date(2024, 10, 5)), {0, 1}),
-            (spark.In(("date",), (date(2024, 10, 5), date(2024, 10, 5))), {1}),
-        ):
-            assert {_day(row) for row in _read(options, [condition])} == days
-
-
-def test_what_is_not_understood_leaves_out_nothing(places: dict[str, SourceOptions]) -> None:
-    strange = [
-        spark.Not(spark.EqualTo(("sequence",), 1)),
-        spark.IsNull(("h_price",)),
-        spark.EqualTo(("headers", "price"), 1),
-        spark.StringContains(("subject",), "none"),
-    ]
-    for options in places.values():
-        assert len(_read(options, [*strange])) == 29
-
-
-def test_several_conditions_open_only_what_they_have_to(places: dict[str, SourceOptions]) -> None:
-    several = [spark.GreaterThan(("sequence",), 12), spark.LessThan(("time",), _MOMENT + timedelta(days=1))]
-    for options in places.values():
-        query = ReadQuery(
-            options, PROMOTED, conditions_of([*several, spark.EqualTo(("stream",), "s")]), ("sequence",)
-        )
+        options = options._replace(stream="s", since="seq:13", until="2024-10-06T00:00:00Z")
+        query = ReadQuery(options, PROMOTED, options.bounds(0), ("sequence",))
         assert [(piece.first, piece.last) for piece in slices(query)] == [(13, 20)]
 
 
-def test_a_broker_is_asked_for_what_it_can_look_at() -> None:
-    def asked(*filters: spark.Filter, promoted: Promoted = PROMOTED) -> tuple[Any, str]:
-        return tuple(wanted_of(conditions_of(filters), promoted))  # type: ignore[return-value]
+@pytest.mark.parametrize(
+    "asked",
+    [{"where": "price >"}, {"where": "x" * 5000}, {"subject": "x" * 1025}, {"subject": "a", "where": "("}],
+)
+def test_what_selects_nothing_is_refused_where_it_is_given(asked: dict[str, str]) -> None:
+    with pytest.raises(InvalidSelector):
+        SourceOptions.parse({"path": "/a", **asked})
 
-    assert asked() == ALL
-    assert asked(spark.EqualTo(("subject",), "a")) == ((("exact", "a"),), "")
-    assert asked(spark.In(("subject",), ("a", "b"))) == ((("exact", "a"), ("exact", "b")), "")
-    assert asked(spark.StringStartsWith(("subject",), "a.")) == ((("prefix", "a."),), "")
-    assert asked(spark.LessThan(("subject",), "a")) == ALL
-    assert asked(spark.In(("subject",), tuple(map(str, range(101))))) == ALL
-    assert asked(spark.EqualTo(("subject",), "x" * 1025)) == ALL
-    assert asked(spark.GreaterThan(("h_price",), 2.5)) == ((), 'exists "price" and not "price" <= 2.5')
-    assert asked(spark.EqualTo(("h_who",), "it's"), spark.EqualTo(("sender",), "bob")) == (
-        (),
-        "\"who\" = 'it''s' and sender = 'bob'",
-    )
-    assert asked(spark.In(("h_n",), (1, 2)), spark.EqualTo(("h_ok",), True)) == (
-        (),
-        '"n" in (1, 2) and "ok" = true',
-    )
-    assert asked(spark.LessThan(("h_price",), math.inf)) == ALL
-    # What `where` cannot say, or not at this length, is left to Spark.
-    assert asked(spark.EqualTo(('h_a"b',), 1), promoted={'a"b': "integer"}) == ALL
-    long = spark.EqualTo(("h_who",), "x" * 5000)
-    assert asked(long, spark.EqualTo(("h_n",), 1)) == ((), '"n" = 1')
+
+def test_gaps_have_no_subject() -> None:
+    with pytest.raises(InvalidValue, match="subject or where with table=gaps: expected neither"):
+        SourceOptions.parse({"path": "/a", "table": "gaps", "where": "n = 1"})
 
 
 def test_slices_are_even_and_have_everything() -> None:
@@ -232,42 +172,36 @@ def test_a_file_is_dealt_in_shares_of_its_range() -> None:
 
 
 ALL_ROWS = [*range(1, 31)]
-PRICED = [n for n in ALL_ROWS if not 13 < n < 16]
 
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with row groups of 1 to 10, 11 to 20 and 21 to 30; two in the second have no price."""
+    """A file with row groups of 1 to 10, 11 to 20 and 21 to 30."""
     path = tmp_path_factory.mktemp("grouped") / "f.parquet"
-    prices = [None if 13 < n < 16 else float(n) for n in ALL_ROWS]
-    table = {"sequence": ALL_ROWS, "time_ns": [START + n for n in ALL_ROWS], "h_price": prices}
+    table = {"sequence": ALL_ROWS, "time_ns": [START + n for n in ALL_ROWS]}
     pq.write_table(pa.table(table), path, row_group_size=10)
     return path
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "condition", "expected", "filtered"),
+    ("first", "last", "bounds", "expected", "filtered"),
     [
-        (1, 30, None, ALL_ROWS, set()),
-        (0, 99, None, ALL_ROWS, set()),
+        (1, 30, HistoryBounds(), ALL_ROWS, set()),
+        (0, 99, HistoryBounds(), ALL_ROWS, set()),
         # A slice that ends with the last row of a group, one before it, and one past it.
-        (1, 20, None, [*range(1, 21)], set()),
-        (1, 19, None, [*range(1, 20)], {1}),
-        (1, 21, None, [*range(1, 22)], {2}),
+        (1, 20, HistoryBounds(), [*range(1, 21)], set()),
+        (1, 19, HistoryBounds(), [*range(1, 20)], {1}),
+        (1, 21, HistoryBounds(), [*range(1, 22)], {2}),
         # And one that begins with the first row of a group, one before it, and one past it.
-        (11, 30, None, [*range(11, 31)], set()),
-        (10, 30, None, [*range(10, 31)], {0}),
-        (12, 30, None, [*range(12, 31)], {1}),
-        (13, 18, None, [*range(13, 19)], {1}),
-        (31, 40, None, [], set()),
-        (1, 30, Condition("time_ns", ">=", START + 11), [*range(11, 31)], set()),
-        (1, 30, Condition("time_ns", ">", START + 11), [*range(12, 31)], {1}),
-        # What is null is neither more nor less: the statistics of the other rows prove nothing of it.
-        (1, 30, Condition("h_price", "<", 99.0), PRICED, {1}),
-        (1, 30, Condition("h_price", ">", 0.0), PRICED, {1}),
-        (1, 30, Condition("h_price", "exists"), PRICED, {1}),
-        (1, 30, Condition("h_price", ">", 20.0), [*range(21, 31)], set()),
-        (1, 30, Condition("h_price", "in", (1.0, 30.0)), [1, 30], {0, 2}),
+        (11, 30, HistoryBounds(), [*range(11, 31)], set()),
+        (10, 30, HistoryBounds(), [*range(10, 31)], {0}),
+        (12, 30, HistoryBounds(), [*range(12, 31)], {1}),
+        (13, 18, HistoryBounds(), [*range(13, 19)], {1}),
+        (31, 40, HistoryBounds(), [], set()),
+        (1, 30, HistoryBounds(since=START + 11), [*range(11, 31)], set()),
+        (1, 30, HistoryBounds(since=START + 12), [*range(12, 31)], {1}),
+        (1, 30, HistoryBounds(until=START + 21), [*range(1, 21)], set()),
+        (1, 30, HistoryBounds(until=START + 20), [*range(1, 20)], {1}),
     ],
 )
 def test_only_row_groups_that_are_wanted_in_part_are_filtered(
@@ -275,40 +209,49 @@ def test_only_row_groups_that_are_wanted_in_part_are_filtered(
     monkeypatch: pytest.MonkeyPatch,
     first: int,
     last: int,
-    condition: Condition | None,
+    bounds: HistoryBounds,
     expected: list[int],
     filtered: set[int],
 ) -> None:
-    partly, found = reading._partly, []
+    kept = []
 
-    def noted(*given: Any) -> set[int]:
-        found.append(partly(*given))
-        return found[-1]
+    class Group(NamedTuple):
+        """A row group that notes whether it is filtered."""
 
-    monkeypatch.setattr(reading, "_partly", noted)
+        group: Any
+
+        @property
+        def row_groups(self) -> Any:
+            return self.group.row_groups
+
+        def to_table(self, schema: Any, columns: Any, within: Any, **more: Any) -> Any:
+            if within is not None:
+                kept.append(self.row_groups[0].id)
+            return self.group.to_table(schema, columns, within, **more)
+
+    class Fragment(NamedTuple):
+        """A file of such row groups."""
+
+        fragment: Any
+
+        def split_by_row_group(self, *given: Any) -> list[Group]:
+            return [*map(Group, self.fragment.split_by_row_group(*given))]
+
     monkeypatch.setattr(reading, "BATCH_ROWS", 4)
-    query = ReadQuery(
-        SourceOptions(path=str(grouped.parent)),
-        {"price": "number"},
-        () if condition is None else (condition,),
-        ("sequence", "h_price"),
-    )
-    batches = [
-        batch
-        for batch in read(query, Slice("s", first, last, grouped.name))
-        if isinstance(batch, pa.RecordBatch)
-    ]
+    query = ReadQuery(SourceOptions(path=str(grouped.parent)), {}, bounds, ("sequence",))
+    piece = Slice("s", first, last, grouped.name)
+    with grouped.open("rb") as source:
+        fragment = ds.ParquetFileFormat().make_fragment(str(grouped), fs.LocalFileSystem())
+        found = [*reading._row_groups(query, piece, source, Fragment(fragment))]
+    batches = [batch for batch in found if isinstance(batch, pa.RecordBatch)]
     assert [n for batch in batches for n in batch["sequence"].to_pylist()] == expected
     assert all(batch.num_rows <= 4 for batch in batches)
-    [numbers] = found
-    # A group that has nothing of what is wanted is not read at all.
-    wanted = {(n - 1) // 10 for n in expected}
-    assert numbers & wanted == filtered
+    assert {*kept} == filtered
 
 
 def test_a_row_group_without_statistics_is_filtered(tmp_path: Path) -> None:
     pq.write_table(pa.table({"sequence": ALL_ROWS}), tmp_path / "f.parquet", write_statistics=False)
-    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, (), ("sequence",))
+    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, HistoryBounds(), ("sequence",))
     [batch] = read(query, Slice("s", 3, 5, "f.parquet"))
     assert isinstance(batch, pa.RecordBatch)
     assert batch["sequence"].to_pylist() == [3, 4, 5]
@@ -317,7 +260,7 @@ def test_a_row_group_without_statistics_is_filtered(tmp_path: Path) -> None:
 def test_a_damaged_row_group_is_lost_as_far_as_it_is_in_the_slice(tmp_path: Path) -> None:
     path = write(tmp_path, "s", [Sent(n, seconds=n) for n in ALL_ROWS], rows=10)
     damage(path, 1, "body")
-    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, (), ("sequence", "body"))
+    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, HistoryBounds(), ("sequence", "body"))
     name = str(path.relative_to(tmp_path))
     for first, last, lost, rows in (
         (1, 30, (11, 20), [*range(1, 11), *range(21, 31)]),
@@ -334,7 +277,7 @@ def test_a_damaged_row_group_without_statistics_is_lost_with_its_slice(tmp_path:
     table = pa.table({"sequence": ALL_ROWS, "body": [b"body"] * len(ALL_ROWS)})
     pq.write_table(table, path, write_statistics=False, write_page_checksum=True)
     damage(path, 0, "body")
-    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, (), ("sequence", "body"))
+    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, HistoryBounds(), ("sequence", "body"))
     [lost] = read(query, Slice("s", 3, 5, "f.parquet"))
     assert isinstance(lost, LostRange)
     assert lost[1:3] == (3, 5)
@@ -345,7 +288,7 @@ def test_each_row_group_is_in_one_share_and_what_is_lost_is_reported_once(
     tmp_path: Path, shares: int
 ) -> None:
     path = write(tmp_path, "s", [Sent(n, seconds=n) for n in ALL_ROWS], rows=10)
-    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, (), ("sequence", "body"))
+    query = ReadQuery(SourceOptions(path=str(tmp_path)), {}, HistoryBounds(), ("sequence", "body"))
     name = str(path.relative_to(tmp_path))
 
     def found() -> list[pa.RecordBatch | LostRange]:
@@ -390,13 +333,13 @@ def test_wrong_columns_and_points(places: dict[str, SourceOptions]) -> None:
     with pytest.raises(InvalidValue, match="unknown column 'subject': expected stream, first, last"):
         places["export"]._replace(columns=("subject",), table="gaps").read_columns()
     with pytest.raises(InvalidValue, match="invalid start"):
-        places["export"]._replace(since="yesterday").conditions(0)
+        places["export"]._replace(since="yesterday").bounds(0)
     with pytest.raises(InvalidValue, match=r"option promote for an export.*leave it out"):
         places["export"]._replace(promote={"n": "text"}).promoted()
     with pytest.raises(NotFound, match="no stream 'nothing' was exported to"):
         places["export"]._replace(stream="nothing").promoted()
     with pytest.raises(NotFound, match="there is no stream 'nothing'"):
-        slices(ReadQuery(places["store"]._replace(stream="nothing"), PROMOTED, (), ()))
+        slices(ReadQuery(places["store"]._replace(stream="nothing"), PROMOTED, HistoryBounds(), ()))
 
 
 @pytest.mark.parametrize(
