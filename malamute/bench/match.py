@@ -262,7 +262,7 @@ def openamq(chance: random.Random, rounds: int, count: int = 1_000_000) -> Itera
     yield MatchRow("OpenAMQ: compile", parameters, median(compiling), "s")
     yield MatchRow(
         "OpenAMQ: match all, visit each",
-        f"{parameters}, {matches / 1e6:.0f} M matches",
+        f"{parameters}, {matches:,} matches",
         median(matching),
         "s",
     )

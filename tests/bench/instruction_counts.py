@@ -1,9 +1,8 @@
 """The guard: how many bytecode instructions fixed workloads take in the pure core and the codec.
 
-A time says as much of the machine as of the program; a count is the same on a busy and on an idle one.
-Counted is every instruction that CPython executes in the files of `COUNTED` while peers of the test bench do
-what clients do. Each message is encoded and decoded on both sides. What C code does inside one instruction is
-not seen, and neither is the store: `malamute bench` measures both.
+Counted (`tests/opcodes.py`) is every instruction that CPython executes in the files of `COUNTED` while peers
+of the test bench do what clients do. Each message is encoded and decoded on both sides. What C code does
+inside one instruction is not seen, and neither is the store: `malamute bench` measures both.
 
 The baseline beside this file has the counts for a minor version of Python, as each compiles to other
 instructions. `compare` reports what has grown beyond `TOLERANCE`. After a change that is worth its price, or
@@ -14,18 +13,15 @@ one that saved something, record anew:
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import count as count_up
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -36,8 +32,8 @@ from core_bench import (
     offer,
     subscribe,
 )
+from opcodes import instructions
 
-import malamute
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import (
@@ -59,12 +55,8 @@ BASELINE = Path(__file__).with_name("instruction_counts.json")
 RECORD = "python tests/bench/instruction_counts.py --record"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
-PACKAGE = str(Path(malamute.__file__).parent) + os.sep
-COUNTED = tuple(PACKAGE + place for place in ("core/", "matching/", "protocol/", "store/", "errors.py"))
-"""Files whose instructions count."""
-
-GENERATED = "<string>"
-"""The file of methods that the standard library makes, as for a NamedTuple: they count as their caller."""
+COUNTED = ("core/", "matching/", "protocol/", "store/", "errors.py")
+"""Files of the package whose instructions count."""
 
 TOLERANCE = 0.03
 """The part by which a count may grow."""
@@ -89,56 +81,12 @@ Step = Callable[[], object]
 """What is counted: the same again with each call."""
 
 
-# Counting
-
-
-class Counter:
-    """Counts the instructions in the files of `COUNTED`, while it is on."""
-
-    def __init__(self) -> None:
-        self.instructions = 0
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Count during the block. Collecting garbage would run finalizers at any time."""
-        before = sys.gettrace()
-        gc.disable()
-        sys.settrace(self._enter)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
-            gc.enable()
-
-    def _enter(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        if not _is_counted(frame):
-            return None
-        frame.f_trace_lines = False
-        frame.f_trace_opcodes = True
-        return self._trace
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
-        if event == "opcode":
-            self.instructions += 1
-        return self._trace
-
-
-def _is_counted(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename == GENERATED:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(COUNTED)
-
-
 def count(make: Callable[[], Step]) -> int:
     """The instructions of so many steps of a workload."""
     step = make()
     for _ in range(REPEATS):
         step()
-    counter = Counter()
-    with counter.on():
-        for _ in range(REPEATS):
-            step()
-    return counter.instructions
+    return instructions(lambda: [step() for _ in range(REPEATS)], *COUNTED)
 
 
 # Workloads
@@ -355,9 +303,9 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": SEED})
     counts, everything = measure(), recorded()
     before = everything.get(VERSION, {})
-    for name, instructions in counts.items():
-        change = f"{instructions / before[name] - 1:+8.1%}" if name in before else ""
-        print(f"{name:45}{instructions:>12,}{instructions // REPEATS:>10,} a step {change}")
+    for name, counted in counts.items():
+        change = f"{counted / before[name] - 1:+8.1%}" if name in before else ""
+        print(f"{name:45}{counted:>12,}{counted // REPEATS:>10,} a step {change}")
     if "--record" in sys.argv[1:]:
         BASELINE.write_text(json.dumps({**everything, VERSION: counts}, indent=1) + "\n")
     elif "--json" in sys.argv[1:]:

@@ -132,13 +132,51 @@ def test_xu5_unlimited_credit_never_falls(bench):
     assert consumer.credit.messages == float("inf")
 
 
-def test_xu7_a_stalled_copy_holds_up_neither_the_feed_nor_the_others(bench):
-    bench.tell("carl", subscribe(1, credit=0), subscribe(2, credit=-1))
-    bench.tell("bob", offer())
-    for body in (b"1", b"2", b"3"):
+def test_xu7_a_stalled_copy_holds_up_neither_the_feed_nor_the_others():
+    """With it and without, the same comes in the same iterations, and the same waits."""
+    steps = beside_copies(0)
+    assert [step["bob"] for step in steps] == [[b"1"], [b"2"], [], []]
+    assert [step["carl"] for step in steps] == [[b"1"], [b"2"], [b"3"], [b"4"]]
+    assert [step["waiting"] for step in steps] == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+    assert beside_copies(3) == steps
+
+
+def beside_copies(stalled):
+    """What comes with each message, in how many iterations, and what waits for a worker with credit for two.
+
+    There is a reader without a limit, and some copies that are stalled.
+    """
+    bench = fed(Bench())
+    bench.tell("carl", subscribe())
+    bench.tell("bob", offer(credit=2))
+    bench.tell("alice", *(subscribe(source, credit=0) for source in range(1, stalled + 1)))
+    steps = []
+    for body in (b"1", b"2", b"3", b"4"):
         bench.tell("alice", publish(body))
+        taken, commits = {name: bench.bodies(name) for name in ("bob", "carl")}, 0
+        while bench.appends or bench.reads:
+            bench.commit() if bench.appends else bench.read()
+            commits += 1
         bench.settle()
-    assert bench.bodies("bob") == bench.bodies("carl") == [b"1", b"2", b"3"]
+        got = {name: taken[name] + bench.bodies(name) for name in taken}
+        steps.append({**got, "waiting": waiting(bench), "commits": commits})
+    return steps
+
+
+def test_xu7_a_copy_that_cannot_be_made_is_dropped_and_counted(bench):
+    bench = Bench(no_journal=("s",))
+    bench.open("alice", "bob", "carl")
+    bench.tell("bob", subscribe(credit=0))
+    bench.tell("carl", subscribe())
+    bench.tell("alice", publish(b"1", b"2"))
+    bench.settle()
+    assert bench.bodies("carl") == [b"1", b"2"]
+    bench.tell("bob", Credit(1, -1))
+    bench.tell("alice", publish(b"3"))
+    bench.settle()
+    assert (bench.bodies("bob"), bench.bodies("carl")) == ([b"3"], [b"3"])
+    (answer,) = asked(bench, "carl", Query(1, "stream", {"name": "s"}))
+    assert sorted(row["skipped"] for row in answer.value["readers"]) == [0, 2]
 
 
 def test_xu2_a_queue_without_workers_holds_all_and_drains_in_order(bench):

@@ -8,6 +8,7 @@ from core_bench import Bench, mail_credit, offer, publish, request, send
 from malamute.core.answers import ASKED_BYTES
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Change, Error, Query, Reject
+from malamute.store.policies import QueuePolicy
 
 
 @pytest.fixture
@@ -96,19 +97,49 @@ def test_a_large_one_counts_for_what_it_has():
 
 
 def test_xu8_a_selector_is_listed_with_its_seven_fields_and_fetched_by_its_queue_and_name(bench):
-    rule = {"source": "mailbox/bob", "feed": "f", "target": "service/w", "criteria": [["prefix", "x."]]}
-    bench.tell("carl", Change(0, "feed.set", rule))
-    bench.settle()
+    """Two of one source, and others that have the name of one of them."""
+    everything = {"criteria": [["all", ""]], "where": ""}
+    rules = [
+        {"source": "mailbox/bob", "feed": "f", "target": "service/w", "criteria": [["prefix", "x."]]},
+        {"source": "mailbox/bob", "feed": "g", "target": "mailbox/carl", "criteria": [["exact", "a"]]},
+        {"source": "mailbox/ann", "feed": "f", "target": "service/v"},
+        {"source": "stream/s", "feed": "f", "target": "service/v", "where": "n = 1"},
+    ]
+    for rule in rules:
+        bench.tell("carl", Change(0, "feed.set", rule))
+        bench.settle()
     bench.sent("carl")
-    which = {"source": "mailbox/bob", "feed": "f"}
-    bench.tell(
-        "carl", Query(1, "feeds", {}), Query(2, "feed", which), Query(3, "feed", {**which, "feed": "g"})
-    )
-    listed, fetched, missing = bench.sent("carl")
-    assert listed.value == [fetched.value]
-    assert {**rule, "operation": "move"}.items() <= fetched.value.items()
-    assert fetched.value["credit"] > 0
+    bench.tell("carl", Query(0, "feeds", {}))
+    (listed,) = bench.sent("carl")
+    assert len(listed.value) == len(rules)
+    for rule in rules:
+        bench.tell("carl", Query(1, "feed", {"source": rule["source"], "feed": rule["feed"]}))
+        (fetched,) = bench.sent("carl")
+        assert fetched.value in listed.value
+        operation = "copy" if rule["source"] == "stream/s" else "move"
+        wanted = {**everything, **rule, "operation": operation}
+        assert {name: fetched.value[name] for name in wanted} == wanted
+        assert fetched.value["credit"] > 0
+    bench.tell("carl", Query(2, "feed", {"source": "mailbox/ann", "feed": "g"}))
+    (missing,) = bench.sent("carl")
     assert missing.code == 404
+
+
+def test_xu8_the_credit_of_a_selector_is_the_room_at_its_destination():
+    bench = Bench(queues=QueuePolicy(messages_max=3))
+    bench.open("alice", "carl")
+    feed = {"source": "mailbox/bob", "feed": "f"}
+    bench.tell("carl", Change(0, "feed.set", {**feed, "target": "service/w"}))
+    bench.settle()
+    room = []
+    for number in range(1, 5):
+        bench.sent("carl")
+        bench.tell("carl", Query(number, "feed", feed))
+        (answer,) = bench.sent("carl")
+        room.append(answer.value["credit"])
+        bench.tell("alice", send("bob", b"x", number=number))
+        bench.settle()
+    assert room == [3, 2, 1, 0]
 
 
 def test_what_a_feed_has_made_has_its_number_where_it_was(bench):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from core_bench import Bench, bench_with_stream, chunks, gaps, peer_id, publish, sequences, subscribe
 from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
+from opcodes import instructions
 
 from malamute.core.broker import Core
 from malamute.core.stream.stream import RESERVE
@@ -166,6 +169,75 @@ def test_wp3_a_subscriber_without_credit_costs_others_nothing(bench):
         bench.tell("alice", publish(b"x"))
     assert bench.bodies("carol") == [b"x"] * 3
     assert bench.sent("bob") == [Switch(1, "replay", 2)]
+
+
+def test_wp3_one_that_stands_still_among_a_hundred_costs_neither_work_nor_memory_nor_an_iteration():
+    """Counted are instructions, at most 5 % more of them, and what is allocated for each message."""
+    without, beside = among_a_hundred(stopped=False), among_a_hundred(stopped=True)
+    assert beside.work <= 1.05 * without.work
+    # A message in memory would be a hundred bytes at least.
+    assert beside.bytes_each - without.bytes_each < 20
+    bench = beside.bench
+    bench.tell("slow", Credit(1, -1))
+    bench.settle()
+    assert sequences(bench.sent("slow")) == [*range(1, 1 + 3 * 20 * 10 + 1)]
+
+
+class AmongAHundred(NamedTuple):
+    """How much work messages took, and how many bytes each of them has left in the core and its store."""
+
+    bench: Bench
+    work: int
+    bytes_each: float
+
+
+def among_a_hundred(*, stopped):
+    bench, names = Bench(), [f"reader{number}" for number in range(100)]
+    bench.open("alice", "slow", *names)
+    for name in names:
+        bench.tell(name, subscribe())
+    if stopped:
+        bench.tell("slow", subscribe(credit=0))
+
+    def publish_to_all():
+        for _ in range(20):
+            # All others have it in the iteration in which it comes.
+            bench.tell("alice", publish(*[b"x" * 100] * 10))
+            assert {len(bench.got(name)) for name in (names[0], names[-1])} == {10}
+            bench.log.clear()
+            bench.settle()
+
+    bench.tell("alice", publish(b"first"))
+    bench.settle()
+    bench.log.clear()
+    publish_to_all()
+    counted = instructions(publish_to_all, "core/", "matching/", "protocol/", "store/")
+    tracemalloc.start()
+    publish_to_all()
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return AmongAHundred(bench, counted, grown / 200)
+
+
+def test_wp2_each_of_10_000_subscribers_gets_everything_for_what_it_takes_with_100():
+    """In instructions a delivery; a subscription is one of ten of a session."""
+    few, many = fan_out(100), fan_out(10_000)
+    assert many <= 1.05 * few
+
+
+def fan_out(readers):
+    """The instructions of a delivery to one of so many."""
+    bench, names = Bench(), [f"reader{number}" for number in range(readers // 10)]
+    bench.open("alice", *names)
+    for name in names:
+        bench.tell(name, *(subscribe(source) for source in range(1, 11)))
+    bench.tell("alice", publish(b"first"))
+    bench.settle()
+    bench.log.clear()
+    counted = instructions(lambda: bench.tell("alice", publish(b"x")), "core/", "matching/")
+    had = Counter((name, message.source) for name, message in bench.log if isinstance(message, Deliver))
+    assert had == {(name, source): 1 for name in names for source in range(1, 11)}
+    return counted / readers
 
 
 def test_a_blocked_subscriber_is_one_without_credit(bench):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from email import message_from_bytes
+from pathlib import Path
 
 import pytest
 from restms_client import DOMAIN, FORMS, RestClient, content_of, message
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, gateway_before
 
 import malamute
 from malamute.gateway.restms.documents import RESTMS_XML, Element, read
-from malamute.gateway.restms.feed_types import FeedType, Profile, Profiles
 from malamute.testing import Broker
 
 NEWS = (
@@ -243,22 +243,48 @@ def test_zn4_profiles_are_listed_and_read_only(rest: RestClient) -> None:
     rest.send("GET", "/restms/profile/other", status=404)
 
 
-def test_zn4_a_plug_in_adds_a_profile(rest: RestClient, restms_gateway: RunningGateway) -> None:
-    backwards = FeedType(lambda wanted: ("exact", wanted.address[::-1]))
-    restms = restms_gateway.state.restms
-    before = restms.profiles
-    restms.profiles = Profiles(
-        Profile("test/Backwards", "http://example.com", feeds={"backwards": backwards})
-    )
-    try:
+def test_zn4_a_plug_in_adds_a_profile_by_its_entry_point(
+    restms_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an installed distribution has one: neither the gateway nor its settings name it."""
+    (tmp_path / "backwards_profile.py").write_text(BACKWARDS, encoding="utf-8")
+    metadata = tmp_path / "backwards_profile-1.0.dist-info"
+    metadata.mkdir()
+    named = "Metadata-Version: 2.1\nName: backwards-profile\nVersion: 1.0\n"
+    (metadata / "METADATA").write_text(named, encoding="utf-8")
+    points = "[malamute.restms]\nbackwards = backwards_profile:PROFILE\n"
+    (metadata / "entry_points.txt").write_text(points, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with gateway_before(restms_broker) as gateway, gateway.client() as http:
+        rest = RestClient(http)
+        names = [profile.get("name") for profile in rest.get(DOMAIN).each("profile")]
+        assert names[:2] == ["3/Defaults", "4/AMQP9"]
+        assert names[-1] == "test/Backwards"
+        url = "/restms/profile/test%2FBackwards"
+        assert rest.get(url).get("name") == "test/Backwards"
+        rest.send("PUT", url, status=403)
+        rest.send("DELETE", url, status=403)
         feed, pipe = rest.feed("", "backwards"), rest.pipe()
         rest.join(pipe, feed, "cba")
         rest.post(feed, message("cba"), message("abc"))
         assert rest.addresses(pipe, 1) == ["abc"]
-        assert "test/Backwards" in [profile.get("name") for profile in rest.get(DOMAIN).each("profile")]
         rest.send("DELETE", feed)
-    finally:
-        restms.profiles = before
+    # Without the distribution there is no such type.
+    monkeypatch.undo()
+    with gateway_before(restms_broker) as gateway, gateway.client() as http:
+        element = Element("feed", {"name": "other", "type": "backwards"})
+        RestClient(http).send("POST", DOMAIN, element, status=400)
+
+
+BACKWARDS = """
+from malamute.gateway.restms.feed_types import FeedType, Profile
+
+PROFILE = Profile(
+    "test/Backwards",
+    "http://example.com",
+    feeds={"backwards": FeedType(lambda wanted: ("exact", wanted.address[::-1]))},
+)
+"""
 
 
 def test_zn6_what_the_broker_has_is_a_feed_that_is_locked(rest: RestClient, restms_broker: Broker) -> None:

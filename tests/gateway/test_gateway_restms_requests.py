@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
+from queue import Queue
 from time import time
 
 import httpx
@@ -14,8 +17,10 @@ from running_gateway import WAIT_SECONDS, RunningGateway
 
 import malamute
 from malamute.errors import BY_CODE, AccessRefused
+from malamute.gateway.restms import conditions
 from malamute.gateway.restms.documents import RESTMS_JSON, RESTMS_XML, Element
 from malamute.gateway.restms.pipes import PipeReader
+from malamute.gateway.restms.signals import first_of
 from malamute.protocol.admin import ServicesQuery
 from malamute.testing import Broker
 
@@ -61,29 +66,72 @@ def test_e26_the_title_of_a_pipe_can_be_changed(rest: RestClient) -> None:
     assert (changed.get("title"), rest.get(pipe).get("title")) == ("two", "two")
 
 
-def test_zn8_a_request_may_wait_for_a_change(rest: RestClient, restms_gateway: RunningGateway) -> None:
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Queue[None]:
+    """One for each time that a request begins to wait."""
+    begun: Queue[None] = Queue()
+
+    async def waiting(signals: Iterable[asyncio.Event], seconds: float) -> None:
+        begun.put(None)
+        await first_of(signals, seconds)
+
+    monkeypatch.setattr(conditions, "first_of", waiting)
+    return begun
+
+
+def test_zn8_a_request_waits_until_there_is_a_change(
+    rest: RestClient, restms_gateway: RunningGateway, waits: Queue[None]
+) -> None:
     feed = rest.feed("watched", title="one")
     page = rest.send("GET", feed)
     etag, date = page.headers["etag"], page.headers["last-modified"]
     # What holds already is not waited for, and where both are given, both must hold.
     assert rest.send("GET", feed, when_none_match='"x"', when_modified_after=LONG_AGO).headers["etag"] == etag
+    assert waits.empty()
     rest.send("GET", feed, status=504, prefer="wait=0", when_none_match=etag)
     rest.send("GET", feed, status=504, prefer="wait=0", when_modified_after=date)
     rest.send("GET", feed, status=504, prefer="wait=0", when_none_match='"x"', when_modified_after=SOON)
     rest.send("GET", feed, status=400, when_modified_after="yesterday")
+    assert [waits.get_nowait() for _ in range(3)] == [None] * 3
+    assert waits.empty()
     with ThreadPoolExecutor(1) as pool, restms_gateway.client() as http:
-        other = RestClient(http)
-        waiting = pool.submit(other.get, feed, when_none_match=etag, prefer="wait=60")
+        waiting = pool.submit(RestClient(http).get, feed, when_none_match=etag, prefer="wait=60")
+        waits.get(timeout=WAIT_SECONDS)
+        # A change of another one wakes nobody who does not wait for it: the request looks, and waits again.
+        rest.feed("unwatched")
+        waits.get(timeout=WAIT_SECONDS)
+        assert not waiting.done()
         rest.send("PUT", feed, Element("feed", {"title": "two"}))
         assert waiting.result(WAIT_SECONDS).get("title") == "two"
+    assert waits.empty()
 
 
-def test_a_pipe_may_be_waited_for_too(rest: RestClient, restms_gateway: RunningGateway) -> None:
+def test_zn8_of_two_conditions_the_one_that_holds_is_not_enough(
+    rest: RestClient, restms_gateway: RunningGateway, waits: Queue[None]
+) -> None:
+    feed = rest.feed("watched twice", title="one")
+    both = {"when_none_match": rest.send("GET", feed).headers["etag"], "when_modified_after": SOON}
+    with ThreadPoolExecutor(1) as pool, restms_gateway.client() as http:
+        waiting = pool.submit(RestClient(http).send, "GET", feed, status=404, prefer="wait=60", **both)
+        waits.get(timeout=WAIT_SECONDS)
+        rest.send("PUT", feed, Element("feed", {"title": "two"}))
+        # It has another tag now, and has not been changed tomorrow.
+        waits.get(timeout=WAIT_SECONDS)
+        assert not waiting.done()
+        # What is gone is not waited for.
+        rest.send("DELETE", feed)
+        waiting.result(WAIT_SECONDS)
+
+
+def test_zn8_a_pipe_may_be_waited_for_too(
+    rest: RestClient, restms_gateway: RunningGateway, waits: Queue[None]
+) -> None:
     feed, pipe = rest.feed("watched pipe", "fanout"), rest.pipe()
     rest.join(pipe, feed)
     etag = rest.send("GET", pipe).headers["etag"]
     with ThreadPoolExecutor(1) as pool, restms_gateway.client() as http:
         waiting = pool.submit(RestClient(http).get, pipe, when_none_match=etag, prefer="wait=60")
+        waits.get(timeout=WAIT_SECONDS)
         rest.post(feed, message("a"))
         assert [m.get("address") for m in waiting.result(WAIT_SECONDS).each("message")] == ["a", ""]
 

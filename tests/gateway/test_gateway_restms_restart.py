@@ -10,7 +10,7 @@ from pathlib import Path
 from time import time_ns
 
 import pytest
-from restms_client import DOMAIN, RestClient, message, run_in
+from restms_client import DOMAIN, FORMS, RestClient, message, run_in
 from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
 from secured_gateway import secured_gateway
 
@@ -214,3 +214,45 @@ def test_the_rules_of_the_broker_decide_for_the_user_of_a_request(secured: Runni
         answer = bob.post(feed, content=b"x", headers={"content-type": "text/plain"})
         assert answer.status_code == 201
         assert ann.put(feed, content=b"", headers={"content-type": RESTMS_XML}).status_code == 204
+
+
+def test_zn12_a_reader_learns_who_was_authenticated_whoever_a_poster_says_to_be(
+    secured: RunningGateway,
+) -> None:
+    """In either form, and for each of two who post the same."""
+    with secured.client(auth=ANN) as ann, secured.client(auth=BOB) as bob:
+        anns = RestClient(ann)
+        feed, pipe = anns.feed("news.ann", "fanout"), anns.pipe()
+        anns.join(pipe, feed)
+        forged = {"app_id": "bank", "user_id": "ann", "sender_id": "ann"}
+        for media in FORMS:
+            RestClient(bob, media).post(feed, message("a", **forged))
+            RestClient(ann, media).post(feed, message("a", **(forged | {"user_id": "bob"})))
+        found = anns.take(pipe, 4)
+        assert [one.get("user_id") for one in found] == ["bob", "ann", "bob", "ann"]
+        assert {(one.get("app_id"), one.get("sender_id")) for one in found} == {("", "")}
+
+
+def test_zn14_who_may_post_by_the_rules_needs_the_password_too(secured: RunningGateway) -> None:
+    """Ann sets it, and it is asked of Bob and of her alike; what was refused is routed to nobody."""
+    with secured.client(auth=ANN) as ann, secured.client(auth=BOB) as bob:
+        anns, bobs = RestClient(ann), RestClient(bob)
+        feed, pipe = anns.feed("news.ann", "fanout", password="swordfish"), anns.pipe()
+        other, others = bobs.feed("news.bob", "fanout", password="haddock"), bobs.pipe()
+        anns.join(pipe, feed)
+        bobs.join(others, other)
+        for who in (anns, bobs):
+            assert "swordfish" not in who.http.get(feed).text
+            for given in ({}, {"restms_password": ""}, {"restms_password": "haddock"}):
+                who.send("POST", feed, message("refused"), status=403, **given)
+            plain = who.http.post(feed, content=b"refused", headers={"content-type": "text/plain"})
+            assert plain.status_code == 403
+            who.send("POST", other, message("refused"), status=403, restms_password="swordfish")
+        bobs.send("PUT", feed, Element("feed", {"password": "mine"}), status=403)
+        for who in (anns, bobs):
+            who.post(feed, message("for ann"), restms_password="swordfish")
+            who.post(other, message("for bob"), restms_password="haddock")
+        assert anns.addresses(pipe, 2) == ["for ann"] * 2
+        assert bobs.addresses(others, 2) == ["for bob"] * 2
+        for who, mine in ((anns, pipe), (bobs, others)):
+            assert [m.get("async") for m in who.get(mine).each("message")] == ["1"]

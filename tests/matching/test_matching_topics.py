@@ -106,10 +106,22 @@ def test_wk4_a_topic_with_too_many_parts_is_dropped_with_no_work():
 
 
 def test_wk6_values_that_no_subscription_names_add_no_row():
-    tables = tables_of(["trade", "forex.eur", "forex.*"])
-    for number in range(10_000):
-        assert set(tables.match(["forex", f"v{number}"])) == {2}
-    assert [set(table.literals) for table in tables.printed()] == [{"forex", "trade"}, {"eur"}]
+    """Neither to the tables nor to an index, at any place, whether others have the value elsewhere or not."""
+    patterns = ["trade", "forex.eur", "forex.*"]
+    tables, index = tables_of(patterns), Index()
+    for number, pattern in enumerate(patterns):
+        index.add(number, Selector.parse([["topic-amqp", pattern]]))
+    shapes = index._unconditional._families["topic-amqp"]._shapes
+    rows = [set(table.literals) for table in tables.printed()], sum(map(len, shapes._tables.values()))
+    assert rows == ([{"forex", "trade"}, {"eur"}], 3)
+    assert set(tables.match(["forex", "jpy"])) == {2}
+    for number in range(20_000):
+        for subject, wanted in ((f"forex.v{number}", {2}), (f"v{number}.eur", set()), (f"v{number}", set())):
+            assert set(tables.match(subject.split("."))) == wanted
+            assert {group.number for group in index.match(subject)} == wanted
+    for subject, wanted in (("forex.trade", {2}), ("eur.forex", set()), ("forex.forex", {2})):
+        assert set(tables.match(subject.split("."))) == wanted
+    assert rows == ([set(t.literals) for t in tables.printed()], sum(map(len, shapes._tables.values())))
 
 
 def test_wk7_at_most_as_many_rows_as_the_longest_subscription_has_parts():

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import random
+from functools import partial
+from typing import NamedTuple
 
+import pytest
+from opcodes import instructions
+
+from malamute.bench import match
 from malamute.errors import InvalidSelector
-from malamute.matching import Index, Selector, parse
+from malamute.matching import FAMILIES, CompiledSelector, ConstituentTables, Filter, Index, Selector, parse
 from malamute.matching import regex as regex_module
 from malamute.matching.cache import UNCHARGED_BYTES, CacheBudget, Memo
 from malamute.matching.parser import EXPRESSION_CHARACTERS_MAX
+from malamute.matching.pattern import forms
 from malamute.matching.plan import CLAUSES_MAX, PLAN_TERMS_MAX, plan_of
 from malamute.matching.regex import REGEX_BYTES
 
@@ -151,3 +158,139 @@ def test_a_memo_holds_so_many_characters():
         assert sum(map(len, memo)) + sum(map(len, memo._old)) <= 40
     memo["text 00999"]
     assert len(asked) == 1000
+
+
+# Against trying one after the other, and from 10 selectors to 10,000
+
+
+SUBJECTS = 50
+SIZES = (10, 100, 1_000, 10_000)
+FLAT = 1.25
+"""What a thousand times as many selectors may take more."""
+
+
+def work(of):
+    """The instructions of the engine."""
+    return instructions(of, "matching/")
+
+
+def each(ask, subjects):
+    """The instructions of the dearest of some subjects."""
+    return max(work(partial(ask, subject)) for subject in subjects)
+
+
+def wanted_by(size, distinct=None):
+    """An index of so many subscriptions, their patterns, and subjects of which ten patterns want one each."""
+    patterns, subjects = match._topic_patterns(distinct or size, random.Random(8))
+    index = Index()
+    for number in range(size):
+        index.add(number, Selector.parse([["topic", patterns[number % len(patterns)]]]))
+    index.match("compiled.at.first")
+    return index, patterns, subjects[:SUBJECTS]
+
+
+def naive(patterns, subjects):
+    """The instructions of a message that every pattern is tried for."""
+    wants = FAMILIES["topic"].matches
+    return work(lambda: [wants(pattern, subjects[0], {}, "") for pattern in patterns])
+
+
+def test_rq8_a_message_takes_a_hundredth_of_what_trying_each_of_10_000_selectors_takes():
+    index, patterns, subjects = wanted_by(10_000)
+    assert 100 * each(index.match, subjects) <= naive(patterns, subjects)
+
+
+def test_rq8_rq9_a_seen_subject_takes_a_dozen_instructions_with_10_000_requests_of_which_100_are_distinct():
+    """10 µs are some hundred instructions of any machine."""
+    index, patterns, subjects = wanted_by(10_000, 100)
+    new, seen = each(index.match, subjects), each(index.match, subjects)
+    assert seen <= 12
+    assert 1_000 * seen <= naive(patterns, subjects)
+    assert new <= FLAT * each(wanted_by(100)[0].match, subjects)
+
+
+def costs(size):
+    """The instructions to match a new subject and a seen one, to subscribe, to modify and to unsubscribe."""
+    index, _, subjects = wanted_by(size)
+    more, other = (Selector.parse([["topic", pattern]]) for pattern in ("a.more.*", "another.*.b"))
+    return {
+        "new": each(index.match, subjects),
+        "seen": each(index.match, subjects),
+        "subscribe": work(lambda: index.add("more", more)),
+        "modify": work(lambda: index.modify("more", other)),
+        "unsubscribe": work(lambda: index.remove("more")),
+    }
+
+
+def test_rq10_each_cost_of_a_search_and_of_a_change_is_flat_from_10_selectors_to_10_000():
+    """Of the patterns of all sizes there are six shapes, so it is the number alone that grows."""
+    first, *others = map(costs, SIZES)
+    assert first["seen"] < first["new"]
+    for found in others:
+        assert [what for what, cost in found.items() if cost > FLAT * first[what]] == []
+
+
+def test_wk16_in_which_order_the_ways_to_match_cost():
+    """Of a hundred patterns that 10,000 have: the later in this list, the less each message takes."""
+    index, patterns, subjects = wanted_by(10_000, 100)
+    bits, tables = match.BitByBit(patterns), ConstituentTables()
+    for number, pattern in enumerate(patterns):
+        tables.add(number, forms("topic", pattern))
+    filtered = Filter(patterns)
+    filtered.matches("compiled.at.first")
+
+    def bit_by_bit(subject):
+        return instructions(lambda: bits.match(subject), "bench/")
+
+    ways = {
+        "naive": 100 * naive(patterns, subjects),
+        "normalised": naive(patterns, subjects),
+        "filter": each(filtered.matches, subjects),
+        "constituent tables": each(lambda subject: tables.match(subject.split(".")), subjects),
+        "shapes": each(index.match, subjects),
+        "seen": each(index.match, subjects),
+    }
+    assert ways["seen"] < ways["constituent tables"] < ways["normalised"] / 10
+    assert ways["filter"] < ways["normalised"] / 10
+    assert ways["shapes"] < ways["normalised"] / 10
+    # WK12: ten times over what looks at every bit.
+    assert 10 * ways["constituent tables"] < min(map(bit_by_bit, subjects))
+
+
+def test_wp35_50_000_clients_are_found_as_trying_each_finds_them_and_cost_a_message_what_5_000_do():
+    """A tenth of their selectors are distinct, and those are of all families."""
+    few, many = map(mixed, (5_000, 50_000))
+    assert sum(many.costs) <= FLAT * sum(few.costs)
+    busy = [place for place, keys in enumerate(many.found) if keys]
+    assert len(busy) > 2
+    subjects, headers = zip(*(many.messages[place] for place in busy), strict=True)
+    tried: list[list[int]] = [[] for _ in busy]
+    for number, selector in enumerate(many.selectors):
+        one = CompiledSelector(selector, pytest.fail)
+        for place in one.places(subjects, [""] * len(busy), lambda places: [headers[at] for at in places]):
+            tried[place] += range(number, 50_000, 5_000)
+    assert [sorted(keys) for keys in tried] == [many.found[place] for place in busy]
+
+
+class Mixed(NamedTuple):
+    """Selectors of all families, messages, and for each of these its instructions and who wants it."""
+
+    selectors: list[Selector]
+    messages: list[tuple[str, dict[str, object]]]
+    costs: list[int]
+    found: list[list[int]]
+
+
+def mixed(clients):
+    chance, index, distinct = random.Random(35), Index(), clients // 10
+    selectors = [match._any_selector(number, chance, distinct) for number in range(distinct)]
+    for number in range(clients):
+        index.add(number, selectors[number % distinct])
+    messages = [
+        (f"a{chance.randrange(distinct)}.b{n}.c{n % 10}", {"unit": f"u{n}", "price": distinct * n / SUBJECTS})
+        for n in range(SUBJECTS)
+    ]
+    index.match("compiled.at.first", {})
+    costs = [work(partial(index.match, *message)) for message in messages]
+    found = [sorted(key for group in index.match(*message) for key in group.members) for message in messages]
+    return Mixed(selectors, messages, costs, found)
