@@ -15,12 +15,13 @@ from malamute.gateway.console.consumption import StreamConsumer, trend_of
 from malamute.gateway.console.stream_pages import TAIL_PER_SECOND, SampledWriter, tree_of
 from malamute.gateway.console.symptoms import (
     CRITICAL,
-    LAG_SECONDS,
+    CURSOR_LAG,
     NAMED_MAX,
     NOTE,
     WARNING,
     of_broker,
     of_cursors,
+    of_limits,
     of_queues,
     of_readers,
     of_store,
@@ -29,6 +30,9 @@ from malamute.gateway.console.watch import Sample, rates
 from malamute.protocol.admin import (
     CHANGES,
     BrokerStatus,
+    BrokerTotals,
+    DurationTotals,
+    LimitUsage,
     NamedStoreRow,
     QueueRow,
     StoreUsage,
@@ -133,7 +137,16 @@ def test_rates_are_differences_and_a_new_broker_has_none_at_first() -> None:
 
 @pytest.mark.parametrize(
     ("lags", "trend"),
-    [([], "steady"), ([0, 0], "steady"), ([5, 100], "rising"), ([100, 5], "falling"), ([100, 101], "steady")],
+    [
+        ([], "steady"),
+        ([0, 0], "steady"),
+        ([5, 100], "rising"),
+        ([100, 5], "falling"),
+        ([100, 101], "steady"),
+        ([100_000] * 20 + [103_000] * 10, "rising"),
+        ([100_000, 97_000], "falling"),
+        ([100_000, 99_000], "steady"),
+    ],
 )
 def test_the_trend_of_a_lag(lags: list[int], trend: str) -> None:
     assert trend_of(lags) == trend
@@ -152,7 +165,7 @@ def test_what_is_wrong_with_queues() -> None:
     assert [*of_queues("mailbox", rows)] == []
 
 
-def _reader(name: str, lag_seconds: float, *lags: int) -> StreamConsumer:
+def _reader(name: str, lag_seconds: float | None, *lags: int) -> StreamConsumer:
     row = SubscriptionRow(
         **{**dict.fromkeys(SubscriptionRow._defaults, 0), "stream": "rain", "lag": lags[-1], "criteria": []}
     )
@@ -160,16 +173,84 @@ def _reader(name: str, lag_seconds: float, *lags: int) -> StreamConsumer:
 
 
 def test_what_is_wrong_with_readers() -> None:
-    behind = [_reader("gus", LAG_SECONDS, 1, 1000), _reader("hal", 90.0, 2000, 1000)]
-    found = [*of_readers([*behind, _reader("ida", LAG_SECONDS - 1, 5)])]
+    behind = [_reader("hal", 90.0, 2000, 1000), _reader("gus", 10.0, 1, 1000)]
+    found = [*of_readers([*behind, _reader("ida", 9.0, 5)])]
     assert [(one.level, one.words) for one in found] == [
         (WARNING, "gus is 10 s behind on rain, 1,000 messages, rising"),
         (NOTE, "hal is 1 m 30 s behind on rain, 1,000 messages, falling"),
     ]
     many = [*of_readers(behind * NAMED_MAX)]
-    assert [one.words for one in many[NAMED_MAX:]] == [f"{NAMED_MAX} more readers are behind"]
+    assert [(one.level, one.words) for one in many[NAMED_MAX:]] == [
+        (NOTE, f"{NAMED_MAX} more readers are behind")
+    ]
+    [*_, more] = of_readers([*behind[1:] * (NAMED_MAX + 1), *behind])
+    assert (more.level, more.words) == (WARNING, "3 more readers are behind")
     [lost] = of_cursors([StreamCursor(stream="rain", name="c", sequence=None, lag=None)])
     assert (lost.level, lost.words) == (WARNING, "The cursor c of rain is lost: its reader has to begin anew")
+
+
+@pytest.mark.parametrize(
+    ("lag_seconds", "lags", "level"),
+    [
+        (200.0, (1000, 1000), WARNING),
+        (200.0, (1000, 2000), WARNING),
+        (200.0, (2000, 1000), NOTE),
+        (59.0, (1000, 1000), NOTE),
+        (60.0, (1000, 1000), WARNING),
+        (599.0, (1000, 1000), WARNING),
+        (600.0, (1000, 1000), CRITICAL),
+        (600.0, (2000, 1000), NOTE),
+        (10.0, (1000, 2000), WARNING),
+        # Nobody knows the seconds of one that was sent nothing yet.
+        (0.0, (9_999, 9_999), None),
+        (0.0, (10_000, 10_000), NOTE),
+        (None, (100_000, 100_000), WARNING),
+        (None, (1_000_000, 1_000_000), CRITICAL),
+        (9.9, (1_000_000, 1_000_000), None),
+    ],
+)
+def test_a_reader_is_an_alarm_by_its_lag_and_by_how_that_changes(
+    lag_seconds: float | None, lags: tuple[int, ...], level: str | None
+) -> None:
+    assert [one.level for one in of_readers([_reader("gus", lag_seconds, *lags)])] == (
+        [level] if level else []
+    )
+
+
+@pytest.mark.parametrize(("lag", "named"), [(CURSOR_LAG - 1, False), (CURSOR_LAG, True)])
+def test_a_cursor_that_is_far_behind_is_named_whether_anybody_reads_by_it_or_not(
+    lag: int, named: bool
+) -> None:
+    found = [*of_cursors([StreamCursor(stream="rain", name="c", sequence=1, lag=lag)])]
+    assert [(one.level, one.words) for one in found] == [
+        (WARNING, "The cursor c of rain is 10,000 messages behind")
+    ] * named
+
+
+@pytest.mark.parametrize(("used", "level"), [(89, None), (90, WARNING), (99, WARNING), (100, CRITICAL)])
+def test_a_limit_that_is_nearly_used_up_is_named(used: int, level: str | None) -> None:
+    limits = [
+        LimitUsage(name="queue_messages", used=used, limit=100, where="mailbox bob"),
+        LimitUsage(name="caches_bytes", used=100, limit=100, refuses=False),
+    ]
+    durations = DurationTotals(count=0, seconds=0.0, longest_seconds=0.0)
+    totals = BrokerTotals(
+        iterations=durations, commits=durations, committed_bytes=0, settlements={}, queues=[], limits=limits
+    )
+    assert [(one.level, one.words) for one in of_limits(totals)] == (
+        [(level, f"mailbox bob: {used} of 100 (limits.queue_messages)")] if level else []
+    )
+    [*_, refused] = of_limits(BrokerTotals(**{**vars(totals), "refused_lately": 2}))
+    assert refused.words == "2 commands were refused for want of room in the last minute or two"
+
+
+def test_a_subject_that_comes_again_is_counted_once_with_its_last_message() -> None:
+    record = pack_record(None, b"x")
+    tree = tree_of(Message(n, 1, "", subject, record) for n, subject in enumerate(("a.b", "a.c", "a.b"), 1))
+    assert (tree.subjects, tree.below["a"].subjects) == (2, 2)
+    last = tree.below["a"].below["b"].message
+    assert last is not None
+    assert last.sequence == 3
 
 
 WELL: dict[str, Any] = {

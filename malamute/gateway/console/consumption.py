@@ -23,8 +23,12 @@ TRAIL = 90
 STREAMS_MAX = 20
 """Streams whose lag in seconds is asked for at a look: those whose readers are furthest behind."""
 
-STEADY = 0.1
-"""A lag that has changed by less than this part of it is steady."""
+TREND_LOOKS = 30
+"""Looks over which a trend is found: about a minute."""
+
+STEADY = 0.02
+"""A lag that has changed by no more than this part of it, or by 1, is steady: who catches up by so much in a
+minute has caught up in an hour."""
 
 
 class StreamConsumer(NamedTuple):
@@ -54,8 +58,8 @@ def trend_of(lags: list[int] | list[float]) -> str:
     """Whether a lag grows: `rising`, `falling` or `steady`."""
     if len(lags) < 2 or not any(lags):
         return "steady"
-    before, now = lags[-min(len(lags), 10)], lags[-1]
-    if abs(now - before) <= STEADY * max(before, now):
+    before, now = lags[-min(len(lags), TREND_LOOKS)], lags[-1]
+    if abs(now - before) <= max(1, STEADY * max(before, now)):
         return "steady"
     return "rising" if now > before else "falling"
 

@@ -62,6 +62,7 @@ def _symptoms(watch: BrokerWatch, mailboxes: list[Any], services: list[Any]) -> 
         yield symptoms.Symptom(symptoms.CRITICAL, f"The broker does not answer: {watch.failure}")
     if figures := watch.found("figures"):
         yield from symptoms.of_broker(figures[0])
+        yield from symptoms.of_limits(figures[1])
         yield from symptoms.of_store(figures[2])
     yield from symptoms.of_readers(watch.found("consumers") or [])
     yield from symptoms.of_cursors(watch.found("cursors") or [])

@@ -111,11 +111,12 @@ async def subjects(request: Request, arguments: Arguments) -> Response:
     messages, is_last = await read(
         visit, stream.name, SUBJECTS_MAX, start="last-per-subject", **_selection(arguments)
     )
+    tree = tree_of(messages)
     return visit.page(
         "subjects.html",
         stream=stream,
-        tree=tree_of(messages),
-        count=len(messages),
+        tree=tree,
+        count=tree.subjects,
         is_last=is_last,
         **_typed(arguments),
     )
@@ -132,9 +133,10 @@ class SubjectNode:
 
 
 def tree_of(messages: Iterable[Message]) -> SubjectNode:
-    """The subjects of messages by their parts."""
+    """The subjects of messages by their parts, each with its last message."""
     root = SubjectNode("")
-    for message in messages:
+    # Of a stream that is live, some have further messages meanwhile.
+    for message in {message.subject: message for message in messages}.values():
         node = root
         node.subjects += 1
         for part in message.subject.split("."):

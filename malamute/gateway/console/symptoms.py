@@ -7,12 +7,43 @@ from typing import NamedTuple
 
 from malamute.gateway.console.consumption import StreamConsumer
 from malamute.gateway.console.words import count, link, span
-from malamute.protocol.admin import BrokerStatus, QueueRow, ServiceDetails, StoreUsage, StreamCursor
+from malamute.protocol.admin import (
+    BrokerStatus,
+    BrokerTotals,
+    QueueRow,
+    ServiceDetails,
+    StoreUsage,
+    StreamCursor,
+)
 
-CRITICAL, WARNING, NOTE = "critical", "warning", "note"
+CRITICAL, WARNING, NOTE = SEVERITY = ("critical", "warning", "note")
 
-LAG_SECONDS = 10.0
-"""From which lag on a reader is named."""
+
+class LagLevels(NamedTuple):
+    """From which lag on a reader is named, and how severe that is while its lag is falling, steady or rising.
+
+    The lag in messages counts where nobody knows it in seconds.
+    """
+
+    seconds: float
+    messages: int
+    falling: str
+    steady: str
+    rising: str
+
+
+LAG_LEVELS = (
+    LagLevels(600.0, 1_000_000, NOTE, CRITICAL, CRITICAL),
+    LagLevels(60.0, 100_000, NOTE, WARNING, WARNING),
+    LagLevels(10.0, 10_000, NOTE, NOTE, WARNING),
+)
+"""The largest lag first. Whoever stands still is as bad as whoever falls behind, once the lag is large."""
+
+CURSOR_LAG = 10_000
+"""From which lag on a cursor is named, in messages: its reader may be gone."""
+
+LIMIT_WARNING = 0.9
+"""From which part of a limit on it is named."""
 
 AGE_SECONDS = 300.0
 """From which age on the oldest message of a queue is named."""
@@ -97,33 +128,65 @@ def of_store(storage: StoreUsage) -> Iterator[Symptom]:
         yield Symptom(level, f"The store is {fill:.0%} full", "/console/settings")
 
 
+def of_limits(totals: BrokerTotals) -> Iterator[Symptom]:
+    """Which limits are used up or nearly so, and whether clients are refused."""
+    for one in totals.limits:
+        if one.refuses and one.limit and one.used >= LIMIT_WARNING * one.limit:
+            words = (
+                f"{one.where or 'All together'}: {count(one.used)} of {count(one.limit)} (limits.{one.name})"
+            )
+            yield Symptom(CRITICAL if one.used >= one.limit else WARNING, words, "/console/settings")
+    if refused := totals.refused_lately:
+        words = f"{count(refused)} commands were refused for want of room in the last minute or two"
+        yield Symptom(WARNING, words, "/console/settings")
+
+
 def of_readers(consumers: list[StreamConsumer]) -> Iterator[Symptom]:
     """Who is far behind."""
-    behind = [one for one in consumers if (one.lag_seconds or 0.0) >= LAG_SECONDS]
-    for one in behind[:NAMED_MAX]:
-        words = (
-            f"{one.name} is {span(one.lag_seconds)} behind on {one.subscription.stream}, "
-            f"{count(one.subscription.lag)} messages, {one.trend}"
-        )
-        path = link("/console/stream", name=one.subscription.stream)
-        yield Symptom(WARNING if one.trend == "rising" else NOTE, words, path)
-    if (more := len(behind) - NAMED_MAX) > 0:
-        yield Symptom(NOTE, f"{more} more readers are behind", "/console/consumers")
+    found = [symptom for one in consumers for symptom in _of_reader(one)]
+    yield from _named(found, "more readers are behind", "/console/consumers")
+
+
+def _of_reader(one: StreamConsumer) -> Iterator[Symptom]:
+    seconds, messages = one.lag_seconds, one.subscription.lag
+    for row in LAG_LEVELS:
+        if seconds >= row.seconds if seconds else messages >= row.messages:
+            behind = f"{span(seconds)} behind" if seconds else "behind"
+            where = f"{one.subscription.stream}, {count(messages)} messages"
+            words = f"{one.name} is {behind} on {where}, {one.trend}"
+            path = link("/console/stream", name=one.subscription.stream)
+            yield Symptom(getattr(row, one.trend), words, path)
+            return
 
 
 def of_cursors(cursors: list[StreamCursor]) -> Iterator[Symptom]:
-    """Which of them have lost their place."""
-    for one in [one for one in cursors if one.sequence is None][:NAMED_MAX]:
+    """Which of them have lost their place, or are far behind."""
+    found = [symptom for one in cursors for symptom in _of_cursor(one)]
+    yield from _named(found, "more cursors are lost or behind", "/console/streams")
+
+
+def _of_cursor(one: StreamCursor) -> Iterator[Symptom]:
+    path = link("/console/stream", name=one.stream)
+    if one.lag is None:
         words = f"The cursor {one.name} of {one.stream} is lost: its reader has to begin anew"
-        yield Symptom(WARNING, words, link("/console/stream", name=one.stream))
+        yield Symptom(WARNING, words, path)
+    elif one.lag >= CURSOR_LAG:
+        words = f"The cursor {one.name} of {one.stream} is {count(one.lag)} messages behind"
+        yield Symptom(WARNING, words, path)
+
+
+def _named(found: list[Symptom], more: str, path: str) -> Iterator[Symptom]:
+    """Some symptoms one by one, the most severe first, and the others as one that is as severe."""
+    found = sorted(found, key=lambda symptom: SEVERITY.index(symptom.level))
+    yield from found[:NAMED_MAX]
+    if rest := found[NAMED_MAX:]:
+        yield Symptom(rest[0].level, f"{len(rest)} {more}", path)
 
 
 def of_queues(kind: str, rows: list[QueueRow | ServiceDetails]) -> Iterator[Symptom]:
     """Queues that nobody works on, that are old, or have dead letters."""
     found = [symptom for row in rows for symptom in _of_queue(kind, row)]
-    yield from sorted(found, key=lambda symptom: symptom.level != WARNING)[:NAMED_MAX]
-    if len(found) > NAMED_MAX:
-        yield Symptom(NOTE, f"{len(found) - NAMED_MAX} more like this", "/console/queues")
+    yield from _named(found, "more like this", "/console/queues")
 
 
 def _of_queue(kind: str, row: QueueRow) -> Iterator[Symptom]:
