@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
-from malamute.errors import InvalidValue
+from malamute.errors import InvalidName, InvalidValue
 from malamute.protocol.limits import DURATION_MS_MAX
+from malamute.protocol.names import NAME_FORM, is_name
 from malamute.protocol.start import Start
+from malamute.protocol.texts import shown
 
 DEFAULT_URL = "tcp://127.0.0.1:9999"
 TIMEOUT_SECONDS = 5.0
@@ -157,6 +159,17 @@ class RequestOptions(MessageOptions, total=False):
 
     key: str
     """Requests of one key go to one worker for as long as it works."""
+
+
+def check_name(what: str, name: str) -> None:
+    """Check a name of a stream, a mailbox, a service, a cursor or a user.
+
+    Raises:
+        InvalidName: it breaks the rule for names.
+
+    """
+    if not isinstance(name, str) or not is_name(name):
+        raise InvalidName(f"invalid {what} {shown(name)}: expected {NAME_FORM}")
 
 
 def milliseconds(span: Span) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from reprlib import Repr
 from typing import Any, NamedTuple, get_args
 
 from malamute.errors import InvalidName, InvalidValue
@@ -17,6 +16,7 @@ from malamute.protocol import limits
 from malamute.protocol.batch import are_headers
 from malamute.protocol.messages import ADDRESS, NAME, Rule
 from malamute.protocol.names import PLACE_FORM, Kind, is_name
+from malamute.protocol.texts import shown
 
 MESSAGE_STATES = ("unstored", "waiting", "delayed", "outstanding", "settling", "dead")
 """What the state of a queued message may be."""
@@ -116,9 +116,6 @@ EXPECTED = {
 }
 """What each type of argument may hold, for the error about a wrong one."""
 
-_SHORT = Repr()
-_SHORT.maxstring = 80
-
 
 class Arguments(NamedTuple):
     """What a topic takes: the arguments that it needs, and those that may be left out."""
@@ -136,17 +133,15 @@ class Arguments(NamedTuple):
         for name, value in given.items():
             rule = self.required.get(name) or self.optional.get(name)
             if rule is None:
-                raise InvalidValue(
-                    f"unknown argument {_SHORT.repr(name)} of {topic}: expected {self._known()}"
-                )
+                raise InvalidValue(f"unknown argument {shown(name)} of {topic}: expected {self._known()}")
             if not rule.holds(value):
                 fault = (
                     InvalidName
                     if rule in (NAME, ADDRESS, FEED, PLACE) and type(value) is str
                     else InvalidValue
                 )
-                shown = name if name in SECRET else f"{name} {_SHORT.repr(value)}"
-                raise fault(f"{topic}: invalid {shown}: expected {EXPECTED[rule.words]}")
+                words = name if name in SECRET else f"{name} {shown(value)}"
+                raise fault(f"{topic}: invalid {words}: expected {EXPECTED[rule.words]}")
         for name, rule in self.required.items():
             if name not in given:
                 raise InvalidValue(f"missing argument {name!r} of {topic}: expected {EXPECTED[rule.words]}")

@@ -6,12 +6,14 @@ A step is a letter, a digit, and what the letter needs:
     P publish  S subscribe  O offer  M take mail  Q request  T send with an outcome  K ask  V change
     H take what has come    A acknowledge it  B give it back  J reject it  Y reply  C cancel  E drain
     D the connection breaks  U it stands    L time passes  G close
+    X a call that is refused, after which the connection is made anew
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgpack
 from fuzz_dialogue import mutate_steps
@@ -61,6 +63,28 @@ REFERRING = {
     )
 }
 """Where a message of the broker says what it is about, by its opcode."""
+
+ODD: Sequence[Any] = ("\ud800", object(), 2**64, {1: 2}, [[]], -(2**64), 1.5j, "x\0\udfff")
+"""Values that nothing has room for."""
+
+REFUSED: Sequence[Callable[[ClientSession, Any], object]] = (
+    lambda session, odd: session.inbox.subscribe("s", ALL, where=odd, start="new", credit=1, credit_bytes=1),
+    lambda session, odd: session.inbox.subscribe(
+        "s", [("all", [odd, {"a": odd}])], where="", start="new", credit=1, credit_bytes=odd
+    ),
+    lambda session, odd: session.inbox.offer("s", ALL, credit=odd, credit_bytes=1),
+    lambda session, odd: session.inbox.open_mailbox(odd, 1),
+    lambda session, odd: session.sending.send("bob", ["a"], [RECORD], Command(), {"n": {"m": [odd, 1j]}}),
+    lambda session, odd: session.sending.send_tracked("bob", "a", RECORD, Command(), {"n": [odd, 1j]}),
+    lambda session, odd: session.sending.request(
+        "s", "a", RECORD, numbered=True, tracked=True, options={"n": [odd, 1j]}
+    ),
+    lambda session, odd: session.sending.commit("s", "c", odd, Command()),
+    lambda session, odd: session.questions.query("status", {"n": [odd, 1j]}),
+    lambda session, odd: session.questions.change("user.add", {"n": [odd, 1j]}),
+    lambda session, odd: session.questions.withdraw("mailbox", odd, 1),
+)
+"""Calls that refuse each of them."""
 
 LIMITS = {"unconfirmed": 8, "message_bytes": 1_000}
 
@@ -205,6 +229,20 @@ class Program:
                 self.session.inbox.cancel(source)
                 self.sources.remove(source)
 
+    def refused(self, number: int) -> None:
+        """A call with a value that cannot be sent leaves nothing that is said when the client comes back."""
+        session, odd = self.session, ODD[number % len(ODD)]
+        if session.outbox.refusal is not None:
+            return
+        for call in REFUSED:
+            try:
+                call(session, odd)
+            except MalamuteError:
+                continue
+            raise AssertionError(f"{odd!r} is taken")
+        session.disconnected()
+        session.connected()
+
     def drain(self, number: int) -> None:
         self.session.inbox.drain()
 
@@ -246,6 +284,7 @@ DO: Mapping[bytes, Callable[[Program, int], object]] = {
     b"U": lambda program, _: program.session.connected(),
     b"L": Program.wait,
     b"G": lambda program, _: program.session.close(),
+    b"X": Program.refused,
 }
 
 
@@ -313,7 +352,7 @@ def _go_on(program: Program) -> None:
 
 def mutate(data: bytes, size_max: int, seed: int, change: Change) -> bytes:
     """A conversation with a step or a few changed, moved, doubled or left out."""
-    return mutate_steps(data, size_max, seed, change, b"RNN", b"PPSOMQTKVHHAABJYCEDULG")
+    return mutate_steps(data, size_max, seed, change, b"RNN", b"PPSOMQTKVHHAABJYCEDULGX")
 
 
 def _say(program: Program, message: Message) -> None:

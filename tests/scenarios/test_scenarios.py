@@ -482,6 +482,90 @@ def test_a_handler_that_fails_rejects_mail_if_so_configured_and_stays_before_the
     play(scenario)
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+FAILURES = {
+    "surrogate": (ValueError("cannot read caf\udce9.txt"), r"ValueError: cannot read caf\udce9.txt"),
+    "long": (ValueError("x" * 3_000_000), "ValueError: xxx"),
+    "wide": (ValueError("\N{SNOWMAN}" * 3_000), "ValueError: \N{SNOWMAN}"),
+    "mute": (Mute(), "Mute"),
+}
+
+
+@pytest.mark.parametrize("on_error", ["reply", "reject", "nak"])
+def test_whatever_the_text_of_a_failure_it_is_answered_and_the_worker_goes_on(
+    play: Play, on_error: str
+) -> None:
+    async def scenario(world: World) -> None:
+        asker, worker = await world.connect("asker"), await world.connect("worker")
+
+        @worker.service("files", on_error=on_error)
+        @world.handler
+        async def handle(request: Any) -> bytes:
+            if request.subject == "last":
+                worker.stop()
+            elif not request.redelivered:
+                raise FAILURES[request.subject][0]
+            return b"good"
+
+        asked = {
+            name: await asker.request("files", name, timeout=PATIENCE, assurance="confirmed")
+            for name in (*FAILURES, "last")
+        }
+        await worker.run()
+        for name, replies in asked.items():
+            if on_error == "nak" and name != "last":
+                # It comes again after a backoff, which may be later than the end of this worker.
+                replies.cancel()
+                continue
+            answers = [reply async for reply in replies]
+            if name == "last":
+                assert [reply.body for reply in answers] == [b"good"]
+                continue
+            said = answers[0].headers["malamute.error"] if answers else replies.reason
+            assert said.startswith(FAILURES[name][1]), said[:200]
+            assert len(said.encode()) <= 4096
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("on_error", ["reply", "reject", "nak"])
+def test_a_result_that_is_no_body_is_refused_at_once_with_its_type_and_its_handler(
+    play: Play, on_error: str
+) -> None:
+    async def scenario(world: World) -> None:
+        asker, worker = await world.connect("asker"), await world.connect("worker")
+        calls: list[str] = []
+        results = {"text": "text", "number": 5, "map": {"a": 1}, "good": b"good"}
+
+        @worker.service("numbers", on_error=on_error)
+        @world.handler
+        async def handle(request: Any) -> Any:
+            calls.append(request.subject)
+            if request.subject == "good":
+                worker.stop()
+            return results[request.subject]
+
+        asked = {
+            name: await asker.request("numbers", name, timeout=PATIENCE, assurance="confirmed")
+            for name in results
+        }
+        await worker.run()
+        assert calls == [*results]
+        for name, replies in asked.items():
+            answers = [reply async for reply in replies]
+            if name == "good":
+                assert [reply.body for reply in answers] == [b"good"]
+                continue
+            said = answers[0].headers["malamute.error"] if on_error == "reply" else replies.reason
+            assert f"returned {type(results[name]).__name__}: " in said, said
+
+    play(scenario)
+
+
 def test_several_consume_from_a_mailbox_each_from_the_senders_that_it_names(play: Play) -> None:
     """WP19: and what one of them does not acknowledge goes to another."""
 

@@ -95,6 +95,7 @@ class Client(ClientBase):
     None is the client's own.
     """
 
+    _awaits = True
     _driver: AioDriver
     _mailbox: Mailbox | None
 

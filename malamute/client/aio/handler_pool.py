@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from inspect import isawaitable
 from time import monotonic
 from typing import Any
 
@@ -44,7 +45,9 @@ class HandlerSlot:
         result: Any = None
         error: Exception | None = None
         try:
-            result = await self._registration.handler(message)
+            result = self._registration.handler(message)
+            if isawaitable(result):
+                result = await result
         except Exception as failure:
             error = failure
         except asyncio.CancelledError as end:
@@ -58,7 +61,7 @@ class HandlerSlot:
             raise
         finally:
             self._held.pop(message, None)
-        await settle(self._consumer, message, result, error, self._registration.on_error)
+        await settle(self._consumer, message, result, error, self._registration)
 
     def _is_cancelled(self) -> bool:
         """Whether `run` has ended, and not something that a handler waited for."""

@@ -155,6 +155,9 @@ def _software() -> str:
 class ClientBase:
     """A connection to a broker. What both edges share of it."""
 
+    _awaits = False
+    """Whether what a handler returns is awaited."""
+
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._session = driver.session
@@ -459,7 +462,9 @@ class ClientBase:
         """A decorator that keeps a function, to be called with what the consumer that `open_` makes takes."""
 
         def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            self._handlers.append(registration(open_, handler, concurrency=concurrency, on_error=on_error))
+            self._handlers.append(
+                registration(open_, handler, concurrency=concurrency, on_error=on_error, awaits=self._awaits)
+            )
             return handler
 
         return register

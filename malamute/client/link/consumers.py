@@ -347,6 +347,11 @@ class MailboxBase(QueueConsumer):
 class WorkerBase(QueueConsumer):
     """Requests to a service, each to be answered."""
 
+    @property
+    def message_bytes(self) -> int:
+        """The most that the broker takes in one message."""
+        return self._driver.session.sending.limits.message_bytes
+
     async def _answer(
         self, request: ServiceRequest, body: Body, headers: Headers | None, *, final: bool, assurance: str
     ) -> Command:

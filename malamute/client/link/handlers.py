@@ -10,6 +10,10 @@ While a handler is at work, progress is reported every third of the ack timeout,
 as it needs. A handler that dies with its program is noticed by the broken connection, and one that hangs has
 to be ended by its author.
 
+What a handler of a service returns is the body of its reply. If it cannot be one, since it is of another type
+or too large, the handler is wrong, not the moment: the request is rejected at once, with the type and the
+handler in the reason, and is not tried again.
+
 What was not handled to its end is released, as if it had never been delivered. That is what waits when `run`
 ends, and what is in the hands of a handler that KeyboardInterrupt or the end of `run` breaks off, since the
 message is not to blame for that.
@@ -19,14 +23,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from inspect import isasyncgenfunction, iscoroutinefunction
+from traceback import format_exception
 from typing import Any, NamedTuple
 
 from malamute.client.link.consumers import MailboxBase, SubscriptionBase, WorkerBase
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import InvalidValue, MalamuteError, TooLarge
+from malamute.protocol.limits import TEXT_BYTES_MAX, WHERE_BYTES_MAX
 from malamute.protocol.names import ERROR_HEADER
+from malamute.protocol.texts import fitting, shown, words_of
 
 _log = logging.getLogger("malamute")
+
+LOGGED_BYTES_MAX = 64 * 1024
+"""What a log is given of a failure at most, its traceback included."""
 
 Consumer = WorkerBase | MailboxBase | SubscriptionBase
 
@@ -39,16 +50,42 @@ class Registration(NamedTuple):
     concurrency: int
     on_error: str
 
+    @property
+    def name(self) -> str:
+        """What its author calls the handler."""
+        return str(getattr(self.handler, "__name__", type(self.handler).__name__))
+
 
 def registration(
-    open_: Callable[[], Any], handler: Callable[[Any], Any], *, concurrency: int, on_error: str
+    open_: Callable[[], Any],
+    handler: Callable[[Any], Any],
+    *,
+    concurrency: int,
+    on_error: str,
+    awaits: bool,
 ) -> Registration:
-    """Check and keep what a decorator was given. Raises `InvalidValue`."""
+    """Check and keep what a decorator was given; `awaits` is whether what a handler returns is awaited.
+
+    Raises:
+        InvalidValue: an option is wrong, or nobody would await what the handler returns.
+
+    """
+    if not callable(handler):
+        raise InvalidValue(f"invalid handler {shown(handler)}: expected a function")
+    if not awaits and (_is_asynchronous(handler) or _is_asynchronous(type(handler).__call__)):
+        raise InvalidValue(
+            "invalid handler: it is an `async def`, and this client awaits nothing: expected a plain "
+            "function, or a client of malamute.aio.connect"
+        )
     if concurrency < 1:
         raise InvalidValue(f"invalid concurrency {concurrency!r}: expected 1 or more")
     if on_error not in _ON_ERROR:
         raise InvalidValue(f"invalid on_error {on_error!r}: expected {', '.join(_ON_ERROR)}")
     return Registration(open_, handler, concurrency, on_error)
+
+
+def _is_asynchronous(function: object) -> bool:
+    return iscoroutinefunction(function) or isasyncgenfunction(function)
 
 
 async def succeeded(consumer: Consumer, message: Message, result: Any) -> None:
@@ -70,26 +107,47 @@ async def failed(consumer: Consumer, message: Message, error: Exception, on_erro
     """Settle a message whose handler raised an exception. Raises it for a message of a stream."""
     if not isinstance(message, Mail):
         raise error
-    _log.error("the handler of %r failed", message.subject, exc_info=error)
+    _log_failure(message, error)
     if not message.settled:
-        await _ON_ERROR[on_error](consumer, message, f"{type(error).__name__}: {error}")
+        await _ON_ERROR[on_error](consumer, message, error)
+
+
+def _log_failure(message: Message, error: Exception) -> None:
+    told = "".join(format_exception(error))
+    if (fits := fitting(told, LOGGED_BYTES_MAX)) == told:
+        _log.error("the handler of %r failed", message.subject, exc_info=error)
+    else:
+        # A handler of logs that writes UTF-8 would lose the whole line for half a surrogate.
+        _log.error("the handler of %r failed\n%s", message.subject, fits)
 
 
 async def settle(
-    consumer: Consumer, message: Message, result: Any, error: Exception | None, on_error: str
+    consumer: Consumer, message: Message, result: Any, error: Exception | None, handling: Registration
 ) -> None:
-    """Settle a message whose handler has ended, one way or the other."""
-    if error is None:
-        try:
-            await succeeded(consumer, message, result)
-            return
-        except (InvalidValue, TooLarge) as invalid:
-            # What it returned cannot be a body: that is a fault of the handler.
-            error = invalid
-        except MalamuteError as late:
-            _log.warning("what the handler of %r returned was lost: %s", message.subject, late)
-            return
-    await failed(consumer, message, error, on_error)
+    """Settle a message whose handler has ended, one way or the other.
+
+    Raises what the handler of a stream raised, and nothing else: a message that cannot be settled now, such
+    as a reply for which there is no room, comes again.
+    """
+    try:
+        if error is None:
+            await _succeeded(consumer, message, result, handling)
+        else:
+            await failed(consumer, message, error, handling.on_error)
+    except MalamuteError as late:
+        if not isinstance(message, Mail):
+            raise
+        _log.warning("message %r was handled, and could not be settled: %s", message.subject, late)
+
+
+async def _succeeded(consumer: Consumer, message: Message, result: Any, handling: Registration) -> None:
+    try:
+        await succeeded(consumer, message, result)
+    except (InvalidValue, TooLarge) as invalid:
+        # To try again would bring the same.
+        on_error = "reject" if handling.on_error == "nak" else handling.on_error
+        wrong = InvalidValue(f"handler {handling.name} returned {type(result).__name__}: {invalid.text}")
+        await failed(consumer, message, wrong, on_error)
 
 
 def untouched(message: Message) -> None:
@@ -98,17 +156,18 @@ def untouched(message: Message) -> None:
         message.release()
 
 
-async def _nak(consumer: Consumer, mail: Mail, text: str) -> None:
+async def _nak(consumer: Consumer, mail: Mail, error: Exception) -> None:
     mail.nak()
 
 
-async def _reject(consumer: Consumer, mail: Mail, text: str) -> None:
-    mail.reject(text.encode()[:200].decode(errors="ignore"))
+async def _reject(consumer: Consumer, mail: Mail, error: Exception) -> None:
+    mail.reject(words_of(error, TEXT_BYTES_MAX))
 
 
-async def _reply(consumer: Consumer, mail: Mail, text: str) -> None:
+async def _reply(consumer: Consumer, mail: Mail, error: Exception) -> None:
     if isinstance(mail, ServiceRequest) and isinstance(consumer, WorkerBase):
-        await consumer._answer(mail, b"", {ERROR_HEADER: text}, final=True, assurance="none")
+        words = words_of(error, min(WHERE_BYTES_MAX, consumer.message_bytes // 2))
+        await consumer._answer(mail, b"", {ERROR_HEADER: words}, final=True, assurance="none")
     else:
         mail.ack()
 

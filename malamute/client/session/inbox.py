@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from malamute.client.events import Event, Gap, Limited, Recalled, Slow, Switched
-from malamute.client.options import Criteria
+from malamute.client.options import Criteria, check_name
 from malamute.client.session.outbox import Outbox
+from malamute.client.session.plain import plain
 from malamute.client.session.replies import PendingReplies
 from malamute.client.session.sources import (
     ACKS_MAX,
@@ -21,12 +22,13 @@ from malamute.client.session.sources import (
     ranges_of,
 )
 from malamute.client.session.window import Window
-from malamute.errors import ConnectionLost, InvalidName, MalamuteError, TooLarge
+from malamute.errors import ConnectionLost, InvalidValue, MalamuteError, TooLarge
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
 from malamute.protocol.messages import MAILBOX, Ranges
-from malamute.protocol.names import NAME_FORM, Kind, is_name
+from malamute.protocol.names import Kind
+from malamute.protocol.texts import shown
 
 
 class Inbox:
@@ -71,21 +73,27 @@ class Inbox:
         Raises:
             InvalidName: the stream or the cursor is no valid name.
             TooLarge: the criteria are none, or too many.
+            InvalidValue: another value cannot be sent. Nothing is kept of the call then.
         """
-        _check_criteria(stream, criteria)
-        if cursor and not is_name(cursor):
-            raise InvalidName(f"invalid cursor {cursor!r}: expected {NAME_FORM}")
-        subscribe = wire.Subscribe(
-            self._next_source,
-            stream,
-            [[*c] for c in criteria],
-            where,
-            start,
-            cursor=cursor,
-            committed=committed,
-            existing=existing,
+        check_name("name", stream)
+        if cursor:
+            check_name("cursor", cursor)
+        subscribe = plain(
+            wire.Subscribe(
+                self._next_source,
+                stream,
+                _pairs_of(criteria),
+                where,
+                start,
+                credit,
+                credit_bytes,
+                cursor,
+                committed=committed,
+                existing=existing,
+            )
         )
-        source = StreamSource(self._next_source, Window(credit, credit_bytes), subscribe)
+        window = Window(subscribe.credit, subscribe.credit_bytes)
+        source = StreamSource(self._next_source, window, subscribe)
         self._begin(source)
         return source
 
@@ -104,11 +112,19 @@ class Inbox:
         It stands when `open` is set, and was refused when `ended` is. `ack_timeout` is in milliseconds, 0 for
         what the broker is configured for.
         """
-        _check_criteria(name, criteria)
-        offer = wire.Offer(
-            self._next_source, name, [[*c] for c in criteria], ack_timeout=ack_timeout, kind=kind
+        check_name("name", name)
+        offer = plain(
+            wire.Offer(
+                self._next_source,
+                name,
+                _pairs_of(criteria),
+                credit,
+                credit_bytes,
+                ack_timeout=ack_timeout,
+                kind=kind,
+            )
         )
-        source = ConsumerSource(self._next_source, Window(credit, credit_bytes), offer)
+        source = ConsumerSource(self._next_source, Window(offer.credit, offer.credit_bytes), offer)
         self._begin(source)
         return source
 
@@ -120,8 +136,13 @@ class Inbox:
             self._outbox.say(source.command())
 
     def open_mailbox(self, credit: int, credit_bytes: int) -> ConsumerSource:
-        """Begin to take mail, or go on with a window of this size."""
+        """Begin to take mail, or go on with a window of this size.
+
+        Raises:
+            InvalidValue: the window cannot be granted. It is as it was then.
+        """
         self._outbox.check()
+        _, credit, credit_bytes = plain(wire.Credit(MAILBOX, credit, credit_bytes))
         if self.mailbox is None:
             self.mailbox = ConsumerSource(MAILBOX, Window(credit, credit_bytes))
             self.mailbox.ack_timeout = self._mail_timeout
@@ -287,8 +308,9 @@ class Inbox:
 
     def give_back(self, source: ConsumerSource, sequence: int, delay_ms: int) -> None:
         """Have a message redelivered after `delay_ms`; with -1 after the broker's backoff."""
+        nak = plain(wire.Nak(source.number, [[sequence, sequence]], delay_ms))
         if source.give_back(sequence):
-            self._outbox.say(wire.Nak(source.number, [[sequence, sequence]], delay_ms))
+            self._outbox.say(nak)
         self.refill(source)
 
     def release(self, source: ConsumerSource, sequence: int) -> None:
@@ -430,13 +452,19 @@ class Inbox:
             source.end(error)
 
 
-def _check_criteria(name: str, criteria: Criteria) -> None:
-    if not is_name(name):
-        raise InvalidName(f"invalid name {name!r}: expected {NAME_FORM}")
-    if not 0 < len(criteria) <= CRITERIA_MAX:
-        raise TooLarge(f"{len(criteria)} criteria: expected 1 to {CRITERIA_MAX}")
-    for family, pattern in criteria:
-        if isinstance(pattern, str) and len(pattern.encode()) > PATTERN_BYTES_MAX:
+def _pairs_of(criteria: Criteria) -> list[list[Any]]:
+    try:
+        pairs = [[family, pattern] for family, pattern in criteria]
+    except (TypeError, ValueError):
+        raise InvalidValue(
+            f"invalid criteria {shown(criteria)}: expected pairs of a family and a pattern, such as "
+            "[('topic', 'temp.*')]"
+        ) from None
+    if not 0 < len(pairs) <= CRITERIA_MAX:
+        raise TooLarge(f"{len(pairs)} criteria: expected 1 to {CRITERIA_MAX}")
+    for family, pattern in pairs:
+        if isinstance(pattern, str) and len(pattern.encode("utf-8", "replace")) > PATTERN_BYTES_MAX:
             raise TooLarge(
-                f"pattern of family {family!r} is too large: expected at most {PATTERN_BYTES_MAX} bytes"
+                f"pattern of family {shown(family)} is too large: expected at most {PATTERN_BYTES_MAX} bytes"
             )
+    return pairs

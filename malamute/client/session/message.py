@@ -15,6 +15,7 @@ from malamute.errors import InvalidValue, NotOutstanding
 from malamute.protocol.batch import Frame, unpack_record
 from malamute.protocol.bounce import BOUNCED, why_not_bounced
 from malamute.protocol.limits import TEXT_BYTES_MAX
+from malamute.protocol.texts import fitting, shown
 
 Value = TypeVar("Value", str, int, float, bool)
 
@@ -231,8 +232,11 @@ class Mail(Message):
 
     def _reject(self, rejection: Rejection) -> None:
         reason = rejection.reason
-        if not isinstance(reason, str) or len(reason.encode()) > TEXT_BYTES_MAX:
-            raise InvalidValue(f"invalid reason: expected text of at most {TEXT_BYTES_MAX} bytes")
+        if not isinstance(reason, str) or fitting(reason, TEXT_BYTES_MAX) != reason:
+            raise InvalidValue(
+                f"invalid reason {shown(reason)}: expected text of at most {TEXT_BYTES_MAX} bytes that has a "
+                "form in UTF-8"
+            )
         if owner := self._owner:
             owner.finish(self, rejection)
             self._owner = None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from malamute.client.session.outbox import Command, Outbox
+from malamute.client.session.plain import plain
 from malamute.errors import Closed, ConnectionLost, MalamuteError
 from malamute.protocol import messages as wire
 from malamute.protocol.codec import encode
@@ -94,7 +95,8 @@ class Questions:
 
     def change(self, topic: str, arguments: Mapping[str, Any]) -> PendingChange:
         """Ask the broker to change something, which it does once."""
-        change = PendingChange(wire.Change(self._outbox.next_number, topic, arguments))
+        self._outbox.check()
+        change = PendingChange(plain(wire.Change(self._outbox.next_number, topic, arguments)))
         frames = encode(change.asking)
         change.said = self._outbox.ready
         self._outbox.submit(change, frames, sum(map(len, frames)), numbered=True)
@@ -107,7 +109,8 @@ class Questions:
 
     def _ask(self, make: Callable[[int], Asking]) -> PendingQuery:
         self._outbox.check()
-        query = self._asked[self._next] = PendingQuery(make(self._next))
+        query = PendingQuery(plain(make(self._next)))
+        self._asked[self._next] = query
         query.said = self._outbox.ready
         self._next += 1
         self._outbox.say(query.asking)

@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from malamute.client.options import check_name
 from malamute.client.session.inbox import Inbox
 from malamute.client.session.outbox import Command, Outbox
+from malamute.client.session.plain import frames_of, plain
 from malamute.client.session.receipts import OutcomeTracking
 from malamute.client.session.replies import PendingReplies, PendingRequest
 from malamute.client.session.sources import ConsumerSource, Item
-from malamute.errors import InvalidName, InvalidValue, TooLarge
+from malamute.errors import InvalidValue, TooLarge
 from malamute.protocol import messages as wire
 from malamute.protocol.codec import encode, with_last_fields
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Frame
-from malamute.protocol.names import NAME_FORM, is_name
 
 REPLIES_CREDIT = 1000
 REPLIES_CREDIT_BYTES = 8 * 1024 * 1024
@@ -135,6 +136,7 @@ class Sending:
         A `tracked` one has to be numbered, and its outcome comes there too. Raises `InvalidValue`
         for it without an address.
         """
+        self._check(service, len(record))
         pending = self._pending_replies.new_request(service)
         command = pending.command if numbered else None
         properties = {**(options or {}), "correlation": pending.correlation}
@@ -185,7 +187,7 @@ class Sending:
         self._outbox.check()
         self._check_size(len(record))
         number = 0 if command is None else self._outbox.next_number
-        frames = encode(wire.Reply(offer.number, number, [sequence], [final], [record]))
+        frames = frames_of(wire.Reply(offer.number, number, [sequence], [final], [record]))
         numbered, command = command is not None, command or Command()
         first = None
         if final:
@@ -200,10 +202,10 @@ class Sending:
 
         Raises:
             InvalidName: the cursor is no valid name.
+            InvalidValue: the sequence is none.
         """
-        if not is_name(cursor):
-            raise InvalidName(f"invalid cursor {cursor!r}: expected {NAME_FORM}")
-        frames = encode(wire.Commit(stream, self._outbox.next_number, cursor, sequence))
+        check_name("cursor", cursor)
+        frames = encode(plain(wire.Commit(stream, self._outbox.next_number, cursor, sequence)))
         self._outbox.submit(command, frames, 0, numbered=True)
 
     def _carry(
@@ -218,7 +220,7 @@ class Sending:
         size_bytes = sum(map(len, records))
         self._check(target, size_bytes)
         number = 0 if command is None else self._outbox.next_number
-        frames = encode(kind(target, number, subjects, records, *more))
+        frames = frames_of(kind(target, number, subjects, records, *more))
         first = None
         if kind is wire.Request:
             self._outbox.check()
@@ -230,8 +232,7 @@ class Sending:
 
     def _check(self, target: str, size_bytes: int) -> None:
         self._check_size(size_bytes)
-        if not is_name(target):
-            raise InvalidName(f"invalid name {target!r}: expected {NAME_FORM}")
+        check_name("name", target)
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self.limits.message_bytes:

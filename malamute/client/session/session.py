@@ -41,17 +41,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from malamute.client.events import Connected, Event, Lost, Refusal, Restored
+from malamute.client.options import check_name
 from malamute.client.session.inbox import Inbox
 from malamute.client.session.outbox import COALESCED_BYTES, WINDOW_COMMANDS, Outbox
 from malamute.client.session.questions import Questions
 from malamute.client.session.replies import PendingReplies
 from malamute.client.session.sending import Sending
-from malamute.errors import Closed, ConnectionLost, InvalidName, MalamuteError, Malformed, from_wire
+from malamute.errors import Closed, ConnectionLost, MalamuteError, Malformed, from_wire
 from malamute.protocol import messages as wire
 from malamute.protocol.codec import decode
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_TYPE, VERSION, Frame
-from malamute.protocol.names import NAME_FORM, is_name
 
 RESYNCS_MAX = 5
 """Resyncs in a row that brought nothing, before the session gives up."""
@@ -80,8 +80,8 @@ class ClientSession:
         act_as: str = "",
     ) -> None:
         for what, name in (("address", address), ("user to act as", act_as)):
-            if name and not is_name(name):
-                raise InvalidName(f"invalid {what} {name!r}: expected {NAME_FORM}")
+            if name:
+                check_name(what, name)
         self.identity = identity
         self.address = address
         self.software = software

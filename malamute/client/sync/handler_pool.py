@@ -192,7 +192,7 @@ class HandlerPool:
                 raise error
             result = None if error else job.result.result()
             owner_call = _OwnerCall(
-                settle(job.slot.consumer, job.message, result, error, job.slot.registration.on_error)
+                settle(job.slot.consumer, job.message, result, error, job.slot.registration)
             )
             owner_call.result.add_done_callback(self._settled)
             self._new.append(owner_call)

@@ -1,10 +1,13 @@
 """Whatever happens to the connection: each message is seen once and in order, each publish is stored once."""
 
+from contextlib import suppress
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import RESYNCS_MAX, ClientSession
+from malamute.errors import MalamuteError
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.protocol.codec import decode, encode
@@ -183,3 +186,82 @@ def test_each_confirmed_publish_is_stored_once_or_refused(steps):
     for command, record in commands:
         if command.sequence:
             assert broker.stored[command.sequence - 1] == record
+
+
+ODD = st.sampled_from(["\ud800", object(), 2**64, -(2**64), {1: 2}, [[]], 1.5j, float("nan"), b"\xff", True])
+"""Values that hardly anything has room for."""
+
+DOORS = {
+    "where": lambda session, odd: session.inbox.subscribe(
+        "s", [("all", "")], where=odd, start="new", credit=1, credit_bytes=1
+    ),
+    "criteria": lambda session, odd: session.inbox.subscribe(
+        "s", [("fields", {"a": odd}), odd], where="", start="new", credit=1, credit_bytes=1
+    ),
+    "window": lambda session, odd: session.inbox.subscribe(
+        "s", [("all", "")], where="", start="new", credit=odd, credit_bytes=1
+    ),
+    "offer": lambda session, odd: session.inbox.offer("s", [("all", "")], credit=1, credit_bytes=odd),
+    "mailbox": lambda session, odd: session.inbox.open_mailbox(odd, 1),
+    "name": lambda session, odd: session.inbox.offer(odd, [("all", "")], credit=1, credit_bytes=1),
+    "send": lambda session, odd: session.sending.send(
+        "b", ["a"], [RECORD], Command(), {"n": [odd, object()]}
+    ),
+    "track": lambda session, odd: session.sending.send_tracked(
+        odd, "a", RECORD, Command(), {"n": [odd, object()]}
+    ),
+    "request": lambda session, odd: session.sending.request(
+        odd, "a", RECORD, numbered=True, tracked=True, options={"n": [odd, object()]}
+    ),
+    "commit": lambda session, odd: session.sending.commit("s", "c", odd, Command()),
+    "query": lambda session, odd: session.questions.query("status", {"n": [odd, object()]}),
+    "change": lambda session, odd: session.questions.change("user.add", {"n": [odd, object()]}),
+    "withdraw": lambda session, odd: session.questions.withdraw("mailbox", odd, 1),
+}
+"""Each way by which a caller's value comes into a session."""
+
+CALLS = st.lists(st.tuples(st.sampled_from([*DOORS]), ODD), max_size=8)
+
+
+def come_back(session):
+    """What a client says when it is connected anew."""
+    session.disconnected()
+    session.connected()
+    session.receive(encode(WELCOME))
+    return [*said(session)]
+
+
+@settings(deadline=None)
+@given(CALLS, CALLS, st.booleans())
+def test_a_refused_call_leaves_nothing_that_is_said_when_the_client_comes_back(before, calls, connected):
+    session = ClientSession(b"\x01id", address="ann")
+    for door, odd in before:
+        with suppress(MalamuteError):
+            DOORS[door](session, odd)
+    come_back(session)
+    if not connected:
+        session.disconnected()
+    left = come_back(session)[1:] if connected else None
+    for door, odd in calls:
+        number = session.outbox.next_number
+        try:
+            DOORS[door](session, odd)
+        except MalamuteError:
+            assert session.outbox.next_number == number
+        else:
+            # Some of them are taken as they are; what they leave can be said at least.
+            left = None
+        again = come_back(session)[1:]
+        assert left is None or again == left
+        left = again
+
+
+def test_what_a_caller_changes_after_the_call_is_not_said():
+    session = ClientSession(b"\x01id")
+    wanted, asked = {"a": 1}, {"n": [1]}
+    session.inbox.subscribe("s", [("fields", wanted)], where="", start="new", credit=1, credit_bytes=1)
+    session.questions.query("status", asked)
+    before = come_back(session)[1:]
+    wanted["a"] = object()
+    asked["n"].append(object())
+    assert come_back(session)[1:] == before

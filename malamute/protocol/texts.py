@@ -1,0 +1,48 @@
+"""Texts that nobody vouches for, made fit for a message, an error or a log.
+
+An exception may quote a document of megabytes, name a file whose name is not UTF-8 (Python has it as half
+surrogates), or raise another exception when it is asked for its text. So may the `repr` of a value.
+"""
+
+from __future__ import annotations
+
+from reprlib import Repr
+from typing import Any
+
+SHOWN_CHARACTERS = 80
+"""What an error shows of a value."""
+
+ELLIPSIS = "…"
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = SHOWN_CHARACTERS
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: what Python calls it, cut; the type alone if that cannot be had."""
+    if isinstance(value, str | bytes | bytearray) and len(value) > SHOWN_CHARACTERS:
+        # Before it is written out: that takes up to ten times the room.
+        return f"{value[:SHOWN_CHARACTERS]!r}{ELLIPSIS}"
+    try:
+        return _SHORT.repr(value)
+    except Exception:  # a class may raise anything
+        return f"<{type(value).__name__}>"
+
+
+def fitting(text: str, bytes_max: int) -> str:
+    """A text of at most so many bytes of UTF-8, with what has no form in it escaped."""
+    data = text[:bytes_max].encode("utf-8", "backslashreplace")
+    if len(data) <= bytes_max and len(text) <= bytes_max:
+        return data.decode()
+    room = max(0, bytes_max - len(ELLIPSIS.encode()))
+    return f"{data[:room].decode(errors='ignore')}{ELLIPSIS}"
+
+
+def words_of(error: BaseException, bytes_max: int) -> str:
+    """The type and the text of an exception; the type alone if it has no text that can be had."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # its class may raise anything
+        text = ""
+    return fitting(f"{name}: {text}" if text else name, bytes_max)
