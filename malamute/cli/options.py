@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 URL = "tcp://127.0.0.1:9999"
 TIMEOUT_SECONDS = 5.0
 
-FAMILIES = ("topic", "topic-amqp", "exact", "prefix", "regex", "fields", "geo", "all")
+FAMILIES = ("topic", "topic-amqp", "exact", "prefix", "regex", "fields", "geo", "sender", "all")
 """What a broker knows without plug-ins, listed here since help is not to load the matching engine."""
 
 JSON_FAMILIES = ("fields", "geo")

@@ -254,7 +254,7 @@ class ClientCommands:
             else:
                 self._hold(session, taken)
             stream = stream or self.streams.get(message.stream)
-        first = stream.publish(session.address, message.subjects, records, message.ttl)
+        first = stream.publish(session.sender, message.subjects, records, message.ttl)
         if session.quotas:
             consume_rates(session.quotas, amounts, self.effects.now)
         if message.number:

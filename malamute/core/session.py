@@ -66,7 +66,7 @@ from malamute.protocol.messages import (
     Welcome,
     error_message,
 )
-from malamute.protocol.names import RESERVED_PREFIX
+from malamute.protocol.names import RESERVED_PREFIX, signature
 from malamute.store.operations import DeleteValue, PutValue, Recovered, Stranded
 from malamute.store.tables import NUMBERS, OUTCOMES, REFUSALS, SESSIONS
 
@@ -298,6 +298,8 @@ class Session(BacklogShare):
         self.peer = peer
         self.numbers = numbers
         self.address = ""
+        self.sender = ""
+        """The sender of what it publishes to streams: its address, or the signature of its user."""
         self.proved_user = ""
         """The user that the connection has proved: the one that it is of, or acts as."""
         self.origin = ""
@@ -487,6 +489,7 @@ class Sessions:
         session.numbers.skip_to(hello.unsettled)
         session.numbers.settle(hello.settled)
         self._take_address(session, hello.address)
+        session.sender = signature(user) if hello.signed else hello.address
         session.count_for(quotas)
         session.may = may
         session.proved_user = may.principal.proved.user

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 from starlette.responses import Response
 
+from malamute.aio import Client
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, TooLarge
 from malamute.gateway import bodies, sse
@@ -216,18 +217,18 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
         )
     stream = settings.mercure_stream
 
-    async def publish_all(timeout: float, more: Mapping[str, str]) -> int:
+    async def publish_all(client: Client, timeout: float, more: Mapping[str, str]) -> int:
         first, *rest = update.headers_of_each()
-        async with gateway.session(request) as client:
-            with sending("publish", stream, [{**first, **more}, *rest], client) as headers:
-                return await client.publish_batch(
-                    stream, update.topics, [update.data] * count, headers, timeout=timeout
-                )
+        with sending("publish", stream, [{**first, **more}, *rest], client) as headers:
+            return await client.publish_batch(
+                stream, update.topics, [update.data] * count, headers, timeout=timeout
+            )
 
     fingerprint = blake2b(repr(update).encode(), digest_size=16)
     key = _key_of(update, arguments["idempotency_key"], fingerprint.hexdigest())
     if key is None:
-        first = await publish_all(settings.timeout_seconds, {})
+        async with gateway.session(request) as client:
+            first = await publish_all(client, settings.timeout_seconds, {})
     else:
         first = await gateway.publish_once(identity, stream, key, fingerprint.digest(), publish_all)
     # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.

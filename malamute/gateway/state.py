@@ -16,7 +16,7 @@ from malamute.gateway.restms.service import RestMS
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.shared_events import SharedEventsTable
 from malamute.gateway.stored_keys import HEADER, KeyMark, StoredKeys
-from malamute.gateway.users import Identity, Users, identity_of, user_of
+from malamute.gateway.users import Identity, Users, identity_of
 
 FORWARDED = ("forwarded", "x-forwarded-for")
 """Headers that proxies add: a request with one of them may come from anywhere."""
@@ -79,18 +79,19 @@ class Gateway:
         stream: str,
         key: tuple[str, ...],
         fingerprint: bytes,
-        publish: Callable[[float, Mapping[str, str]], Coroutine[Any, Any, int]],
+        publish: Callable[[Client, float, Mapping[str, str]], Coroutine[Any, Any, int]],
     ) -> int:
         """The sequence of what is published to a stream under a key: by the first request with it, once.
 
-        `publish` gets the seconds that it may take, and headers for the first message. Raises as it does, as
-        `IdempotencyKeys.once`, and as `StoredKeys.find`.
+        `publish` gets a client of the user, the seconds that it may take, and headers for the first message.
+        Raises as it does, as `IdempotencyKeys.once`, and as `StoredKeys.find`.
         """
-        mark = KeyMark.of((user_of(identity), stream, *key), fingerprint)
 
         async def publish_unless_stored() -> int:
-            stored = await self.stored_keys.find(stream, mark)
-            return stored or await publish(self.settings.key_seconds, {HEADER: mark.header})
+            async with self.users.session(identity, signed=True) as client:
+                mark = KeyMark.of(client.signature, (stream, *key), fingerprint)
+                stored = await self.stored_keys.find(stream, mark)
+                return stored or await publish(client, self.settings.key_seconds, {HEADER: mark.header})
 
         return await self.keys.once(
             (identity.digest, stream, *key), fingerprint, publish_unless_stored, self.settings.timeout_seconds

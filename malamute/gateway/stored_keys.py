@@ -1,8 +1,11 @@
 """Which keys messages were published under that are in a stream: what a gateway knows after a restart.
 
 The first message of a request with an Idempotency-Key has it in a header, so it becomes durable with the
-message and no sooner. A gateway that does not know a key reads those of the last while out of the stream,
-once for each stream, and as a user of its own: others may publish to a stream that they cannot read.
+message and no sooner. Any program may write that header. So the message also has to have the user of the
+request as its sender, which the broker stamps: users can only repeat what they have published themselves.
+
+A gateway that does not know a key reads those of the last while out of the stream, once for each stream, and
+as a user of its own: others may publish to a stream that they cannot read.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from malamute.errors import AccessRefused, InvalidValue, KeyReused, LoginNeeded,
 from malamute.gateway import bodies
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import ANONYMOUS, Users
+from malamute.protocol.names import SIGNATURE_PREFIX
 from malamute.protocol.time_units import to_ns
 
 HEADER = "idempotency-key"
@@ -31,14 +35,16 @@ _DIGEST_CHARACTERS = 2 * _DIGEST_BYTES
 class KeyMark(NamedTuple):
     """What stands for a key and for the request that it was used for: digests, which tell neither."""
 
+    sender: str
+    """The signature of the user whose key it is."""
     key: str
     fingerprint: str
 
     @classmethod
-    def of(cls, key: tuple[str, ...], fingerprint: bytes) -> KeyMark:
-        """That of a key, with all that tells it from the same one of others."""
+    def of(cls, sender: str, key: tuple[str, ...], fingerprint: bytes) -> KeyMark:
+        """That of a key of a sender, with all that tells it from the same one elsewhere."""
         digest = blake2b("\0".join(key).encode(), digest_size=_DIGEST_BYTES)
-        return cls(digest.hexdigest(), fingerprint.hex())
+        return cls(sender, digest.hexdigest(), fingerprint.hex())
 
     @property
     def header(self) -> str:
@@ -61,7 +67,7 @@ class StoredKeys:
         self._settings = settings
         self._users = users
         self._clock_ns = clock_ns
-        self._known: OrderedDict[str, _Stored] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str], _Stored] = OrderedDict()
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._is_refused = False
         """Whether the gateway has no user of its own: then nothing is read."""
@@ -74,7 +80,7 @@ class StoredKeys:
         if not self._is_refused:
             await asyncio.shield(self._read_once(stream))
         self._forget()
-        known = self._known.get(mark.key)
+        known = self._known.get((stream, mark.sender, mark.key))
         if known is None:
             return 0
         if known.fingerprint != mark.fingerprint:
@@ -106,7 +112,7 @@ class StoredKeys:
         async with client.subscribe(stream, credit=1, existing=True) as probe:
             head = probe.first
         start = f"time:{self._oldest_ns()}"
-        where = f"exists {HEADER}"
+        where = f"exists {HEADER} and sender prefix '{SIGNATURE_PREFIX}'"
         async with client.subscribe(stream, existing=True, start=start, where=where) as subscription:
             # One that begins at the head is never said to have come there.
             while subscription.first < head:
@@ -114,17 +120,19 @@ class StoredKeys:
                 if columns is None:
                     return
                 for message in bodies.messages_of(columns):
-                    self._note(message)
+                    self._note(stream, message)
                 self._forget()
 
-    def _note(self, message: Message) -> None:
+    def _note(self, stream: str, message: Message) -> None:
         try:
             value = message.header(HEADER, str)
         except (Malformed, InvalidValue):
             # Any program may publish such a header.
             return
         key, fingerprint = value[:_DIGEST_CHARACTERS], value[_DIGEST_CHARACTERS:]
-        self._known.setdefault(key, _Stored(fingerprint, message.sequence, message.time_ns))
+        self._known.setdefault(
+            (stream, message.sender, key), _Stored(fingerprint, message.sequence, message.time_ns)
+        )
 
     def _oldest_ns(self) -> int:
         return max(0, self._clock_ns() - to_ns(self._settings.key_seconds))

@@ -77,32 +77,32 @@ async def publish(request: Request, arguments: Arguments) -> Response:
     found = bodies.contents(request, body, arguments["subject"])
     name, key = arguments["name"], arguments["idempotency_key"]
 
-    async def publish_all(timeout: float, more: Mapping[str, str]) -> int:
+    async def publish_all(client: Client, timeout: float, more: Mapping[str, str]) -> int:
         each = [{**found[0].headers, **more}, *(content.headers for content in found[1:])]
-        async with gateway.session(request) as client:
-            with sending("publish", name, each, client) as headers:
-                if len(found) == 1:
-                    # It may share its command with those of other requests.
-                    return await client.publish(
-                        name,
-                        found[0].subject,
-                        found[0].body,
-                        headers[0],
-                        assurance="stored",
-                        timeout=timeout,
-                        ttl=arguments["ttl"],
-                    )
-                return await client.publish_batch(
+        with sending("publish", name, each, client) as headers:
+            if len(found) == 1:
+                # It may share its command with those of other requests.
+                return await client.publish(
                     name,
-                    [content.subject for content in found],
-                    [content.body for content in found],
-                    headers,
+                    found[0].subject,
+                    found[0].body,
+                    headers[0],
+                    assurance="stored",
                     timeout=timeout,
                     ttl=arguments["ttl"],
                 )
+            return await client.publish_batch(
+                name,
+                [content.subject for content in found],
+                [content.body for content in found],
+                headers,
+                timeout=timeout,
+                ttl=arguments["ttl"],
+            )
 
     if key is None:
-        first = await publish_all(settings.timeout_seconds, {})
+        async with gateway.session(request) as client:
+            first = await publish_all(client, settings.timeout_seconds, {})
     else:
         fingerprint = blake2b(repr((found, arguments["ttl"])).encode(), digest_size=16).digest()
         first = await gateway.publish_once(identity, name, (key,), fingerprint, publish_all)

@@ -109,6 +109,8 @@ class SessionKey(NamedTuple):
     identity: Identity
     address: str = ""
     number: int = 0
+    signed: bool = False
+    """Whether readers see its user as the sender of what it publishes."""
 
 
 class _Entry:
@@ -178,8 +180,11 @@ class Users:
         listener: Callable[[Event], None] | None = None,
         *,
         followers: int = 0,
+        signed: bool = False,
     ) -> AsyncIterator[malamute.aio.Client]:
         """A client of these credentials, for as long as the block runs. `listener` is called with its events.
+
+        What a `signed` one publishes has its user as the sender, stamped by the broker.
 
         For an answer without end, `followers` is for how many such answers it counts, by what it takes of the
         session; for others it is 0.
@@ -190,7 +195,9 @@ class Users:
             MalamuteError: the broker cannot be reached.
 
         """
-        key = self._endless(identity, followers) if followers else SessionKey(identity, address)
+        key = SessionKey(identity, address, signed=signed)
+        if followers:
+            key = self._endless(identity, followers)
         entry = await self._entry(key)
         self._entries.move_to_end(key)
         uses = followers or 1
@@ -241,7 +248,7 @@ class Users:
         except TimeoutError:
             raise TryLater(f"{OPENINGS_MAX} sessions were being opened for {seconds} s") from None
         try:
-            client = await self._connect(key.identity, key.address)
+            client = await self._connect(key)
         finally:
             self._openings.release()
         try:
@@ -263,8 +270,8 @@ class Users:
             await self._close(self._remove(idle))
         self._accepted.add(key)
 
-    async def _connect(self, identity: Identity, address: str) -> malamute.aio.Client:
-        settings = self._settings
+    async def _connect(self, key: SessionKey) -> malamute.aio.Client:
+        settings, identity = self._settings, key.identity
         options: dict[str, Any] = {"user": identity.user, "password": identity.password}
         if identity.token:
             options = {"token": identity.token}
@@ -274,7 +281,8 @@ class Users:
         try:
             return await malamute.aio.connect(
                 settings.broker,
-                address=address,
+                address=key.address,
+                signed=key.signed,
                 timeout=settings.timeout_seconds,
                 software=f"malamute-gateway/{__version__}",
                 **options,
@@ -282,7 +290,7 @@ class Users:
         except InvalidValue as error:
             raise LoginNeeded(f"invalid credentials: {error.text}") from None
         except AccessRefused as error:
-            if address:
+            if key.address:
                 raise
             raise LoginNeeded(f"the broker refuses these credentials: {error.text}") from None
 

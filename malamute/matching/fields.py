@@ -1,6 +1,6 @@
-"""The families `fields` and `geo`: criteria on the headers of a message, written without a language.
+"""The families `fields`, `geo` and `sender`: criteria beside the subject, written without a language.
 
-Both are short ways to write an expression, so they are filed as one (`conditions.py`).
+They are short ways to write an expression, so they are filed as one (`conditions.py`).
 
 `fields` is RFC 003's matching by fields. A request names fields, each with the values that it takes
 or none for a bare presence; `all` of them must be met, or `any`. RFC 003 counts hits: a message hits a field
@@ -18,6 +18,8 @@ A list of two whose first is the word all or any is read as the second kind; so 
 
     {"circle": [59.91, 10.75, 50]}                          latitude, longitude, radius in km
     {"box": [-20, 170, 20, -170], "lat": "y", "lon": "x"}   south, west, north, east
+
+`sender` is the sender of the message, letter by letter.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from malamute.matching.bitmap import Bitmap
 from malamute.matching.conditions import Conditions
 from malamute.matching.expression import (
     And,
+    EnvelopeField,
     Exists,
     Expression,
     MessageFields,
@@ -252,3 +255,22 @@ class Geo(ExpressionFamily):
         """Within."""
         _, numbers, latitude, longitude = pattern
         return Within(latitude, longitude, area_of(numbers))
+
+
+@register
+class Sender(ExpressionFamily):
+    """The sender, letter by letter. The pattern is not empty: a message without a sender meets none."""
+
+    name = "sender"
+
+    @classmethod
+    def normalise(cls, pattern: Any) -> str:
+        """Any text within the limit. Raises InvalidSelector for anything else."""
+        if not (sender := checked_text(cls.name, pattern)):
+            raise InvalidSelector("invalid pattern of family 'sender': expected the address of a sender")
+        return sender
+
+    @classmethod
+    def expression(cls, pattern: Any) -> Expression:
+        """The sender is this one."""
+        return OneOf(EnvelopeField.SENDER, (pattern,))

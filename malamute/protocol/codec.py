@@ -53,7 +53,7 @@ ROUTING_ID_BYTES = 16
 
 _GROWN: dict[type[Any], Sequence[Any]] = {
     kind: [kind._field_defaults[name] for name in kind._fields[: -count - 1 : -1]]
-    for kind, count in ((Hello, 2), (Error, 1), (Subscribe, 1), (Offer, 1), (Reject, 1), (Welcome, 1))
+    for kind, count in ((Hello, 3), (Error, 1), (Subscribe, 1), (Offer, 1), (Reject, 1), (Welcome, 1))
 }
 """The defaults of the fields that a command leaves out while it has them, the last one first: a peer that
 does not know such a field refuses it. So is the last one of PUBLISH."""

@@ -37,6 +37,7 @@ class Hello(NamedTuple):
     `token` proves who the client is, where the connection does not: a bearer token, or a user and a password
     (`passwords.pack_login`). It is a secret, and is never shown.
     `act_as` is the user that the session is to be of, if not the one that is proved.
+    A `signed` session publishes with its user as the sender, and not with its address: see `signature`.
     """
 
     versions: Sequence[int]
@@ -48,11 +49,12 @@ class Hello(NamedTuple):
     settled: Ranges = []  # what is decoded is a list
     token: str = ""
     act_as: str = ""
+    signed: bool = False
 
     def __repr__(self) -> str:
         shown = {name: repr(value) for name, value in self._asdict().items()}
         shown["token"] = "…"
-        left_out = {name for name in ("token", "act_as") if not getattr(self, name)}
+        left_out = {name for name in ("token", "act_as", "signed") if not getattr(self, name)}
         return f"Hello({', '.join(f'{name}={shown[name]}' for name in self._fields if name not in left_out)})"
 
 
@@ -625,7 +627,9 @@ class Spec(NamedTuple):
 
 
 SPECS: tuple[Spec, ...] = (
-    Spec(1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED, TOKEN, ADDRESS), 2, 4),
+    Spec(
+        1, Hello, (VERSIONS, ADDRESS, WORDS, SEQUENCE, NUMBER, NUMBER, SETTLED, TOKEN, ADDRESS, BOOLEAN), 2, 4
+    ),
     Spec(2, Publish, (NAME, NUMBER, SUBJECTS, RECORDS, DURATION), 4, 1, "large", 3, (2,)),
     Spec(3, Send, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES), 4, 1, "large", 3, (2, 4)),
     Spec(4, Request, (NAME, NUMBER, SUBJECTS, RECORDS, PROPERTIES, HELD), 4, 1, "large", 3, (2, 4)),

@@ -28,6 +28,8 @@ FORM = "malamute://host[:port], and perhaps /stream/NAME, /mailbox/NAME or /serv
 PLACE_FORM = "stream/NAME, mailbox/NAME or service/NAME"
 RESERVED_PREFIX = "$"
 
+SIGNATURE_PREFIX = f"{RESERVED_PREFIX}user."
+
 AUDIT = "$audit"
 """The stream of administrative changes."""
 
@@ -49,6 +51,11 @@ def is_name(value: str) -> bool:
     if not 1 <= len(value) <= NAME_BYTES_MAX or _CONTROL.search(value):
         return False
     return len(value) * 4 <= NAME_BYTES_MAX or len(value.encode()) <= NAME_BYTES_MAX
+
+
+def signature(user: str) -> str:
+    """Return the sender of what a signed session of a user publishes; a broker without users has one user."""
+    return SIGNATURE_PREFIX + user
 
 
 class Place(NamedTuple):

@@ -12,8 +12,8 @@ from test_core_events import read
 from malamute.access import AccessRule, Account, Accounts, Policy, User
 from malamute.core.access import Principal
 from malamute.core.events import EVENTS
-from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query, Welcome
-from malamute.protocol.names import AUDIT
+from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query, Subscribe, Welcome
+from malamute.protocol.names import AUDIT, signature
 
 OPERATOR = ("admin user/#", "view broker/#", "view client/#")
 
@@ -39,11 +39,20 @@ def configure(bench: Bench, access: Policy, *accounts: Account) -> None:
     bench.settle()
 
 
-def act(bench: Bench, other: str = "bob", *, peer: str = "p", address: str = "", **proved: Any) -> Any:
+def act(
+    bench: Bench,
+    other: str = "bob",
+    *,
+    peer: str = "p",
+    address: str = "",
+    signed: bool = False,
+    **proved: Any,
+) -> Any:
     """The proxy says HELLO as another user. Returns the answer."""
     principal = Principal(**{"user": "proxy", "method": "curve", **proved})
     bench._names[peer_id(peer)] = peer
-    bench.core.receive(peer_id(peer), Hello([2], address, act_as=other), bench.now, principal, "192.0.2.7")
+    greeting = Hello([2], address, act_as=other, signed=signed)
+    bench.core.receive(peer_id(peer), greeting, bench.now, principal, "192.0.2.7")
     bench.settle()
     return bench.sent(peer)[-1]
 
@@ -243,3 +252,30 @@ def test_explain_says_who_may_act_as_whom():
     assert explain("proxy", "impersonate", "user/bob").decision.allowed
     assert not explain("proxy", "impersonate", "user/carl").decision.allowed
     assert not made().core.access.explain("proxy", "impersonate", "user/bob").decision.allowed
+
+
+def test_a_signed_session_publishes_as_the_user_whom_the_broker_has_proved():
+    long = "x" * 255
+    bench = world()
+    rules = policy("impersonate user/bob", everybody=("create,publish,subscribe stream/#",))
+    configure(bench, rules, *map(Account, ("proxy", "bob", long)))
+    senders = []
+    for number, (user, other) in enumerate([("proxy", ""), ("proxy", "bob"), (long, ""), ("", "")]):
+        method = "curve" if user else ""
+        welcome = act(bench, other, peer=f"p{number}", signed=True, user=user, method=method)
+        assert isinstance(welcome, Welcome), welcome
+        senders.append(signature(welcome.user))
+        bench.tell(f"p{number}", publish(b"x", stream="s"))
+    act(bench, "", peer="plain")
+    bench.tell("plain", publish(b"x", stream="s"))
+    bench.settle()
+    assert senders == ["$user.proxy", "$user.bob", f"$user.{long}", "$user."]
+    bench.tell("plain", Subscribe(1, "s", [["all", ""]], start="first", credit=10))
+    bench.settle()
+    assert [item.sender for item in bench.got("plain")] == [*senders, ""]
+
+
+@pytest.mark.parametrize("address", ["$user.bob", "$user."])
+def test_nobody_has_the_signature_of_another_user_as_an_address(address: str):
+    bench = world()
+    assert refusal(act(bench, address=address, signed=True))

@@ -13,12 +13,13 @@ from running_gateway import RunningGateway
 from secured_gateway import secured_gateway
 
 import malamute
-from malamute.errors import KeyReused
+from malamute.errors import AccessRefused, KeyReused
 from malamute.gateway.stored_keys import HEADER, KeyMark, StoredKeys
 
 WEATHER = "/v1/streams/weather/messages"
 HUB = "/.well-known/mercure"
 ANN = ("ann", "orange")
+EVE = ("eve", "apple")
 
 
 def _post(
@@ -72,11 +73,44 @@ def test_the_gateway_reads_as_a_user_of_its_own_for_users_who_may_only_publish(t
                 assert [post.json()["first"] for post in posts] == sequences
 
 
+def test_a_key_in_a_header_counts_only_where_the_broker_has_stamped_the_user_who_repeats_it(
+    tmp_path: Path,
+) -> None:
+    rules = ["create,publish,subscribe stream/#", "receive mailbox/#"]
+    users = dict((ANN, EVE, ("gate", "keeper")))
+    with secured_gateway(tmp_path, users, rules, own="gate") as first:
+        broker = first.state.settings.broker
+        with first.client(auth=ANN) as http:
+            posted = http.post(WEATHER, content=b"x", headers={"idempotency-key": "k"}).json()
+        assert posted["first"] == 1
+        with malamute.connect(broker, user="eve", password="apple") as eve:
+            # Eve reads what a key of Ann's looks like, and publishes it as her own wherever she may.
+            with eve.subscribe("weather", start="first") as found:
+                mark = found.receive(60).headers[HEADER]
+            eve.publish("weather", "s", b"forged", {HEADER: mark}, assurance="stored")
+        changes = ({}, {"address": "$user.ann"}, {"address": "ann"}, {"signed": True})
+        for at, options in enumerate(changes):
+            stream = f"stream{at}"
+            forged = KeyMark.of("$user.ann", (stream, "k"), b"").key
+            try:
+                with malamute.connect(broker, user="eve", password="apple", **options) as eve:
+                    eve.publish(stream, "s", b"forged", {HEADER: forged + mark[32:]}, assurance="stored")
+            except AccessRefused:
+                continue
+            with RunningGateway(first.state.settings) as second, second.client(auth=ANN) as http:
+                path = f"/v1/streams/{stream}/messages"
+                assert http.post(path, content=b"x", headers={"idempotency-key": "k"}).json()["first"] == 2
+        with RunningGateway(first.state.settings) as second, second.client(auth=ANN) as http:
+            again = http.post(WEATHER, content=b"x", headers={"idempotency-key": "k"})
+            assert again.json() == posted
+
+
 def test_what_is_kept_is_bounded_and_forgotten_in_time(
     gateway: RunningGateway, client: malamute.Client
 ) -> None:
-    marks = [KeyMark.of(("", "weather", str(n)), b"f" * 16) for n in range(4)]
-    client.publish_batch("weather", ["s"] * 4, [b""] * 4, [{HEADER: mark.header} for mark in marks])
+    marks = [KeyMark.of("$user.", ("weather", str(n)), b"f" * 16) for n in range(4)]
+    with malamute.connect(client.url, signed=True) as own:
+        own.publish_batch("weather", ["s"] * 4, [b""] * 4, [{HEADER: mark.header} for mark in marks])
 
     async def find() -> None:
         now_ns = [0]

@@ -286,6 +286,7 @@ CRITERIA = st.one_of(
     st.sampled_from(["^a", "b$"]).map(lambda p: ["regex", p]),
     FIELD_REQUESTS.map(lambda r: ["fields", {r[0]: r[1]}]),
     AREAS.map(lambda a: ["geo", {a[0]: list(a[1])}]),
+    st.sampled_from(["ann", "carl"]).map(lambda p: ["sender", p]),
 )
 SELECTORS = st.tuples(
     st.lists(CRITERIA, min_size=1, max_size=3), st.one_of(st.none(), st.none(), EXPRESSIONS)
@@ -295,11 +296,11 @@ SELECTORS = st.tuples(
 def wants(selector, subject, headers, sender):
     criteria, where = selector
     return (where is None or oracle.holds(where, subject, headers, sender)) and any(
-        _criterion(family, pattern, subject, headers) for family, pattern in criteria
+        _criterion(family, pattern, subject, headers, sender) for family, pattern in criteria
     )
 
 
-def _criterion(family, pattern, subject, headers):
+def _criterion(family, pattern, subject, headers, sender):
     if family == "fields":
         ((mode, request),) = pattern.items()
         return oracle.fields((mode, request.items()), headers)
@@ -310,6 +311,7 @@ def _criterion(family, pattern, subject, headers):
         "topic": lambda: oracle.topic(pattern, subject),
         "topic-amqp": lambda: oracle.topic_amqp(pattern, subject),
         "exact": lambda: pattern == subject,
+        "sender": lambda: pattern == sender,
         "prefix": lambda: subject.startswith(pattern),
         "regex": lambda: re.search(pattern, subject) is not None,
     }[family]()

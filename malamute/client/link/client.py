@@ -51,7 +51,7 @@ from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOu
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import UNLIMITED
-from malamute.protocol.names import Kind
+from malamute.protocol.names import Kind, signature
 from malamute.version import __version__
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ class ConnectOptions(TypedDict, total=False):
     """The user whose rights the client is to have, if not those of the user that it proves: a rule
     `impersonate user/NAME` has to allow that. Default: MALAMUTE_ACT_AS of the environment, where the user is
     that of the environment, too."""
+    signed: bool
+    """Whether readers of streams are to see its user as the sender, as `Client.signature` has it: the broker
+    stamps it, so that no other user can. Default: they see the address."""
     context: AnyContext | None
     """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""
 
@@ -112,6 +115,7 @@ async def open_driver(
     server_key: str | os.PathLike[str] = "",
     token: str = "",
     act_as: str = "",
+    signed: bool = False,
     context: AnyContext | None = None,
 ) -> AnyDriver:
     """Connect, and wait until the broker has answered.
@@ -133,6 +137,7 @@ async def open_driver(
         heartbeat=heartbeat,
         token=proof.token,
         act_as=proof.act_as,
+        signed=signed,
     )
     route = Route(urls_of(url))
     connection = Connection(context or shared_context(), route, identity, heartbeat, proof.options)
@@ -181,6 +186,11 @@ class ClientBase:
     def user(self) -> str:
         """The user that the broker takes the client for; empty for nobody."""
         return self._session.user
+
+    @property
+    def signature(self) -> str:
+        """The sender of what a `signed` client publishes to streams: `$user.` and its user."""
+        return signature(self.user) if self._session.signed else ""
 
     @property
     def connected(self) -> bool:

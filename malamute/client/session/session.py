@@ -78,6 +78,7 @@ class ClientSession:
         heartbeat: float = 0.0,
         token: str = "",
         act_as: str = "",
+        signed: bool = False,
     ) -> None:
         for what, name in (("address", address), ("user to act as", act_as)):
             if name:
@@ -88,6 +89,7 @@ class ClientSession:
         self._heartbeat_ms = int(heartbeat * 1000)
         self._token = token
         self._act_as = act_as
+        self.signed = signed
         self.state = State.LOST
         self.error: MalamuteError | None = None
         self.broker = b""
@@ -180,6 +182,7 @@ class ClientSession:
                 self.outbox.settled(),
                 self._token,
                 self._act_as,
+                self.signed,
             )
         )
 
