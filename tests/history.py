@@ -36,6 +36,7 @@ EXPIRES, REMOVED, REDRIVE, FORGOTTEN = "expires", "removed", "redrive", "forgott
 rig has damaged them, retention has dropped them, their sender has withdrawn them. Dead letters that are to be
 sent again. A command whose session the broker has forgotten before it answered: it may be done twice."""
 KILLED, BACK, DISK_FAILS, DISK_WORKS = "killed", "back", "disk-fails", "disk-works"
+ANOTHER_STORE = "another-store"
 RESTORED, ENDED = "restored", "ended"
 """What is done to the broker: it is about to be killed, and is back; its disk refuses, and works; its store
 is lost, and a copy of an earlier time, `sequence`, takes its place. A client, the `key`, is at its end."""
@@ -373,6 +374,9 @@ def _false_gap(log: Log) -> Iterator[str]:
     for client, reader in _readers(log):
         sequences = [record.sequence for record in reader.wanted]
         for gap in reader.gaps:
+            if gap.text == ANOTHER_STORE:
+                # A history is of one store, or of copies of it: each position in it is one in that store.
+                yield f"{client} got a gap as if its position were in another store"
             covered = reader.wanted[bisect_left(sequences, gap.sequence) : bisect_right(sequences, gap.last)]
             is_brought_back = any(gap.at_ns < back for _, back in log.undone)
             if not is_brought_back and any(record.key not in may_expire for record in covered):

@@ -39,13 +39,15 @@ class Gap(NamedTuple):
     """The messages of a stream from `first` to `last` are unavailable to one subscription; `reason` is why.
 
     With the reason `taken-back`, and with `restored` up to the last message that was delivered, the
-    subscription has had them: the broker has lost them since.
+    subscription has had them: the broker has lost them since. With `another-store` it goes on in `store`,
+    another one than before, behind `last`, which is 0 if nothing of that store is left out.
     """
 
     stream: str
     first: int
     last: int
     reason: str
+    store: str = ""
 
 
 class Switched(NamedTuple):

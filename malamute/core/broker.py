@@ -84,6 +84,7 @@ class Core(Engines):
             caches,
             stream_stores(own, self.stores, self.effects, self.timers, begin),
             unjournaled=settings.unjournaled,
+            broker=recovered.broker_id.hex(),
         )
         self.health = Health(self.effects, self.timers, self.effects)
         self.queue_limits = QueueLimits(

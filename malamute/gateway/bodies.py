@@ -265,7 +265,8 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 def shown_gap(gap: Gap) -> dict[str, Any]:
     """Messages that are not to be had, as JSON has it."""
-    return {"first": gap.first, "last": gap.last, "reason": gap.reason}
+    store = {"store": gap.store} if gap.store else {}
+    return {"first": gap.first, "last": gap.last, "reason": gap.reason, **store}
 
 
 UNREADABLE = "malformed"

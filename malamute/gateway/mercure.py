@@ -23,7 +23,7 @@ from malamute.aio import Client
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, TooLarge
 from malamute.gateway import bodies, sse
-from malamute.gateway.events import EventWriter
+from malamute.gateway.events import EventWriter, start_behind
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.sse import follow
 from malamute.gateway.state import gateway_of
@@ -49,7 +49,6 @@ RETRY_MS_MAX = 2**31 - 1
 
 EARLIEST = "earliest"
 
-_ID = re.compile(r"#([0-9]{1,18})")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NOT_IN_ID = re.compile(r"^#|[\n\r\0]")
@@ -144,19 +143,19 @@ class UpdateWriter(EventWriter):
 
     OWN_TYPES = b"malamute-"
 
-    def __init__(self, requested: str | None, last: int) -> None:
-        super().__init__(last)
+    def __init__(self, requested: str | None, last: int, store: str) -> None:
+        super().__init__(last, store)
         self._requested = requested
         self._update = last
 
     def headers(self) -> Mapping[str, str]:
         """The position before the first event: another one than was requested tells that some are missing."""
         earliest = self._requested == EARLIEST or not self.last
-        return {**DISCOVERY, "last-event-id": EARLIEST if earliest else f"#{self.last}"}
+        return {**DISCOVERY, "last-event-id": EARLIEST if earliest else _ident(self.last, self.store)}
 
     def position(self, sequence: int) -> bytes:
         """The id of an update."""
-        return b"#%d" % sequence
+        return _ident(sequence, self.store).encode()
 
     def event(self, message: Message) -> bytes:
         """An update, with the first of its messages."""
@@ -174,6 +173,11 @@ class UpdateWriter(EventWriter):
             lines.append(b"retry: %d" % retry_ms)
         lines += [b"data: " + line for line in _LINE_END.split(message.body)]
         return b"\n".join(lines) + b"\n\n"
+
+
+def _ident(sequence: int, store: str) -> str:
+    """The id of the update whose first message this is."""
+    return f"#{sequence}@{store}"
 
 
 def _is_natural(value: object, most: int) -> TypeGuard[int]:
@@ -231,8 +235,10 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
             first = await publish_all(client, settings.timeout_seconds, {})
     else:
         first = await gateway.publish_once(identity, stream, key, fingerprint.digest(), publish_all)
+    async with gateway.session(request) as client:
+        ident = _ident(first, client.store)
     # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
-    return Response(f"#{first}" if first else "", headers=DISCOVERY, media_type=TEXT)
+    return Response(ident if first else "", headers=DISCOVERY, media_type=TEXT)
 
 
 async def follow_updates(request: Request, arguments: Arguments) -> Response:
@@ -272,8 +278,12 @@ def _last_of(request: Request) -> str | None:
 def _start(last: str | None) -> str:
     if last == EARLIEST:
         return "first"
-    found = _ID.fullmatch(last or "")
-    return f"seq:{int(found[1]) + 1}" if found else "new"
+    if last is None or not last.startswith("#"):
+        return "new"
+    try:
+        return start_behind(last[1:])
+    except InvalidValue:
+        return "new"
 
 
 TOPIC = f"A topic, a URI template or `*`. There may be {CRITERIA_MAX}, of which some 30 are templates."

@@ -43,6 +43,8 @@ class SharedEvents:
         self.pages = 0
         self.first = 0
         """The first sequence that could come."""
+        self.store = ""
+        """The store in which all these sequences count."""
         self.error: MalamuteError | None = None
         self.ended = False
         self._settings = settings
@@ -60,7 +62,7 @@ class SharedEvents:
         try:
             async with AsyncExitStack() as stack:
                 subscription = await subscribe(stack, "new")
-                self.first = subscription.first
+                self.first, self.store = subscription.first, subscription.store
                 self._floor = self.first - 1
                 self.opened.set()
                 await self._write(subscription)
@@ -72,7 +74,7 @@ class SharedEvents:
             self._wake()
 
     async def _write(self, subscription: Subscription) -> None:
-        writer = EventWriter(self._floor)
+        writer = EventWriter(self._floor, self.store)
         while True:
             try:
                 columns = await subscription.columns(
@@ -82,10 +84,13 @@ class SharedEvents:
                 self._quiet += 1
                 self._wake()
                 continue
-            writer.gaps.note(subscription)
+            writer.gaps.note(subscription, columns)
             if columns is None and not writer.gaps:
                 return
             for event in writer.events(columns):
+                if writer.store != self.store:
+                    # Pages reconnect, and go on in the other store: they are told where its messages begin.
+                    return
                 self._events.append((writer.last, event))
                 self._size_bytes += len(event)
             self._drop_oldest()

@@ -1,6 +1,7 @@
 """Streams as Server-Sent Events.
 
-The id of an event is its sequence, so Last-Event-ID of a browser that reconnects is where its replay begins.
+The id of an event is its sequence and the store that it counts in, so Last-Event-ID of a browser that
+reconnects is where its replay begins, if the broker still has that store.
 The first thing that is sent is an id, too, for one that goes before it has had an event. Pages that ask for
 the same messages share what is written (`shared_events`). One that is behind has a subscription of its own,
 which is granted credit when what came before is written to the connection: a page that does not read goes
@@ -61,15 +62,15 @@ async def _cancel_at_disconnect(receive: Receive, writing: asyncio.Task[Any]) ->
 async def follow(
     request: Request,
     stream: str,
-    writer_at: Callable[[int], EventWriter] = EventWriter,
+    writer_at: Callable[[int, str], EventWriter] = EventWriter,
     *,
     start: str,
     **options: Any,
 ) -> EventResponse:
     """Documented with the events of a subscription, until the page or the gateway leaves.
 
-    `writer_at` makes what writes them, from the last sequence before the first of them. What `EventWriter`
-    itself writes is shared with other pages.
+    `writer_at` makes what writes them, from the last sequence before the first of them and its store. Events
+    that `EventWriter` itself writes are shared with other pages.
 
     Raises as `Client.subscribe`.
     """
@@ -93,7 +94,7 @@ async def follow(
             shared = await stack.enter_async_context(gateway.shared_events.joined(key, subscribe))
         page = FollowingPage(shared, subscribe, settings.keep_alive_seconds)
         stack.push_async_callback(page.leave)
-        writer = writer_at(await page.begin(start))
+        writer = writer_at(*await page.begin(start))
         # It stays open until the answer ends.
         kept = stack.pop_all()
     headers = {"x-accel-buffering": "no", **writer.headers()}
@@ -124,12 +125,12 @@ class FollowingPage:
         self._own = None
         await self._stack.aclose()
 
-    async def begin(self, start: str) -> int:
-        """Find the last sequence before the first event. Raises as `Client.subscribe`."""
+    async def begin(self, start: str) -> tuple[int, str]:
+        """Find the last sequence before the first event, and its store. Raises as `Client.subscribe`."""
         if self._shared is not None and start == "new":
-            return self._shared.last
+            return self._shared.last, self._shared.store
         self._own = await self._subscribe(self._stack, start)
-        return self._own.first - 1
+        return self._own.first - 1, self._own.store
 
     async def events(self, writer: EventWriter, kept: AsyncExitStack) -> AsyncIterator[bytes]:
         """Write the events, and why they end."""
@@ -137,7 +138,7 @@ class FollowingPage:
             yield b"retry: %d\nid: %b\n\n" % (RETRY_MS, writer.position(writer.last))
             try:
                 while not self._is_over:
-                    if self._own is None and self._has_all_behind(writer.last):
+                    if self._own is None and self._has_all_behind(writer):
                         parts = self._shared_parts(writer)
                     else:
                         parts = self._own_parts(writer)
@@ -150,8 +151,9 @@ class FollowingPage:
                 document = bodies.to_json(problems.document(error))
                 yield b"event: %bproblem\ndata: %b\n\n" % (writer.OWN_TYPES, document)
 
-    def _has_all_behind(self, last: int) -> bool:
-        return self._shared is not None and self._shared.has_all_behind(last)
+    def _has_all_behind(self, writer: EventWriter) -> bool:
+        shared = self._shared
+        return shared is not None and shared.store == writer.store and shared.has_all_behind(writer.last)
 
     async def _shared_parts(self, writer: EventWriter) -> AsyncGenerator[bytes, None]:
         """What is shared, until it ends or this page is behind it."""
@@ -164,20 +166,20 @@ class FollowingPage:
     async def _own_parts(self, writer: EventWriter) -> AsyncGenerator[bytes, None]:
         """What is not shared, until it ends or this page has caught up with what is."""
         if self._own is None:
-            self._own = await self._subscribe(self._stack, f"seq:{writer.last + 1}")
+            self._own = await self._subscribe(self._stack, writer.start)
             writer.gaps = GapQueue()
         own, is_behind = self._own, self._shared is not None
 
         def is_due() -> bool:
             return writer.gaps.due(own) or (is_behind and own.state == "live")
 
-        while not self._has_all_behind(writer.last):
+        while not self._has_all_behind(writer):
             try:
                 columns = await own.columns(self._keep_alive_seconds, enough=is_due)
             except TimedOut:
                 yield NOTHING_NEW
                 continue
-            writer.gaps.note(own)
+            writer.gaps.note(own, columns)
             if columns is None and not writer.gaps:
                 if not (is_behind and own.state == "live"):
                     self._is_over = True
@@ -185,7 +187,8 @@ class FollowingPage:
                 # It has had all that was there before what is shared began, whether or not it was for it.
                 assert self._shared is not None
                 is_behind = False
-                writer.last = max(writer.last, self._shared.first - 1)
+                if self._shared.store == writer.store:
+                    writer.last = max(writer.last, self._shared.first - 1)
                 continue
             for part in writer.parts(columns):
                 yield part

@@ -17,11 +17,14 @@ from malamute.client.events import Gap
 from malamute.client.session.message import Message
 from malamute.errors import InvalidSelector, Malformed, TimedOut
 from malamute.gateway import bodies
+from malamute.gateway.events import start_behind
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.sse import follow
 from malamute.gateway.state import Gateway, gateway_of
 from malamute.gateway.tracing import sending
 from malamute.protocol.batch import Columns
+from malamute.protocol.position import StorePosition
+from malamute.protocol.start import AFTER
 
 PAGE_MESSAGES = 100
 PAGE_MESSAGES_MAX = 1000
@@ -51,7 +54,10 @@ SELECTION = (
 
 
 def _start(default: str) -> Parameter:
-    words = "Where to begin: `new`, `first`, `last`, `last-per-subject`, `seq:N`, `time:T` or `since:1h`."
+    words = (
+        "Where to begin: `new`, `first`, `last`, `last-per-subject`, `seq:N`, `after:N@STORE`, `time:T` or "
+        "`since:1h`."
+    )
     return Parameter("start", words, {"type": "string", "default": default})
 
 
@@ -119,7 +125,7 @@ async def history(request: Request, arguments: Arguments) -> Response:
         page = await read_page(
             gateway, client, arguments["name"], limit, start=arguments["start"], **selection(arguments)
         )
-    link = "" if page.is_last else _next_page(request, page.messages)
+    link = "" if page.is_last else _next_page(request, page)
     headers = {"link": f'<{link}>; rel="next"'} if link else {}
     rows, gaps = _rows(page)
     if bodies.NDJSON in request.headers.get("accept", ""):
@@ -135,6 +141,8 @@ class HistoryPage(NamedTuple):
     gaps: Sequence[Gap] = ()
     is_last: bool = True
     """Whether there are no more now."""
+    store: str = ""
+    """The store that the sequences count in."""
 
 
 def _rows(page: HistoryPage) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -175,8 +183,8 @@ async def read_page(gateway: Gateway, client: Client, name: str, limit: int, **o
             found += bodies.messages_of(columns)
             size_bytes += sum(map(len, columns.records))
         last = found[:limit][-1].sequence
-        gaps = [gap for gap in subscription.recent_gaps if gap.first < last]
-        return HistoryPage(found[:limit], gaps, is_last=False)
+        gaps = [gap for gap in subscription.recent_gaps if gap.store or gap.first < last]
+        return HistoryPage(found[:limit], gaps, is_last=False, store=subscription.store)
 
 
 async def _next_part(subscription: Subscription, timeout: float) -> Columns | None:
@@ -184,8 +192,9 @@ async def _next_part(subscription: Subscription, timeout: float) -> Columns | No
     return await subscription.columns(timeout, enough=lambda: subscription.state == "live")
 
 
-def _next_page(request: Request, messages: Sequence[Message]) -> str:
-    following = [("start", f"seq:{messages[-1].sequence + 1}")]
+def _next_page(request: Request, page: HistoryPage) -> str:
+    position = StorePosition(page.messages[-1].sequence, page.store)
+    following = [("start", f"{AFTER}:{position}")]
     same = [(name, value) for name, value in request.query_params.multi_items() if name != "start"]
     return f"{request.url.path}?{urlencode(same + following)}"
 
@@ -193,7 +202,7 @@ def _next_page(request: Request, messages: Sequence[Message]) -> str:
 async def events(request: Request, arguments: Arguments) -> Response:
     """Follow a stream."""
     last = arguments["last_event_id"]
-    start = arguments["start"] if last is None else f"seq:{last + 1}"
+    start = arguments["start"] if last is None else start_behind(last)
     options = {"committed": arguments["committed"], "existing": True, **selection(arguments)}
     return await follow(request, arguments["name"], start=start, **options)
 
@@ -232,7 +241,7 @@ ENDPOINTS = (
         "GET",
         "/v1/streams/{name}/events",
         events,
-        "Follow a stream as Server-Sent Events; the id of an event is its sequence.",
+        "Follow a stream as Server-Sent Events; the id of an event is its sequence and its store, `N@STORE`.",
         (
             NAME,
             *SELECTION,
@@ -244,9 +253,9 @@ ENDPOINTS = (
             ),
             Parameter(
                 "Last-Event-ID",
-                "The last event that was had: the next one comes first.",
-                {"type": "integer", "minimum": 0, "maximum": 2**63 - 2},
-                "header",
+                "The last event that was had: the next one comes first. One of another store begins at the "
+                "first message that there is, behind a `gap`.",
+                place="header",
             ),
         ),
         (),

@@ -7,9 +7,9 @@ subprotocol that it asked for: `malamute.json` (text, which it is without one) o
     credit       id, messages: so many more may come
     unsubscribe  id
 
-    subscribed   id, first: the first sequence that can come
+    subscribed   id, first: the first sequence that can come; store: the store that sequences count in
     message      id, and the message
-    gap          id, first, last, reason
+    gap          id, first, last, reason; with `another-store` also store: sequences count in that from now on
     ended        id, and why as a problem if it has not asked for that
     problem      what was wrong with a frame
 
@@ -27,6 +27,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from malamute.aio import Client
+from malamute.client.events import Gap
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, MalamuteError, Malformed, NotFound, TooMany
 from malamute.gateway import bodies, problems
@@ -205,27 +206,31 @@ class PageSocket:
         )
         async with subscribing as subscription:
             with self._gateway.follows(subscription):
-                await self._send("subscribed", {"id": command.id, "first": subscription.first})
+                begin = {"first": subscription.first, "store": subscription.store}
+                await self._send("subscribed", {"id": command.id, **begin})
                 gaps = GapQueue()
                 while True:
                     columns = await subscription.columns(enough=lambda: gaps.due(subscription))
-                    gaps.note(subscription)
+                    gaps.note(subscription, columns)
                     if columns is None and not gaps:
                         return
                     for message in () if columns is None else bodies.messages_of(columns):
-                        for gap in gaps.before(message.sequence):
-                            await self._send("gap", {"id": command.id, **gap._asdict()})
+                        for gap in gaps.before_next():
+                            await self._send_gap(command.id, gap)
                         await self._send_message(command.id, followed, message)
                     if columns is None:
                         for gap in gaps.rest():
-                            await self._send("gap", {"id": command.id, **gap._asdict()})
+                            await self._send_gap(command.id, gap)
+
+    async def _send_gap(self, subscription: int, gap: Gap) -> None:
+        await self._send("gap", {"id": subscription, "stream": gap.stream, **bodies.shown_gap(gap)})
 
     async def _send_message(self, subscription: int, followed: _Followed, message: Message) -> None:
         """Send a message when the page wants one, or the gap that stands for it at once."""
         try:
             fields = bodies.shown(message)
         except Malformed:
-            await self._send("gap", {"id": subscription, **bodies.unreadable(message)._asdict()})
+            await self._send_gap(subscription, bodies.unreadable(message))
         else:
             await followed.spend()
             await self._send("message", {"id": subscription, **fields})

@@ -30,6 +30,7 @@ from malamute.protocol.messages import (
     REF,
     VERSION,
     Answer,
+    Commit,
     Deliver,
     Delivery,
     Error,
@@ -53,7 +54,15 @@ ROUTING_ID_BYTES = 16
 
 _GROWN: dict[type[Any], Sequence[Any]] = {
     kind: [kind._field_defaults[name] for name in kind._fields[: -count - 1 : -1]]
-    for kind, count in ((Hello, 3), (Error, 1), (Subscribe, 1), (Offer, 1), (Reject, 1), (Welcome, 1))
+    for kind, count in (
+        (Hello, 3),
+        (Error, 1),
+        (Subscribe, 2),
+        (Offer, 1),
+        (Reject, 1),
+        (Commit, 1),
+        (Welcome, 1),
+    )
 }
 """The defaults of the fields that a command leaves out while it has them, the last one first: a peer that
 does not know such a field refuses it. So is the last one of PUBLISH."""

@@ -116,7 +116,9 @@ class Subscribe(NamedTuple):
 
     With a cursor that the broker knows it begins behind it; one that is new is set to `start`. `had` is the
     last message that came before, on an older connection: GAP tells if the broker has lost it since. What is
-    `committed` is on the disk before it is delivered. Of an `existing` stream alone: it makes none.
+    `committed` is on the disk before it is delivered. Of an `existing` stream alone: it makes none. One that
+    stood before names in `resume` the position up to which it has had everything, `N@STORE`: it goes on
+    there if that is a position in this broker's store. Otherwise it begins anew, and GAP reports that.
     """
 
     source: int
@@ -130,6 +132,7 @@ class Subscribe(NamedTuple):
     had: int = 0
     committed: bool = False
     existing: bool = False
+    resume: str = ""
 
 
 class Offer(NamedTuple):
@@ -254,12 +257,16 @@ class Bye(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Set a named position of a stream: the reader is done with everything up to `sequence`."""
+    """Set a named position of a stream: the reader is done with everything up to `sequence`.
+
+    A sequence that is not of this broker's store is refused, if `store` names the one that it is of.
+    """
 
     stream: str
     number: int
     cursor: str
     sequence: int
+    store: str = ""
 
 
 class Change(NamedTuple):
@@ -340,7 +347,8 @@ class Delivery(NamedTuple):
 class Gap(NamedTuple):
     """The messages of a subscription from `first` to `last` are unavailable, and why.
 
-    Up to the last message that came, it is of those that the subscription has had: they are no more.
+    Up to the last message that came, it is of those that the subscription has had: they are no more. With the
+    reason `another-store` it begins anew behind `last`, which may be 0.
     """
 
     source: int
@@ -356,7 +364,12 @@ RESTORED = "restored"
 """The reason of a gap between a backup and what came when it was restored. Anything may have been there."""
 EXPIRED = "expired"
 """The reason of a gap in which every message that the subscription would have got has expired."""
-GAP_REASONS = (RESTART, NOT_STORED, OVERWRITTEN, NO_JOURNAL, TAKEN_BACK, RESTORED, EXPIRED)
+ANOTHER_STORE = "another-store"
+"""The reason of a gap in front of a subscription whose position was one in another store.
+
+It has the messages of this store that lie before the place where the subscription begins anew; there may be
+none."""
+GAP_REASONS = (RESTART, NOT_STORED, OVERWRITTEN, NO_JOURNAL, TAKEN_BACK, RESTORED, EXPIRED, ANOTHER_STORE)
 """All reasons of gaps."""
 
 HARMLESS = frozenset((RESTART, NOT_STORED))
@@ -639,7 +652,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         6,
         Subscribe,
-        (NEW_SOURCE, NAME, CRITERIA, TEXT, WORDS, CREDIT, CREDIT, ADDRESS, NUMBER, BOOLEAN, BOOLEAN),
+        (NEW_SOURCE, NAME, CRITERIA, TEXT, WORDS, CREDIT, CREDIT, ADDRESS, NUMBER, BOOLEAN, BOOLEAN, WORDS),
         3,
         0,
     ),
@@ -650,7 +663,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(11, Query, (REF, WORDS, MAP), 3, 0),
     Spec(12, Ping, (NUMBER,), 0),
     Spec(13, Bye, (), 0),
-    Spec(14, Commit, (NAME, NUMBER, NAME, NUMBER), 4, 1),
+    Spec(14, Commit, (NAME, NUMBER, NAME, NUMBER, WORDS), 4, 1),
     Spec(15, Change, (NUMBER, WORDS, MAP), 3, 0),
     Spec(16, Nak, (SOURCE, RANGES, DELAY), 2, 0),
     Spec(17, Reject, (SOURCE, RANGES, WORDS, BOOLEAN), 2, 0),
@@ -664,7 +677,7 @@ SPECS: tuple[Spec, ...] = (
     Spec(67, Error, (CODE, TEXT, OPCODE, REF, DURATION), 2, 3),
     Spec(68, Stored, (STORED_RANGES,), 1),
     Spec(69, Deliver, (SOURCE, NUMBER), 2, 0, "payload"),
-    Spec(70, Gap, (SOURCE, SEQUENCE, SEQUENCE, WORDS), 4, 0),
+    Spec(70, Gap, (SOURCE, SEQUENCE, NUMBER, WORDS), 4, 0),
     Spec(71, Switch, (SOURCE, WORDS, SEQUENCE), 3, 0),
     Spec(72, Answer, (REF, ANY), 2, 0),
     Spec(73, Pong, (), 0),

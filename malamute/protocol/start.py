@@ -5,6 +5,7 @@ first              the oldest message that is kept
 last               the newest message that is kept, then what follows
 last-per-subject   the newest kept message of each subject, then what is new
 seq:N              the message with sequence N
+after:N@STORE      the message behind sequence N of that store: a position that was kept, of `position`
 time:T             the first message at or after T: nanoseconds since the epoch, or ISO 8601 (UTC unless
                    it says otherwise)
 since:1h           the first message at most this old: a number with ms, s, m, h or d; seconds without
@@ -20,9 +21,10 @@ from typing import NamedTuple
 
 from malamute.errors import InvalidValue
 from malamute.protocol.limits import NUMBER_MAX
+from malamute.protocol.position import StorePosition
 
 NEW, FIRST, LAST, LAST_PER_SUBJECT = "new", "first", "last", "last-per-subject"
-SEQ, TIME, SINCE = "seq", "time", "since"
+SEQ, TIME, SINCE, AFTER = "seq", "time", "since", "after"
 
 _PLAIN = frozenset((NEW, FIRST, LAST, LAST_PER_SUBJECT))
 _UNITS_NS = {"ms": 10**6, "": 10**9, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
@@ -30,10 +32,14 @@ _DURATION = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))?(ms|s|m|h|d|)")
 
 
 class Start(NamedTuple):
-    """A start as it is understood. `value` is a sequence, or nanoseconds, or 0 where there is none."""
+    """A start as it is understood. `value` is a sequence, or nanoseconds, or 0 where there is none.
+
+    `store` is the one that a sequence counts in, if that is known.
+    """
 
     kind: str
     value: int = 0
+    store: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Start:
@@ -41,12 +47,14 @@ class Start(NamedTuple):
         if text in _PLAIN:
             return cls(text)
         kind, colon, rest = text.partition(":")
+        if kind == AFTER and (position := StorePosition.parse(rest)):
+            return cls(kind, *position)
         read = _READERS.get(kind)
         value = read(rest) if read and colon else None
         if value is None or value > NUMBER_MAX:
             raise InvalidValue(
                 f"invalid start {text!r}: expected new, first, last, last-per-subject, "
-                "seq:N, time:T or since:1h"
+                "seq:N, after:N@STORE, time:T or since:1h"
             )
         return cls(kind, value)
 

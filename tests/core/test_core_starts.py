@@ -424,3 +424,115 @@ def test_explain_says_why_a_selector_does_not_take_a_message(bench):
     (row,) = answer.value
     assert not row["matched"]
     assert row["reason"]
+
+
+OWN, FOREIGN = "00" * 16, "11" * 16
+
+
+def gaps_of(messages) -> list[tuple[int, int, str]]:
+    return [(gap.first, gap.last, gap.reason) for gap in messages if isinstance(gap, Gap)]
+
+
+@pytest.mark.parametrize("store", [OWN, f"{OWN}.7"])
+def test_a_position_in_this_store_goes_on_behind_it_whatever_was_asked_for(bench, store):
+    """An incarnation shares its sequences with those before."""
+    bench.tell("bob", subscribe(start="first", cursor="red", resume=f"4@{store}"))
+    bench.settle()
+    answers = bench.sent("bob")
+    assert seen(answers) == [5, 6]
+    assert gaps_of(answers) == []
+    assert "red" not in bench.core.streams.by_name["s"].cursors
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        f"4@{FOREIGN}",
+        f"0@{FOREIGN}",
+        f"900@{FOREIGN}.5",
+        f"7@{OWN}",
+        f"893028037238784@{OWN}.893028037238000",
+    ],
+)
+@pytest.mark.parametrize(
+    ("asked", "expected", "last"),
+    [
+        ({"start": "first"}, [1, 2, 3, 4, 5, 6], 0),
+        ({"start": "first", "cursor": "new one"}, [1, 2, 3, 4, 5, 6], 0),
+        ({"start": "last"}, [6], 5),
+        ({"start": "seq:3"}, [3, 4, 5, 6], 2),
+        ({"start": "new"}, [], 6),
+    ],
+)
+def test_a_position_of_another_store_begins_at_the_start_asked_for_behind_a_gap(
+    bench, position, asked, expected, last
+):
+    """Each message is delivered, or lies in the gap: also of one that had something (`had`) there."""
+    bench.tell("bob", subscribe(resume=position, had=5, **asked))
+    bench.settle()
+    answers = bench.sent("bob")
+    assert seen(answers) == expected
+    assert gaps_of(answers) == [(1, last, "another-store")]
+    ok = next(place for place, message in enumerate(answers) if isinstance(message, Ok))
+    assert isinstance(answers[ok + 1], Gap)
+
+
+def test_a_position_of_another_store_leaves_a_cursor_of_this_one_alone(bench):
+    bench.tell("bob", Commit("s", 1, "red", 2))
+    bench.settle()
+    bench.sent("bob")
+    bench.tell("bob", subscribe(start="first", cursor="red", resume=f"5@{FOREIGN}"))
+    bench.settle()
+    answers = bench.sent("bob")
+    assert seen(answers) == [3, 4, 5, 6]
+    assert gaps_of(answers) == [(1, 2, "another-store")]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected", "gaps"),
+    [
+        (f"after:4@{OWN}", [5, 6], []),
+        (f"after:0@{OWN}", [1, 2, 3, 4, 5, 6], []),
+        (f"after:6@{OWN}", [], []),
+        (f"after:7@{OWN}", [1, 2, 3, 4, 5, 6], [(1, 0, "another-store")]),
+        (f"after:4@{FOREIGN}", [1, 2, 3, 4, 5, 6], [(1, 0, "another-store")]),
+    ],
+)
+def test_a_position_that_was_kept_is_a_start(bench, start, expected, gaps):
+    bench.tell("bob", subscribe(start=start))
+    bench.settle()
+    answers = bench.sent("bob")
+    assert seen(answers) == expected
+    assert gaps_of(answers) == gaps
+
+
+@pytest.mark.parametrize("resume", ["4", f"x@{OWN}", "4@", f"4@{OWN[:-1]}", f"{2**63}@{OWN}", f"4@{OWN}.0"])
+def test_a_position_that_is_none_is_refused(bench, resume):
+    bench.tell("bob", subscribe(resume=resume))
+    bench.settle()
+    assert [error.code for error in bench.sent("bob") if isinstance(error, Error)] == [416]
+
+
+@pytest.mark.parametrize(
+    ("store", "is_taken"), [("", True), (OWN, True), (f"{OWN}.9", True), (FOREIGN, False)]
+)
+def test_a_commit_of_another_store_changes_nothing(bench, store, is_taken):
+    bench.tell("bob", Commit("s", 1, "red", 2, store))
+    bench.settle()
+    assert [error.code for error in bench.sent("bob") if isinstance(error, Error)] == (
+        [] if is_taken else [416]
+    )
+    assert dict(bench.core.streams.by_name["s"].cursors) == ({"red": 2} if is_taken else {})
+
+
+@pytest.mark.parametrize(("store", "code"), [(OWN, 0), (FOREIGN, 416)])
+def test_an_operator_sets_a_cursor_to_a_position_of_this_store_alone(bench, store, code):
+    bench.tell(
+        "bob",
+        Change(
+            1, "cursor.set", {"stream": "s", "cursor": "red", "start": f"after:3@{store}", "dry_run": False}
+        ),
+    )
+    bench.settle()
+    assert [error.code for error in bench.sent("bob") if isinstance(error, Error)] == ([code] if code else [])
+    assert bench.core.streams.by_name["s"].cursors.get("red") == (None if code else 3)

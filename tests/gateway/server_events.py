@@ -40,7 +40,10 @@ def following(http: httpx.Client, **options: Any) -> Iterator[Blocks]:
 
 def messages_of(blocks: Blocks, count: int) -> list[tuple[int, str]]:
     found = (block for block in blocks if "data" in block)
-    return [(int(block["id"]), json.loads(block["data"])["body"]) for block in islice(found, count)]
+    return [
+        (int(block["id"].partition("@")[0]), json.loads(block["data"])["body"])
+        for block in islice(found, count)
+    ]
 
 
 def make_stream(url: str) -> None:

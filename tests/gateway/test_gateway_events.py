@@ -17,9 +17,17 @@ from server_events import EVENTS, following, make_stream, messages_of, publish_n
 
 import malamute
 from malamute.client.events import Gap
-from malamute.gateway.events import PART_BYTES, EventWriter
+from malamute.errors import InvalidValue
+from malamute.gateway.events import PART_BYTES, EventWriter, start_behind
 from malamute.protocol.batch import Columns, pack_record
 from malamute.testing import Broker, small_config
+
+STORE = "11" * 16
+
+
+def ids(*sequences: str, store: str = STORE) -> list[str]:
+    """The lines of the ids that these sequences have."""
+    return [f"id: {sequence}@{store}" for sequence in sequences]
 
 
 def test_the_id_of_an_event_is_its_sequence_and_history_turns_into_what_is_new(
@@ -27,7 +35,7 @@ def test_the_id_of_an_event_is_its_sequence_and_history_turns_into_what_is_new(
 ) -> None:
     publish_numbers(client, 1, 3)
     with following(http, params={"start": "seq:2"}) as blocks:
-        assert next(blocks) == {"retry": "2000", "id": "1"}
+        assert next(blocks) == {"retry": "2000", "id": f"1@{client.store}"}
         assert messages_of(blocks, 2) == [(2, "2"), (3, "3")]
         publish_numbers(client, 4, 4)
         assert messages_of(blocks, 1) == [(4, "4")]
@@ -39,6 +47,35 @@ def test_a_page_that_comes_again_goes_on_behind_its_last_event(
     publish_numbers(client, 1, 5)
     with following(http, headers={"last-event-id": "3"}, params={"start": "new"}) as blocks:
         assert messages_of(blocks, 2) == [(4, "4"), (5, "5")]
+
+
+@pytest.mark.parametrize("last", [3, 99])
+def test_a_last_event_of_another_store_is_a_gap_and_everything_comes(
+    http: httpx.Client, client: malamute.Client, last: int
+) -> None:
+    publish_numbers(client, 1, 5)
+    headers = {"last-event-id": f"{last}@" + "ee" * 16}
+    with following(http, headers=headers, params={"start": "new"}) as blocks:
+        assert next(blocks)["id"] == f"0@{client.store}"
+        gap = next(blocks)
+        assert (gap["event"], gap["id"]) == ("gap", f"0@{client.store}")
+        fields = {"first": 1, "last": 0, "reason": "another-store", "store": client.store}
+        assert json.loads(gap["data"]) == fields
+        assert messages_of(blocks, 5) == [(number, str(number)) for number in range(1, 6)]
+
+
+def test_the_next_page_of_another_store_begins_with_its_first_message(
+    http: httpx.Client, client: malamute.Client
+) -> None:
+    publish_numbers(client, 1, 5)
+    address = EVENTS.replace("events", "messages")
+    first = http.get(address, params={"limit": 2}).json()
+    following_page = http.get(first["next"]).json()
+    assert [row["sequence"] for row in following_page["messages"]] == [3, 4]
+    assert following_page["gaps"] == []
+    elsewhere = http.get(first["next"].replace(client.store, "ee" * 16)).json()
+    assert [row["sequence"] for row in elsewhere["messages"]] == [1, 2]
+    assert [gap["reason"] for gap in elsewhere["gaps"]] == ["another-store"]
 
 
 def test_a_page_that_leaves_before_its_first_event_has_an_id_to_come_again_with(
@@ -158,24 +195,54 @@ def _ids(parts: Iterator[bytes]) -> list[str]:
 
 
 def test_gaps_stand_between_the_messages_where_they_belong() -> None:
-    writer = EventWriter(0)
-    gaps = [Gap("weather", 3, 5, "overwritten"), Gap("weather", 8, 9, "restart")]
-    writer.gaps.note(SimpleNamespace(gaps=2, recent_gaps=gaps))  # type: ignore[arg-type]
-    assert _ids(writer.parts(_columns(1, 2))) == ["id: 1", "id: 2"]
-    assert _ids(writer.parts(_columns(6, 7))) == ["gap", "id: 5", "id: 6", "id: 7"]
-    assert _ids(writer.parts(None)) == ["gap", "id: 9"]
-    taken_back = Gap("weather", 6, 9, "taken-back")
-    writer.gaps.note(SimpleNamespace(gaps=3, recent_gaps=[*gaps, taken_back]))  # type: ignore[arg-type]
-    assert _ids(writer.parts(None)) == ["gap"]
+    writer = EventWriter(0, STORE)
+    gaps = [(2, Gap("weather", 3, 5, "overwritten")), (4, Gap("weather", 8, 9, "restart"))]
+    assert _ids(_written(writer, gaps, 2, _columns(1, 2))) == ids("1", "2")
+    assert _ids(_written(writer, gaps, 4, _columns(6, 7))) == ["gap", *ids("5", "6", "7")]
+    assert _ids(_written(writer, gaps, 4, None)) == ["gap", *ids("9")]
+    gaps.append((4, Gap("weather", 6, 9, "taken-back")))
+    assert _ids(_written(writer, gaps, 4, None)) == ["gap"]
+
+
+def test_sequences_count_in_another_store_behind_the_gap_that_says_so() -> None:
+    """Messages of the old store that still wait keep their ids, though the gap is known."""
+    writer = EventWriter(0, STORE)
+    other = "22" * 16
+    gaps = [(2, Gap("weather", 1, 0, "another-store", other))]
+    assert _ids(_written(writer, gaps, 2, _columns(8, 9))) == ids("8", "9")
+    assert writer.start == f"after:9@{STORE}"
+    assert _ids(_written(writer, gaps, 4, _columns(1, 2))) == ["gap", *ids("0", "1", "2", store=other)]
+    assert writer.start == f"after:2@{other}"
+
+
+def _written(
+    writer: EventWriter, gaps: list[tuple[int, Gap]], popped: int, columns: Columns | None
+) -> Iterator[bytes]:
+    subscription = SimpleNamespace(gaps=len(gaps), placed_gaps=gaps, popped=popped)
+    writer.gaps.note(subscription, columns)  # type: ignore[arg-type]
+    return writer.parts(columns)
+
+
+@pytest.mark.parametrize(
+    ("event_id", "start"), [("0", "seq:1"), ("41", "seq:42"), (f"41@{STORE}", f"after:41@{STORE}")]
+)
+def test_the_last_event_is_where_a_page_goes_on(event_id: str, start: str) -> None:
+    assert start_behind(event_id) == start
+
+
+@pytest.mark.parametrize("event_id", ["", "x", "-1", "\u0664", str(2**63 - 1), "4@", f"4@{STORE[1:]}"])
+def test_a_last_event_that_is_none_is_refused(event_id: str) -> None:
+    with pytest.raises(InvalidValue, match="Last-Event-ID"):
+        start_behind(event_id)
 
 
 def test_a_message_that_cannot_be_read_is_a_gap_and_not_the_end() -> None:
-    writer = EventWriter(0)
+    writer = EventWriter(0, STORE)
     columns = Columns(
         [1, 2, 3], 0, "", ["s"] * 3, [pack_record(None, b"x"), b"\xc1", pack_record(None, b"y")]
     )
     written = b"".join(writer.parts(columns))
-    assert _ids(iter([written])) == ["id: 1", "gap", "id: 2", "id: 3"]
+    assert _ids(iter([written])) == [*ids("1"), "gap", *ids("2", "3")]
     assert b'{"first":2,"last":2,"reason":"malformed"}' in written
 
 
@@ -192,7 +259,7 @@ def test_a_gap_of_the_ring_is_an_event_with_its_range_and_reason(tmp_path: Path)
         publish_numbers(client, 4, 4)
         with following(http, headers={"last-event-id": "1"}) as blocks:
             found = [block for block in islice(blocks, 3)]
-        assert found[0]["id"] == "1"
-        assert (found[1]["event"], found[1]["id"]) == ("gap", "3")
+        assert found[0]["id"] == f"1@{client.store}"
+        assert (found[1]["event"], found[1]["id"]) == ("gap", f"3@{client.store}")
         assert json.loads(found[1]["data"]) | {"reason": ""} == {"first": 2, "last": 3, "reason": ""}
-        assert found[2]["id"] == "4"
+        assert found[2]["id"] == f"4@{client.store}"

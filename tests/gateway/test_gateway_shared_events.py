@@ -28,7 +28,7 @@ def test_pages_that_ask_for_the_same_share_a_subscription(
 ) -> None:
     publish_numbers(client, 1, 2)
     with gateway.client() as http, following(http) as first, following(http) as second:
-        assert [next(first), next(second)] == [{"retry": "2000", "id": "2"}] * 2
+        assert [next(first), next(second)] == [{"retry": "2000", "id": f"2@{client.store}"}] * 2
         publish_numbers(client, 3, 5)
         assert messages_of(first, 3) == messages_of(second, 3) == [(3, "3"), (4, "4"), (5, "5")]
         # What is in the buffer is not asked for again.
@@ -112,6 +112,9 @@ def test_why_it_ends_is_said_on_all_pages(gateway: RunningGateway, client: malam
 # Any schedule: each page has each message once
 
 
+STORE = "11" * 16
+
+
 class _FakeStream:
     """A stream whose messages are the numbers from 1 on."""
 
@@ -126,17 +129,22 @@ class _FakeStream:
 
     async def subscribe(self, stack: AsyncExitStack, start: str) -> Any:
         await asyncio.sleep(0)
-        one = _FakeSubscription(self, self.last + 1 if start == "new" else int(start.removeprefix("seq:")))
+        one = _FakeSubscription(self, self.last + 1 if start == "new" else _first(start))
         self.subscriptions.add(one)
         stack.callback(self.subscriptions.remove, one)
         return one
 
 
+def _first(start: str) -> int:
+    kind, _, rest = start.partition(":")
+    return int(rest) if kind == "seq" else int(rest.removesuffix(f"@{STORE}")) + 1
+
+
 class _FakeSubscription:
     """Delivers some messages at a time, and is live when it has had all of them."""
 
-    gaps = 0
-    recent_gaps: tuple[()] = ()
+    gaps = popped = 0
+    store = STORE
 
     def __init__(self, stream: _FakeStream, first: int) -> None:
         self.first = self._next = first
@@ -163,7 +171,8 @@ class _FakeSubscription:
 async def _ids(events: AsyncIterator[bytes], chance: random.Random, last: int) -> list[int]:
     found: list[int] = []
     async for part in events:
-        found += [int(line[4:]) for line in part.decode().splitlines() if line.startswith("id: ")]
+        lines = part.decode().splitlines()
+        found += [int(line[4:].partition("@")[0]) for line in lines if line.startswith("id: ")]
         if found[-1] == last:
             return found
         for _ in range(chance.choice((0, 0, 0, 1, 30))):
@@ -189,8 +198,8 @@ def test_every_page_has_every_message_once_whatever_its_pace(seed: int) -> None:
                 shared = await stack.enter_async_context(table.joined("key", stream.subscribe))
                 one = FollowingPage(shared, stream.subscribe, 60.0)
                 stack.push_async_callback(one.leave)
-                first = await one.begin(begin)
-                events = one.events(EventWriter(first), stack.pop_all())
+                first, store = await one.begin(begin)
+                events = one.events(EventWriter(first, store), stack.pop_all())
                 stack.push_async_callback(events.aclose)
                 assert await _ids(events, chance, total) == [*range(first, total + 1)]
                 assert begin == "new" or first == int(begin[4:]) - 1

@@ -70,6 +70,18 @@ def _publish(client: malamute.Client, stream: str, first: int, last: int, body: 
     client.publish_batch(stream, ["s"] * len(numbers), [body % n for n in numbers])
 
 
+def test_a_position_of_another_store_is_a_gap_before_the_first_message(
+    gateway: RunningGateway, client: malamute.Client
+) -> None:
+    _publish(client, "a", 1, 2)
+    with _page(gateway, "malamute.json") as page:
+        page.send("subscribe", id=7, stream="a", start="after:1@" + "ee" * 16, credit=10)
+        assert page.receive()["op"] == "subscribed"
+        gap = {"first": 1, "last": 0, "reason": "another-store", "store": client.store}
+        assert page.receive() == {"op": "gap", "id": 7, "stream": "a", **gap}
+        assert page.bodies(2) == [(7, "1"), (7, "2")]
+
+
 @pytest.mark.parametrize("form", ["", "malamute.json", "malamute.msgpack"])
 def test_many_subscriptions_share_a_socket(
     gateway: RunningGateway, client: malamute.Client, form: str
@@ -77,10 +89,10 @@ def test_many_subscriptions_share_a_socket(
     _publish(client, "a", 1, 2)
     with _page(gateway, form) as page:
         page.send("subscribe", id=7, stream="a", start="first", credit=10)
-        assert page.receive() == {"op": "subscribed", "id": 7, "first": 1}
+        assert page.receive() == {"op": "subscribed", "id": 7, "first": 1, "store": client.store}
         assert page.bodies(2) == [(7, "1"), (7, "2")]
         page.send("subscribe", id=8, stream="b", patterns=["s"], where="not n = 1", credit=10)
-        assert page.receive() == {"op": "subscribed", "id": 8, "first": 1}
+        assert page.receive() == {"op": "subscribed", "id": 8, "first": 1, "store": client.store}
         _publish(client, "b", 1, 1)
         message = page.receive()
         assert message.pop("time").endswith("Z")

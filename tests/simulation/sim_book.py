@@ -663,14 +663,14 @@ class Book:
             raise Violation("a subscription has made a stream that was to be there", stream=began.stream)
         self.credit.grant(peer, message.ref).position = message.value - 1
         self.streams.heads[peer, message.ref] = self.streams.last(began.stream) + 1
-        if began.start.startswith("time:") and not began.cursor:
+        # A subscription that goes on where it was begins neither at a cursor nor at its start.
+        cursor, start = ("", "") if began.resume else (began.cursor, began.start)
+        if start.startswith("time:") and not cursor:
             there = range(self.streams.first_kept(began.stream), self.ends[peer, message.ref] + 1)
-            self.streams.times.began(began.stream, int(began.start[5:]), message.value, there)
-        known = self.asked.get((peer, message.ref), {None}) if began.cursor else {None}
+            self.streams.times.began(began.stream, int(start[5:]), message.value, there)
+        known = self.asked.get((peer, message.ref), {None}) if cursor else {None}
         if None not in known and message.value - 1 not in known:
-            raise Violation(
-                "a cursor begins elsewhere", cursor=began.cursor, value=message.value, known=known
-            )
+            raise Violation("a cursor begins elsewhere", cursor=cursor, value=message.value, known=known)
 
     def _gap(self, peer: bytes, message: Gap, blocked: bool) -> None:
         grant = self.credit.grant(peer, message.source)

@@ -22,6 +22,7 @@ from malamute.client.session.sources import StreamSource
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.messages import (
+    ANOTHER_STORE,
     EXPIRED,
     OVERWRITTEN,
     RESTART,
@@ -331,6 +332,9 @@ class StreamBook:
     def check_gap(self, stream: str, wants: Wants, gap: Gap) -> None:
         """A gap reports what is unavailable, and nothing else."""
         begun = [number for number in self.incarnations if gap.first <= number <= gap.last]
+        if gap.reason == ANOTHER_STORE:
+            # A broker goes on with its store or with a copy: each position that it gave out is one in it.
+            raise Violation("a position of this store was taken for one of another", stream=stream, gap=gap)
         if begun and gap.reason in (OVERWRITTEN, RESTART):
             raise Violation("a restore was reported as if nothing was lost", stream=stream, gap=gap)
         for sequence in self.owed(stream, wants, gap.first, gap.last):

@@ -223,6 +223,10 @@ def lie_of_gaps(good: Good) -> None:
     good.note("reader", GAP, STREAM, sequence=sequence, last=sequence, text="restart")
 
 
+def lie_of_stores(good: Good) -> None:
+    good.note("reader", GAP, STREAM, sequence=1, last=0, text="another-store")
+
+
 def tell_nobody(good: Good) -> None:
     sequence = max(record.sequence for record in good.records) + 1
     good.note("reader", READ, STREAM, "publisher 0.0 again", sequence=sequence)
@@ -317,6 +321,7 @@ FAULTS: dict[Callable[[Good], None], str] = {
     reread: "monotonic reads",
     skip: "skipped",
     lie_of_gaps: "false gap",
+    lie_of_stores: "false gap",
     tell_nobody: "taken back untold",
     deliver_early: "taken back untold",
     lose_cursor: "cursor",

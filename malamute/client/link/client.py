@@ -208,6 +208,11 @@ class ClientBase:
         return self._session.broker.hex()
 
     @property
+    def store(self) -> str:
+        """The store of the broker, in which sequences count: its id, and its incarnation if it has one."""
+        return self._session.inbox.store
+
+    @property
     def on_event(self) -> Callable[[Event], object]:
         """The function that is called with each event, in the client's thread.
 

@@ -21,6 +21,7 @@ from malamute.client.session.replies import PendingRequest
 from malamute.client.session.sources import ACKS_MAX, ConsumerSource, Item, StreamSource
 from malamute.errors import Closed, InvalidValue, MalamuteError, TimedOut
 from malamute.protocol.batch import Body, Columns, Headers
+from malamute.protocol.position import broker_of
 
 ACK_DELAY = 0.1
 """Seconds that an acknowledgement waits at most while its consumer continues taking messages."""
@@ -38,7 +39,7 @@ class SubscriptionBase:
         self._source = source
         self._ready: Iterator[Message] = iter(())
         self._fills = 0
-        self._handled = 0
+        self._handled = (0, "")
 
     @property
     def stream(self) -> str:
@@ -57,6 +58,11 @@ class SubscriptionBase:
         return self._source.last
 
     @property
+    def store(self) -> str:
+        """The store in which `last` counts: the id of the broker, and its incarnation if it has one."""
+        return self._source.store
+
+    @property
     def limited(self) -> bool:
         """Whether the broker's rules allow only a part of what was asked for: some subjects, or some rows."""
         return self._source.limited
@@ -70,6 +76,16 @@ class SubscriptionBase:
     def recent_gaps(self) -> list[Gap]:
         """The latest gaps, a hundred at most, the oldest first. Each lies behind what came before it."""
         return [*self._source.recent_gaps]
+
+    @property
+    def placed_gaps(self) -> list[tuple[int, Gap]]:
+        """The same, each with how many messages had come before it."""
+        return [*zip(self._source.gap_places, self._source.recent_gaps, strict=True)]
+
+    @property
+    def popped(self) -> int:
+        """How many messages were handed out, or are about to be."""
+        return self._source.popped
 
     @property
     def state(self) -> str:
@@ -149,7 +165,7 @@ class SubscriptionBase:
     def handled(self, message: Message) -> None:
         """A handler is done with this message: the cursor is to move behind it, when somebody waits."""
         if self._source.cursor:
-            self._handled = message.sequence
+            self._handled = message.sequence, message.store
             self._driver.before_wait[self] = self._commit_handled
             self._driver.within(ACK_DELAY)
 
@@ -158,21 +174,33 @@ class SubscriptionBase:
         if session.error is not None or not session.outbox.room(numbered=True):
             return False
         del self._driver.before_wait[self]
-        session.sending.commit(self.stream, self._source.cursor, self._handled, Command(awaited=False))
+        if self._is_here(self._handled[1]):
+            sequence, store = self._handled
+            session.sending.commit(self.stream, self._source.cursor, sequence, Command(awaited=False), store)
         return True
 
     async def _commit(self, message: Message | int, timeout: float | None) -> None:
         if not self._source.cursor:
             raise InvalidValue("subscription without a cursor: subscribe with cursor=NAME")
-        sequence = message if isinstance(message, int) else message.sequence
+        if isinstance(message, int):
+            sequence, store = message, self._source.store
+        else:
+            sequence, store = message.sequence, message.store
         driver = self._driver
         await driver.make_room(numbered=True, timeout=timeout)
+        if not self._is_here(store):
+            # The cursor of this store is another one, and stands before all that came from here.
+            return
         command = Command()
-        driver.session.sending.commit(self.stream, self._source.cursor, sequence, command)
+        driver.session.sending.commit(self.stream, self._source.cursor, sequence, command, store)
         await driver.ship()
         await driver.wait_for_broker(lambda: command.done, timeout, "the position was not confirmed")
-        if command.error is not None:
+        if command.error is not None and self._is_here(store):
             raise command.error
+
+    def _is_here(self, store: str) -> bool:
+        """Whether a store is the one of the broker, or not known."""
+        return not store or broker_of(store) == broker_of(self._driver.session.inbox.store)
 
     def cancel(self) -> None:
         """End the subscription. What has come already can still be taken."""

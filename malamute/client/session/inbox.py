@@ -42,6 +42,8 @@ class Inbox:
         emit: Callable[[Event], None],
     ) -> None:
         self.mailbox: ConsumerSource | None = None
+        self.store = ""
+        """The store of the broker, in which sequences count; empty before the first WELCOME."""
         self._address = address
         self._outbox = outbox
         self._pending_replies = pending_replies
@@ -372,8 +374,14 @@ class Inbox:
     def gap(self, gap: wire.Gap) -> None:
         """Go on behind messages that are unavailable."""
         source = self._sources.get(gap.source)
-        if isinstance(source, StreamSource) and source.open and source.gap(gap.first, gap.last):
-            source.recent_gaps.append(Gap(source.stream, gap.first, gap.last, gap.reason))
+        if not (isinstance(source, StreamSource) and source.open):
+            return
+        is_another = gap.reason == wire.ANOTHER_STORE
+        if is_another:
+            source.begin_anew(gap.last)
+        if is_another or source.gap(gap.first, gap.last):
+            store = self.store if is_another else ""
+            source.note_gap(Gap(source.stream, gap.first, gap.last, gap.reason, store))
             self._emit(source.recent_gaps[-1])
 
     def switch(self, switch: wire.Switch) -> None:
@@ -393,6 +401,8 @@ class Inbox:
         if source := self._sources.get(number):
             was_limited = isinstance(source, StreamSource) and source.limited
             source.opened(value)
+            if isinstance(source, StreamSource):
+                source.store = self.store
             if isinstance(source, StreamSource) and source.limited and not was_limited:
                 self._emit(Limited(source.stream))
 

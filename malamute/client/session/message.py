@@ -26,20 +26,24 @@ class Message:
     """One message.
 
     `sequence` is its number in the stream or queue, `time_ns` when the broker accepted it, in nanoseconds
-    since 1970 (UTC), `sender` the address of its sender or empty, `subject` its subject.
+    since 1970 (UTC), `sender` the address of its sender or empty, `subject` its subject. `store` is the store
+    in which the sequence of a stream's message counts.
     """
 
-    __slots__ = ("_opened", "_record", "_ttl", "sender", "sequence", "subject", "time_ns")
+    __slots__ = ("_opened", "_record", "_ttl", "sender", "sequence", "store", "subject", "time_ns")
 
     _ttl: int
     """Milliseconds after its time; there is none if it does not expire."""
 
-    def __init__(self, sequence: int, time_ns: int, sender: str, subject: str, record: Frame) -> None:
+    def __init__(
+        self, sequence: int, time_ns: int, sender: str, subject: str, record: Frame, store: str = ""
+    ) -> None:
         self.sequence = sequence
         self.time_ns = time_ns
         self.sender = sender
         self.subject = subject
         self._record = record
+        self.store = store
         self._opened: tuple[dict[str, Any], list[bytes]] | None = None
 
     def expiring(self, ttl: int) -> Message:
@@ -94,6 +98,15 @@ class Message:
     def time(self) -> datetime:
         """When the broker accepted it, in UTC, to the microsecond; `time_ns` has the nanoseconds."""
         return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
+
+    @property
+    def position(self) -> str:
+        """The start of a subscription that goes on behind a message of a stream, for a program to keep.
+
+        It counts in the store of that message alone. At another broker, or one that has lost its store, a
+        subscription from there begins at the first message, behind a `Gap` with the reason `another-store`.
+        """
+        return f"after:{self.sequence}@{self.store}" if self.store else f"seq:{self.sequence + 1}"
 
     @property
     def expires(self) -> datetime | None:

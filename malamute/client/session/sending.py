@@ -197,15 +197,15 @@ class Sending:
                 first = with_last_fields(frames, *grant)
         self._outbox.submit(command, frames, len(record), numbered=numbered, first=first)
 
-    def commit(self, stream: str, cursor: str, sequence: int, command: Command) -> None:
-        """Set a cursor of a stream behind a sequence, confirmed.
+    def commit(self, stream: str, cursor: str, sequence: int, command: Command, store: str = "") -> None:
+        """Set a cursor of a stream behind a sequence, confirmed; of this store, if one is named.
 
         Raises:
             InvalidName: the cursor is no valid name.
             InvalidValue: the sequence is none.
         """
         check_name("cursor", cursor)
-        frames = encode(plain(wire.Commit(stream, self._outbox.next_number, cursor, sequence)))
+        frames = encode(plain(wire.Commit(stream, self._outbox.next_number, cursor, sequence, store)))
         self._outbox.submit(command, frames, 0, numbered=True)
 
     def _carry(

@@ -52,6 +52,7 @@ from malamute.protocol import messages as wire
 from malamute.protocol.codec import decode
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import BY_TYPE, VERSION, Frame
+from malamute.protocol.position import store_name
 
 RESYNCS_MAX = 5
 """Resyncs in a row that brought nothing, before the session gives up."""
@@ -211,6 +212,7 @@ class ClientSession:
             self._events.append(Restored(welcome.broker.hex()))
         self.broker, self.incarnation = welcome.broker, welcome.incarnation
         self.user = welcome.user
+        self.inbox.store = store_name(welcome.broker, welcome.incarnation)
         known = {name: n for name, n in welcome.limits.items() if name in Limits._fields}
         self.sending.limits = limits = Limits(**known)
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))

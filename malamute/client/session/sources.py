@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from malamute.client.events import Gap
@@ -37,6 +37,7 @@ from malamute.errors import MalamuteError
 from malamute.protocol.batch import Columns, Frame
 from malamute.protocol.limits import RANGES_MAX
 from malamute.protocol.messages import Ack, Offer, Ranges, Reject, Subscribe
+from malamute.protocol.position import StorePosition
 from malamute.protocol.start import SEQ, Start
 
 CHUNK_MESSAGES = 1000
@@ -98,17 +99,24 @@ class StreamSource(Source):
         self.cursor = subscribe.cursor
         self.first: int | None = None
         self.last: int | None = None
+        self.store = ""
+        """The store that the position is of; empty before the broker has accepted the subscription."""
         self.had = 0
         """The last message that has come; 0 before there is one."""
         self.waiting = 0
+        self.popped = 0
+        """How many messages were handed out, or are about to be."""
         self.limited = self._narrowed = False
         self.gaps = 0
         self.recent_gaps: deque[Gap] = deque(maxlen=REPORTED_GAPS_MAX)
+        self.gap_places: deque[int] = deque(maxlen=REPORTED_GAPS_MAX)
+        """How many messages had come before each of them."""
         self.state = ""
         """`live` or `replay`, as the broker said it last; empty while it has said neither."""
         self._reported: list[tuple[int, int]] = []
         """The gaps in what had come, with no two that touch."""
-        self._batches: deque[Columns] = deque()
+        self._batches: deque[tuple[Columns, str]] = deque()
+        """What waits here, and the store that it is of."""
         self._offset = 0
         self._chunk = (0, 0)
         self._asked = 0
@@ -120,8 +128,9 @@ class StreamSource(Source):
         """SUBSCRIBE, from the position on if there is one."""
         subscribe = self._subscribe
         self._asked = 0 if self.last is None else self.last + 1
-        if self._asked:
-            subscribe = subscribe._replace(start=f"seq:{self._asked}", cursor="")
+        if self.last is not None and self.store:
+            # At another broker it begins as it was asked for.
+            subscribe = subscribe._replace(resume=str(StorePosition(self.last, self.store)))
         if self.first is not None:
             # The stream was there: one in memory is there again after a restart of the broker.
             subscribe = subscribe._replace(existing=False)
@@ -158,7 +167,7 @@ class StreamSource(Source):
             return False
         self.last = self.had = columns.each_sequence()[-1]
         self.window.arrived(len(columns), _size(columns.subjects, columns.records))
-        self._batches.append(columns)
+        self._batches.append((columns, self.store))
         self.waiting += len(columns)
         return True
 
@@ -173,8 +182,18 @@ class StreamSource(Source):
             self.last = last
         elif not is_news:
             return False
-        self.gaps += 1
         return True
+
+    def begin_anew(self, last: int) -> None:
+        """Go on behind `last` in another store than before."""
+        self.last, self.had = last, 0
+        self._reported.clear()
+
+    def note_gap(self, gap: Gap) -> None:
+        """Remember a gap behind what has come until now."""
+        self.gaps += 1
+        self.recent_gaps.append(gap)
+        self.gap_places.append(self.popped + self.waiting)
 
     def _is_news(self, first: int, last: int) -> bool:
         """Whether a gap was not reported yet. It is from now on."""
@@ -199,16 +218,19 @@ class StreamSource(Source):
         most = left = self._chunk_messages()
         parts: list[Iterator[Message]] = []
         while self._batches and left:
+            store = self._batches[0][1]
             part = self._cut(left)
             left -= len(part)
-            parts.append(_messages(part))
+            parts.append(_messages(part, store))
         self.waiting -= most - left
+        self.popped += most - left
         return parts[0] if len(parts) == 1 else chain.from_iterable(parts)
 
     def pop_columns(self) -> Columns:
         """Pop a run of messages as columns, when some are waiting. It counts as held until `consume`."""
         part = self._cut(self._chunk_messages())
         self.waiting -= len(part)
+        self.popped += len(part)
         return part
 
     def _chunk_messages(self) -> int:
@@ -217,7 +239,7 @@ class StreamSource(Source):
         return CHUNK_MESSAGES if window < 0 else min(CHUNK_MESSAGES, max(1, window // 4))
 
     def _cut(self, most: int) -> Columns:
-        batch, start = self._batches[0], self._offset
+        (batch, _), start = self._batches[0], self._offset
         stop = min(start + most, len(batch))
         if stop == len(batch):
             self._batches.popleft()
@@ -230,7 +252,7 @@ class StreamSource(Source):
         return part
 
 
-def _messages(part: Columns) -> Iterator[Message]:
+def _messages(part: Columns, store: str) -> Iterator[Message]:
     messages = map(
         Message,
         part.each_sequence(),
@@ -238,6 +260,7 @@ def _messages(part: Columns) -> Iterator[Message]:
         part.each_sender(),
         part.subjects,
         part.records,
+        repeat(store),
     )
     return map(Message.expiring, messages, part.each_ttl()) if part.ttls else messages
 

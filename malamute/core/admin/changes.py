@@ -201,7 +201,7 @@ def set_cursor(
     name, cursor = wanted.stream, wanted.cursor
     stream = stream_of(core, name)
     stream.check_cursor(cursor)
-    where = one_position(wanted.start, "a cursor")
+    where = one_position(wanted.start, "a cursor", core.streams.broker)
     stream.flush()
 
     def located(position: Position) -> None:

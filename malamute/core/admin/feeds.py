@@ -72,7 +72,7 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
     _check(core, name, rule)
     taken = core.feeds.allowed(name.source, rule)
     core.selectors.check(taken)
-    begin = one_position(wanted.start, "a feed") if wanted.start else None
+    begin = one_position(wanted.start, "a feed", core.streams.broker) if wanted.start else None
     if begin and rule.moves:
         raise InvalidValue(f"a feed from {name.source} takes all that waits there: expected no 'start'")
     value = partial(

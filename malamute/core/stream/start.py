@@ -15,7 +15,9 @@ from malamute.core.stream.chunk import Loaded
 from malamute.core.stream.subscription import Position, SourceStream
 from malamute.errors import InvalidValue, TryLater
 from malamute.matching import Group
+from malamute.protocol.position import StorePosition
 from malamute.protocol.start import (
+    AFTER,
     FIRST,
     LAST,
     LAST_PER_SUBJECT,
@@ -58,9 +60,16 @@ class Asked(NamedTuple):
     unstored: Sequence[Loaded]
 
 
-def one_position(start: str, what: str) -> Start:
-    """A start in words that is one position. Raises `InvalidValue`."""
+def one_position(start: str, what: str, broker: str) -> Start:
+    """A start in words that is one position in the store of this broker. Raises `InvalidValue`."""
     found = Start.parse(start)
+    if found.kind == AFTER:
+        position = StorePosition(found.value, found.store)
+        if position.broker != broker:
+            raise InvalidValue(
+                f"start {start!r} of {what} is a position in another store: expected one of {broker}"
+            )
+        return Start(SEQ, position.sequence + 1)
     if found.kind == LAST_PER_SUBJECT:
         raise InvalidValue(f"invalid start 'last-per-subject' of {what}: expected one position")
     return found

@@ -56,9 +56,10 @@ from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Commit, Subscribe
+from malamute.protocol.messages import ANOTHER_STORE, Commit, Subscribe
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.protocol.start import NEW, SEQ, Start
+from malamute.protocol.position import StorePosition
+from malamute.protocol.start import AFTER, FIRST, NEW, SEQ, Start
 from malamute.store.operations import (
     FLOOR,
     AppendChunk,
@@ -706,6 +707,14 @@ def _called(store: str) -> str:
     return f"that of the store {store!r}" if store else "that of the broker's own store"
 
 
+def _position_of(message: Subscribe) -> StorePosition | None:
+    """Return the position of a subscription that stood before; None for a new one. Raises `InvalidValue`."""
+    position = StorePosition.parse(message.resume)
+    if message.resume and position is None:
+        raise InvalidValue(f"invalid position {message.resume!r}: expected N@STORE")
+    return position
+
+
 class Streams:
     """All streams by name."""
 
@@ -718,9 +727,12 @@ class Streams:
         stores: StreamStores,
         *,
         unjournaled: bool = False,
+        broker: str = "",
     ) -> None:
+        """`broker` is the id of the broker, of whose store the positions in the streams are."""
         self.effects = effects
         self.stores = stores
+        self.broker = broker
         self.limits = limits
         self._policy_of = self._started_with = policy_of
         self.times_before = TimesBefore(effects.time_ns)
@@ -863,6 +875,10 @@ class Streams:
         stream = self.found(message.stream)
         stream.check_cursor(message.cursor)
         stream.flush()
+        if message.store and not self._is_here(StorePosition(message.sequence, message.store), stream):
+            raise InvalidValue(
+                f"sequence {message.sequence} is of another store: expected one of {self.broker}"
+            )
         if message.sequence >= stream.next:
             raise InvalidValue(
                 f"sequence {message.sequence} is beyond the head: expected at most {stream.next - 1}"
@@ -922,20 +938,13 @@ class Streams:
         Raises:
             InvalidSelector, InvalidValue, TooMany: it cannot be.
         """
-        start = Start.parse(message.start)
-        if message.cursor:
+        start, resumed = Start.parse(message.start), _position_of(message)
+        if message.cursor and resumed is None:
             self.check_cursor(message.stream, message.cursor)
         stream = self.get(message.stream)
-        stream.check_known(message.cursor)
-        if (done := stream.cursors.get(message.cursor)) is not None:
-            start = Start(SEQ, done + 1)
-        anew = stream.idle and not (message.had or message.cursor)
-        used = max(stream.store.incarnation, self.deleted.last(stream.name))
-        if anew and start.kind == SEQ and start.value > used:
-            # It was made anew for its readers. From that sequence on nothing ever was there.
-            start = Start(NEW)
         # What came before it in this iteration is not new to it.
         stream.flush()
+        start, message, is_foreign = self._resolve(stream, start, resumed, message)
         committed = stream.journaled and (message.committed or stream.committed)
         subscription = Subscription(
             session, message.source, stream, selector, asked, message.had, committed=committed
@@ -957,6 +966,8 @@ class Streams:
                         return
                     stream.commit(message.cursor, position.first - 1)
                 subscription.accept(position)
+                if is_foreign:
+                    subscription.missed(1, position.first - 1, ANOTHER_STORE)
                 for missing in taken_back:
                     subscription.missed(*missing)
                 subscription.begin(position)
@@ -964,6 +975,42 @@ class Streams:
         with self.effects.failing(subscription.fail):
             locate(stream, start, subscription.group, look)
         return subscription
+
+    def _resolve(
+        self, stream: Stream, start: Start, resumed: StorePosition | None, message: Subscribe
+    ) -> tuple[Start, Subscribe, bool]:
+        """Find where a subscription begins in this store, and whether its position was one in another store.
+
+        Raises `CursorLost`.
+        """
+        if resumed is not None and self._is_here(resumed, stream):
+            message = message._replace(cursor="")
+            return self._anew(stream, Start(SEQ, resumed.sequence + 1), message), message, False
+        if is_foreign := resumed is not None:
+            message = message._replace(had=0)
+        stream.check_known(message.cursor)
+        if (done := stream.cursors.get(message.cursor)) is not None:
+            return Start(SEQ, done + 1), message, is_foreign
+        if start.kind == AFTER:
+            position = StorePosition(start.value, start.store)
+            if not self._is_here(position, stream):
+                return Start(FIRST), message._replace(had=0), True
+            start = Start(SEQ, position.sequence + 1)
+        return self._anew(stream, start, message), message, is_foreign
+
+    def _anew(self, stream: Stream, start: Start, message: Subscribe) -> Start:
+        """Begin at the head of a stream that was made anew for its readers, if nothing was before that."""
+        anew = stream.idle and not (message.had or message.cursor)
+        used = max(stream.store.incarnation, self.deleted.last(stream.name))
+        return Start(NEW) if anew and start.kind == SEQ and start.value > used else start
+
+    def _is_here(self, position: StorePosition, stream: Stream) -> bool:
+        """Whether a position is one in this store.
+
+        An older incarnation of the broker has given out none beyond what this one begins behind. So what lies
+        beyond the head is of one that this store does not know.
+        """
+        return position.broker == self.broker and (position.sequence < stream.next or stream.idle)
 
     def flush(self) -> None:
         """Send and store what the iteration brought."""

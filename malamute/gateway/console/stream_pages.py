@@ -19,7 +19,7 @@ from malamute.gateway.console.forms import first_of
 from malamute.gateway.console.streams import NAME
 from malamute.gateway.console.visits import Visit, redirect, visit_of
 from malamute.gateway.console.words import link
-from malamute.gateway.events import EventWriter
+from malamute.gateway.events import EventWriter, start_behind
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.gateway.sse import follow
 from malamute.gateway.streams import read_page
@@ -174,7 +174,7 @@ async def events(request: Request, arguments: Arguments) -> Response:
         request,
         arguments["name"],
         writer,
-        start=start if last is None else f"seq:{last + 1}",
+        start=start if last is None else start_behind(last),
         committed=False,
         existing=True,
         **_selection(arguments),
@@ -195,8 +195,8 @@ async def _while_signed_in(visit: Visit, parts: Any) -> AsyncIterator[Any]:
 class SampledWriter(EventWriter):
     """Writes the newest messages of what came, so many in a second, and how many it left out."""
 
-    def __init__(self, last: int) -> None:
-        super().__init__(last)
+    def __init__(self, last: int, store: str) -> None:
+        super().__init__(last, store)
         self._room = float(TAIL_PER_SECOND)
         self._seen_at = monotonic()
         self._left_out = 0
@@ -272,8 +272,7 @@ ENDPOINTS = (
             Parameter(
                 "Last-Event-ID",
                 "The last event that was had.",
-                {"type": "integer", "minimum": 0, "maximum": 2**63 - 2},
-                "header",
+                place="header",
             ),
         ),
     ),

@@ -14,6 +14,7 @@ from malamute.protocol.limits import CHANGES_MAX, RANGES_MAX, SETTLED_MAX
 from malamute.protocol.messages import Ack, Credit, Error, Hello, Ok, Stored, Welcome
 
 WELCOME = Welcome(2, b"\x01session-identit", b"broker", True, "malamute 0", {"unconfirmed": 3})
+STORE = b"broker".hex()
 EVERYTHING = [["all", ""]]
 RECORD = pack_record(None, b"x")
 SIZE = len("a") + len(RECORD)
@@ -283,7 +284,8 @@ def test_a_subscription_continues_behind_the_last_sequence_with_the_same_source(
     dialogue.said()
     dialogue.broken()
     dialogue.receives(delivery(1, 8, [9]), WELCOME)
-    assert dialogue.said()[-1] == wire.Subscribe(1, "s", EVERYTHING, "", "seq:9", 7, 1000 - 3 * SIZE, had=8)
+    again = wire.Subscribe(1, "s", EVERYTHING, "", "new", 7, 1000 - 3 * SIZE, had=8, resume=f"8@{STORE}")
+    assert dialogue.said()[-1] == again
     dialogue.receives(Ok(6, 1, 9), delivery(1, 8, [9]))
     assert [m.sequence for m in source.pop_messages()] == [5, 7]
     assert source.last == 9
@@ -294,7 +296,31 @@ def test_without_a_message_it_continues_at_the_first_sequence_that_was_reported(
     dialogue.receives(Ok(6, 1, 42))
     dialogue.broken()
     dialogue.receives(WELCOME)
-    assert dialogue.said()[-1].start == "seq:42"
+    assert dialogue.said()[-1].resume == f"41@{STORE}"
+
+
+def test_a_subscription_goes_on_as_it_was_asked_for_with_its_position_beside_that(dialogue, delivery):
+    """The broker that answers may have another store; from then on the position is one in that."""
+    source = subscribe(dialogue, start="first", cursor="red")
+    dialogue.receives(Ok(6, 1, 1), delivery(1, 0, [1, 2, 3]))
+    dialogue.broken()
+    dialogue.receives(WELCOME._replace(broker=b"another", incarnation=7))
+    said = dialogue.said()[-1]
+    assert (said.start, said.cursor, said.resume, said.had) == ("first", "red", f"3@{STORE}", 3)
+    dialogue.session.pop_events()
+    dialogue.receives(Ok(6, 1, 1), wire.Gap(1, 1, 0, "another-store"), delivery(1, 0, [1, 2]))
+    other = f"{b'another'.hex()}.7"
+    assert dialogue.session.pop_events() == [Gap("s", 1, 0, "another-store", other)]
+    assert (source.last, source.had, source.gaps) == (2, 2, 1)
+    # Two messages are handed out at once with a window of 10; each names its store.
+    found = [(m.sequence, m.store, m.position) for _ in range(3) for m in source.pop_messages()]
+    assert found == [
+        *((number, STORE, f"after:{number}@{STORE}") for number in (1, 2, 3)),
+        *((number, other, f"after:{number}@{other}") for number in (1, 2)),
+    ]
+    dialogue.broken()
+    dialogue.receives(WELCOME._replace(broker=b"another", incarnation=7))
+    assert dialogue.said()[-1].resume == f"2@{other}"
 
 
 def test_a_stream_that_was_there_may_be_made_again_when_the_broker_has_lost_it(dialogue):
@@ -322,7 +348,7 @@ def test_a_gap_resumes_and_the_delivery_behind_it_is_not_taken(dialogue, deliver
     dialogue.receives(delivery(1, 3, [4]), delivery(1, 4, [5]))
     assert dialogue.said() == [Hello([2], "", "test", 1, 2)]
     dialogue.receives(WELCOME)
-    assert dialogue.said()[-1].start == "seq:2"
+    assert dialogue.said()[-1].resume == f"1@{STORE}"
     dialogue.receives(Ok(6, 1, 2), delivery(1, 1, [3, 4, 5]))
     chunks = [*source.pop_messages()], [*source.pop_messages()]
     assert [message.sequence for chunk in chunks for message in chunk] == [1, 3, 4, 5]

@@ -1,0 +1,48 @@
+"""Positions in streams that name their store, for whoever keeps one outside of the broker.
+
+A sequence counts in one store alone. So a position that is to be used again, perhaps at another broker or
+at one that has lost its store, is written `N@STORE`: everything up to sequence N is done with, and STORE is
+the id of the broker and, if it was ever restored from a backup, its incarnation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from malamute.protocol.limits import NUMBER_MAX
+
+_FORM = re.compile(r"([0-9]{1,19})@(([0-9a-f]{32})(?:\.[1-9][0-9]{0,18})?)")
+
+
+def store_name(broker: bytes, incarnation: int) -> str:
+    """Return the name of the store of a broker, by which positions in it are known."""
+    return f"{broker.hex()}.{incarnation}" if incarnation else broker.hex()
+
+
+def broker_of(store: str) -> str:
+    """Return the id of the broker, in hexadecimal, that a store is of."""
+    return store.partition(".")[0]
+
+
+class StorePosition(NamedTuple):
+    """A position: the last sequence that is done with, and the store that it is of."""
+
+    sequence: int
+    store: str
+
+    @classmethod
+    def parse(cls, text: str) -> StorePosition | None:
+        """Return the position that a text names; None if it names none."""
+        found = _FORM.fullmatch(text)
+        if found is None or int(found[1]) > NUMBER_MAX:
+            return None
+        return cls(int(found[1]), found[2])
+
+    @property
+    def broker(self) -> str:
+        """The id of the broker, in hexadecimal."""
+        return broker_of(self.store)
+
+    def __str__(self) -> str:
+        return f"{self.sequence}@{self.store}"
