@@ -115,6 +115,12 @@ class AioDriver(Driver):
             super().send()
             self._look_soon()
 
+    def take_over(self) -> None:
+        """Let the caller own it: its loop is over, and nothing of that is asked any more."""
+        super().take_over()
+        self._looking, self._watched = True, None
+        self._waits.clear()
+
     def changed(self) -> None:
         """Let those that wait look again."""
         self._look_soon()

@@ -11,6 +11,7 @@ to another is said in `sync/driver`; nothing else is shared between threads.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections import deque
@@ -22,6 +23,7 @@ from weakref import WeakSet
 
 from malamute.client.events import Connected, Event, log_event
 from malamute.client.link.connection import Connection
+from malamute.client.link.leaving import leave, say_lost, words_of_loss
 from malamute.client.link.link import Link
 from malamute.client.session.pacing import Backlog
 from malamute.client.session.session import ClientSession, State
@@ -41,6 +43,8 @@ class Driver:
 
     hold_seconds = inf
     """How soon what is held is sent at the latest, where anything runs while the caller is busy."""
+    closed = True
+    """Also before it has begun."""
 
     def __init__(self, session: ClientSession, connection: Connection, timeout: float) -> None:
         self.session = session
@@ -93,6 +97,25 @@ class Driver:
     def disown(self) -> None:
         """The process was forked, and this is the child."""
         self._owner = _FORKED
+
+    # The end of a client that nobody closes
+
+    def __del__(self) -> None:
+        if not (self.closed or self._owner == _FORKED):
+            leave(self)
+
+    @property
+    def thread(self) -> int:
+        """The thread that uses this client."""
+        return self._owner
+
+    def take_over(self) -> None:
+        """Let the caller own it: nobody else uses it any more."""
+        self._owner = threading.get_ident()
+
+    def iterate_alone(self) -> None:
+        """Iterate where nothing of the edge runs any more."""
+        Driver.iterate(self)
 
     # The iteration
 
@@ -286,3 +309,18 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+def _leave_all() -> None:
+    running = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    for driver in [*_drivers]:
+        if driver.closed or driver.thread == _FORKED:
+            continue
+        if driver.thread not in running:
+            leave(driver)
+        elif words := words_of_loss(driver):
+            # A thread that the end of the program does not wait for may be in the middle of a call.
+            say_lost(driver, words)
+
+
+atexit.register(_leave_all)

@@ -92,6 +92,10 @@ def _as_ours() -> Iterator[None]:
         raise OutOfSockets(f"no socket for one more connection: {error}") from error
 
 
+_open: set[Link] = set()
+"""Those that nobody has closed. A client that is dropped closes its own, which must not be gone before it."""
+
+
 class Link:
     """One connection to a broker, or the attempt.
 
@@ -124,6 +128,7 @@ class Link:
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, every_ms * HEARTBEATS_MISSED)
         self.socket.set(zmq.ROUTING_ID, identity)
         self._monitor.linger = 0
+        _open.add(self)
         self.unexplained = False
         """Whether the handshake failed, and libzmq does not say why."""
         self.quiet = False
@@ -218,6 +223,7 @@ class Link:
 
     def close(self) -> None:
         """Close it at once. What was not sent is dropped."""
+        _open.discard(self)
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(0)

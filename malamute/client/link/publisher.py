@@ -59,6 +59,11 @@ class PublisherBase:
         self._closed = False
         driver.before_wait[self] = self._before_wait
 
+    @property
+    def unseen_error(self) -> MalamuteError | None:
+        """The first refusal since the last flush."""
+        return next((command.error for command in self._unsettled if command.error is not None), None)
+
     async def _publish(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
         """Publish one message: the command that carries it, and its place there."""
         due = self._is_due()

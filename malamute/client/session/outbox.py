@@ -133,6 +133,8 @@ class Outbox:
         """What is on its way on the connection of the moment."""
         self.known = False
         """Whether the broker has stored any number of the session: it does not forget it then for a crash."""
+        self.lost = 0
+        """Messages without an answer when the session ended."""
         self._lowest = 1
         self._commands: dict[int, Command] = {}
         self._bytes = 0
@@ -147,6 +149,12 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._commands)
+
+    @property
+    def messages(self) -> int:
+        """How many messages are not known to have left: those of unsettled commands, and what waits."""
+        queued = (command for _, command in self.queue if command is not None and not command.number)
+        return sum(max(1, command.count) for command in chain(self.kept(), queued))
 
     @property
     def unsettled(self) -> int:
@@ -346,6 +354,7 @@ class Outbox:
 
     def fail(self, error: MalamuteError) -> None:
         """The session is over: nothing will be answered any more."""
+        self.lost = self.messages
         self.ready = self._offered = False
         self.refusal = error
         self.queue.clear()

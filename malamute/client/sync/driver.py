@@ -156,6 +156,17 @@ class BlockingDriver(Driver):
         self.send()
         return True
 
+    @property
+    def thread(self) -> int:
+        """The thread that uses this client."""
+        return self._thread if self._owner == _LENT else self._owner
+
+    def take_over(self) -> None:
+        """Let the caller own it: nobody else uses it any more."""
+        if self._owner == _LENT:
+            self._lock.acquire()
+        self._thread = self._owner = get_ident()
+
     def send_lent(self) -> bool:
         """Send what is held, if the socket is lent. Returns whether the connection takes no more."""
         self._sender_asked = False

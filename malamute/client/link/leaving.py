@@ -1,0 +1,90 @@
+"""The end of a client that its program has not closed: the program ends, or has dropped the client.
+
+Nobody would learn that what was accepted has not left yet, so it is sent and confirmed first, for as long as
+a call may take. What is lost after that is said on standard error, where a script's author looks, and by a
+`ResourceWarning`. A child of a fork has nothing to do with its parent's clients.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from malamute.client.session.questions import PendingQuery
+from malamute.errors import MalamuteError
+
+if TYPE_CHECKING:
+    from malamute.client.link.driver import Driver
+
+LEAVING_SECONDS_MAX = 30.0
+"""How long the end of a program may take for one client, however long its own calls may."""
+
+ADVICE = "close the client, or use `with malamute.connect() as client`"
+
+
+def leave(driver: Driver) -> None:
+    """Have the broker take what was accepted, close the client, and say what is lost."""
+    driver.take_over()
+    try:
+        _take_leave(driver)
+    finally:
+        words = _lost(driver)
+        driver.close()
+        if words:
+            say_lost(driver, words)
+
+
+def say_lost(driver: Driver, words: str) -> None:
+    """Say what a client has lost."""
+    words = f"malamute: the client of {driver.connection.url} was not closed, and {words}: {ADVICE}"
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"{words}\n")
+            sys.stderr.flush()
+    warnings.warn(words, ResourceWarning, stacklevel=2)
+
+
+def _take_leave(driver: Driver) -> None:
+    session, outbox = driver.session, driver.session.outbox
+    if session.error is not None or not _owes(driver):
+        return
+    deadline = monotonic() + min(driver.timeout, LEAVING_SECONDS_MAX)
+    ping: PendingQuery | None = None
+    while session.error is None and (left := deadline - monotonic()) > 0:
+        if driver.prepare() and ping is None and not session.closing:
+            # Behind all that was held.
+            ping = session.questions.ping()
+            driver.send()
+        if ping is not None and ping.done and not len(outbox):
+            session.close()
+            driver.send()
+        due = max(0.0, driver.connection.due - monotonic())
+        driver.link.wait(min(left, due), sending=bool(outbox.queue))
+        driver.iterate_alone()
+
+
+def _owes(driver: Driver) -> bool:
+    """Whether the broker may not have all that was accepted."""
+    outbox = driver.session.outbox
+    return bool(driver.before_wait or outbox.messages or outbox.flow.under_way)
+
+
+def _lost(driver: Driver) -> str:
+    """What is lost, in words; nothing if nothing is."""
+    with suppress(MalamuteError):
+        # Publishers hand over what they still have, so that it is counted.
+        driver.prepare()
+    refused = [error for owner in driver.before_wait if (error := getattr(owner, "unseen_error", None))]
+    if refused:
+        return f"messages were refused ({refused[0]})"
+    return words_of_loss(driver)
+
+
+def words_of_loss(driver: Driver) -> str:
+    """What is on its way and not known to have arrived, in words; nothing if nothing is."""
+    outbox = driver.session.outbox
+    messages = outbox.lost or outbox.messages
+    return f"{messages} messages were not confirmed and may be lost" if messages else ""
