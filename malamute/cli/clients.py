@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from malamute.cli import completion
 from malamute.cli.admin import confirm, dry_run_option, make_change, show_list, yes_option
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
-from malamute.cli.tables import show_whole
+from malamute.cli.printing import to_json
+from malamute.cli.screen import VIEWS, Look, arranged
+from malamute.cli.tables import show_rows, show_whole
+from malamute.cli.top import take
+
+RATES_SECONDS = 1.0
+"""How far two looks are apart between which rates are measured."""
 
 client_argument = click.argument(
     "name", metavar="CLIENT", shell_complete=completion.names("clients", "id", "address")
@@ -20,11 +28,33 @@ def client() -> None:
 
 
 @client.command("list")
+@click.option(
+    "--rates", is_flag=True, help="Look twice, a second apart: messages a second by client, and by user."
+)
 @connects
 @json_option
-def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
-    """List the clients: who is connected, or may resume its session; times in UTC."""
-    show_list(connection, "clients", as_json=as_json, column="address")
+def listing(*, rates: bool, connection: ConnectionOptions, as_json: bool) -> None:
+    """List the clients: who is connected, or may resume its session; times in UTC.
+
+    Of each there is how many messages it has sent and received. `malamute top` shows rates all the time.
+    """
+    if rates:
+        _show_rates(connection, as_json=as_json)
+    else:
+        show_list(connection, "clients", as_json=as_json, column="address")
+
+
+def _show_rates(connection: ConnectionOptions, *, as_json: bool) -> None:
+    with connection.open() as asking:
+        before = take(asking)
+        time.sleep(RATES_SECONDS)
+        now = take(asking)
+    shown = {name: arranged(Look(column=1), VIEWS[name](now, before)) for name in ("users", "clients")}
+    if as_json:
+        click.echo(to_json(shown))
+        return
+    for name, rows in shown.items():
+        show_rows(rows, as_json=False, title=f"\n{name}")
 
 
 @client.command()

@@ -6,7 +6,7 @@ Rates are differences between two snapshots, so the first picture has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from malamute.cli.keyboard import LEAVING
@@ -81,9 +81,13 @@ def _queues(now: Snapshot, before: Snapshot | None) -> Rows:
 
 
 def _clients(now: Snapshot, before: Snapshot | None) -> Rows:
+    rates = client_rates(now, before)
     return [
         {
             "client": row.address or row.id,
+            "user": row.user,
+            "sent/s": rates[row.id][0],
+            "received/s": rates[row.id][1],
             "connected": row.connected,
             "subscriptions": row.subscriptions,
             "offers": row.offers,
@@ -94,14 +98,60 @@ def _clients(now: Snapshot, before: Snapshot | None) -> Rows:
     ]
 
 
+def _users(now: Snapshot, before: Snapshot | None) -> Rows:
+    rates = client_rates(now, before)
+    users: dict[str, list[admin.ClientRow | admin.ClientDetails]] = {}
+    for row in now.clients:
+        users.setdefault(row.user, []).append(row)
+    return [
+        {
+            "user": user or "(no name)",
+            "sent/s": _sum(rates[row.id][0] for row in rows),
+            "received/s": _sum(rates[row.id][1] for row in rows),
+            "clients": len(rows),
+            "holding": sum(row.holding for row in rows),
+        }
+        for user, rows in users.items()
+    ]
+
+
+def client_rates(now: Snapshot, before: Snapshot | None) -> Mapping[str, tuple[float | None, float | None]]:
+    """Messages a second that each client has sent and received, by its id."""
+    earlier = {row.id: row for row in before.clients} if before else {}
+    rates = {}
+    for row in now.clients:
+        then = earlier.get(row.id)
+        rates[row.id] = (
+            rate(row.sent, then.sent if then else None, now, before),
+            rate(row.received, then.received if then else None, now, before),
+        )
+    return rates
+
+
+def _sum(rates: Iterable[float | None]) -> float | None:
+    known = [one for one in rates if one is not None]
+    return sum(known) if known else None
+
+
 View = Callable[[Snapshot, Snapshot | None], Rows]
 
-VIEWS: Mapping[str, View] = {"streams": _streams, "queues": _queues, "clients": _clients}
+VIEWS: Mapping[str, View] = {
+    "streams": _streams,
+    "queues": _queues,
+    "clients": _clients,
+    "users": _users,
+}
 
 
-def rate(value: float, earlier: float | None, now: Snapshot, before: Snapshot | None) -> float | None:
+def rate(value: float | None, earlier: float | None, now: Snapshot, before: Snapshot | None) -> float | None:
     """How much something grew in a second; None if that is not known, or it began anew."""
-    if before is None or earlier is None or value < earlier or now.at_seconds <= before.at_seconds:
+    if (
+        before is None
+        or value is None
+        or earlier is None
+        or value < earlier
+        or now.at_seconds <= before.at_seconds
+    ):
         return None
     return (value - earlier) / (now.at_seconds - before.at_seconds)
 
@@ -144,7 +194,7 @@ KEYS: Mapping[str, Callable[[Look], Look]] = {
 }
 """What each key does. A terminal sends the arrows as three characters."""
 
-HELP = "1 2 3 Tab view   ← → s sort   r reverse   ↑ ↓ scroll   space pause   q quit"
+HELP = "1 2 3 4 Tab view   ← → s sort   r reverse   ↑ ↓ scroll   space pause   q quit"
 
 
 def summary(now: Snapshot, before: Snapshot | None) -> str:

@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 1.0
 def top(
     interval_seconds: float, *, count: int | None, view: str, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """Watch what a broker does: its streams, its queues and its clients, sorted as you like.
+    """Watch what a broker does: its streams, its queues, its clients and its users, sorted as you like.
 
     The keys stand at the foot of the screen. Without a terminal it prints all views once and ends, or
     --count times; with --json what the broker reported, one object a line.

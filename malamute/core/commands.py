@@ -255,6 +255,7 @@ class ClientCommands:
                 self._hold(session, taken)
             stream = stream or self.streams.get(message.stream)
         first = stream.publish(session.sender, message.subjects, records, message.ttl)
+        session.sent += len(records)
         if session.quotas:
             consume_rates(session.quotas, amounts, self.effects.now)
         if message.number:
@@ -299,6 +300,7 @@ class ClientCommands:
             check_rates(quotas, amounts, self.effects.now)
         self._hold(session, size_bytes + ENTRY_BYTES * len(records))
         execute(session, message)
+        session.sent += len(records)
         if quotas:
             consume_rates(quotas, amounts, self.effects.now)
         if message.number:

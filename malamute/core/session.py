@@ -322,6 +322,8 @@ class Session(BacklogShare):
         """How many of its sources have a selector, and what these take of memory."""
         self.holding = 0
         """Deliveries that wait for an ack or a reply."""
+        self.sent = self.received = 0
+        """Messages that it has sent and that were accepted, and that it was sent."""
         self.quotas: QuotaUsages = ()
         """The quotas that it counts for."""
         self.shares: dict[str, BacklogShare] = {}

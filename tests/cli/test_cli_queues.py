@@ -237,6 +237,9 @@ def test_a_client_is_shown_by_its_address_and_by_its_id(run: Run, client: malamu
     assert _rows(run, "client", "show", shown["id"])["address"] == "test"
     run("client", "show", "none", exit_code=1)
     assert any(row["address"] == "test" for row in _rows(run, "client", "list"))
+    rates = json.loads(run("client", "list", "--rates", "--json").stdout)
+    assert [row["client"] for row in rates["clients"] if row["client"] == "test"] == ["test"]
+    assert {"user", "clients", "sent/s", "received/s"} <= rates["users"][0].keys()
 
 
 def test_a_client_is_sent_away_and_stays_away(run: Run, broker: Broker) -> None:

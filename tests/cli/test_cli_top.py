@@ -21,7 +21,7 @@ from rich.console import Console
 
 import malamute
 from malamute.cli.screen import HELP, VIEWS, Look, Snapshot, arranged, picture, press, rate, summary
-from malamute.protocol.admin import BrokerStatus, QueueRow, StreamRow
+from malamute.protocol.admin import BrokerStatus, ClientRow, QueueRow, StreamRow
 from malamute.testing import Broker
 
 AnyRow = TypeVar("AnyRow")
@@ -62,6 +62,29 @@ def test_rates_are_what_has_come_in_between() -> None:
     assert rate(5, 1, NOW, None) is None
 
 
+def _client(name: str, user: str, sent: int | None, received: int | None) -> ClientRow:
+    given = {"id": name, "address": name, "user": user, "by": "", "sent": sent, "received": received}
+    return ClientRow(**{**dict.fromkeys(ClientRow._defaults, 0), **given})
+
+
+def test_rates_of_clients_are_by_client_and_by_user() -> None:
+    before = BEFORE._replace(clients=[_client("a", "ann", 5, 0), _client("b", "ann", 10, 10)])
+    clients = [
+        _client("a", "ann", 25, 2),
+        _client("b", "ann", 10, 30),
+        _client("c", "", 9, 9),
+        _client("d", "", None, None),
+    ]
+    now = NOW._replace(clients=clients)
+    shown = {row["client"]: (row["sent/s"], row["received/s"]) for row in VIEWS["clients"](now, before)}
+    assert shown == {"a": (10.0, 1.0), "b": (0.0, 10.0), "c": (None, None), "d": (None, None)}
+    users = {
+        row["user"]: (row["sent/s"], row["received/s"], row["clients"]) for row in VIEWS["users"](now, before)
+    }
+    assert users == {"ann": (10.0, 11.0, 2), "(no name)": (None, None, 2)}
+    assert [row["sent/s"] for row in VIEWS["users"](now, None)] == [None, None]
+
+
 def test_a_broker_in_a_line() -> None:
     assert summary(NOW, BEFORE).startswith("up 1 d 01:01:01   2 clients   104 messages/s")
     assert "- messages/s" in summary(NOW, None)
@@ -85,7 +108,7 @@ def test_rows_are_sorted_and_what_is_missing_is_last() -> None:
     ("keys", "look"),
     [
         (["\t"], Look(view=1)),
-        (["\t", "\t", "\t"], Look(view=0)),
+        (["\t", "\t", "\t", "\t"], Look(view=0)),
         (["3", " "], Look(view=2, paused=True)),
         ([" ", "2", " "], Look(view=1)),
         (["s", "\x1b[C", "S"], Look(column=1)),

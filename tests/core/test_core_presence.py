@@ -65,6 +65,8 @@ def test_wp12_a_client_is_shown_with_since_and_last_seen_and_what_it_has(bench):
         "subscriptions": 2,
         "offers": 1,
         "holding": 0,
+        "sent": 0,
+        "received": 0,
     }
 
 
@@ -118,6 +120,12 @@ def test_a_client_is_shown_by_address_or_id_with_all_it_has(bench):
     ]
     assert told["mailbox"] == {"since": START + 1, "credit": -1, "credit_bytes": -1, "outstanding": 1}
     assert told["holding"] == 2
+    # Of two requests it has credit for one; the message in its mailbox is the other that it was sent.
+    assert (told["sent"], told["received"]) == (0, 2)
+    assert (ask(bench, "client", id="alice")["sent"], ask(bench, "client", id="alice")["received"]) == (4, 0)
+    bench.tell("alice", publish(b"5", b"6"))
+    bench.settle()
+    assert ask(bench, "client", id="alice")["sent"] == 6
 
 
 def test_a_slow_subscription_shows_how_far_behind_it_is(bench):

@@ -79,6 +79,8 @@ def _session(session: Session) -> dict[str, Any]:
         "since": session.since,
         "last_heard": session.last_heard,
         "holding": session.holding,
+        "sent": session.sent,
+        "received": session.received,
     }
 
 

@@ -36,6 +36,8 @@ class Owner(Holding, Protocol):
     """To be called before it is sent anything, if there is one."""
 
     address: str
+    received: int
+    """Messages that it was sent."""
 
     @property
     def ident(self) -> str:

@@ -104,8 +104,10 @@ class Deliveries:
         if entries:
             consumer.unsent = consumer.unsent[len(entries) :]
             part = QueuePart(self._columns(entries))
-            self._effects.delivered[self._usage.kind] += len(entries)
-            self._effects.send(consumer.session.peer, Delivery(consumer.source, 0, part))
+            effects, session, count = self._effects, consumer.session, len(entries)
+            effects.delivered[self._usage.kind] += count
+            session.received += count
+            effects.send(session.peer, Delivery(consumer.source, 0, part))
             self._sent(consumer, entries)
         if consumer.unsent and not consumer.awaiting:
             self._prepare(consumer)

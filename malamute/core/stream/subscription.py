@@ -358,6 +358,7 @@ class Subscription(Reader):
         self.delivered += part.count
         effects = self.stream.effects
         effects.delivered["stream"] += part.count
+        self.session.received += part.count
         effects.send(self.session.peer, Delivery(self.source, self.after, part))
         self.after = part.columns.each_sequence()[-1]
         self.time_ns = part.time_ns

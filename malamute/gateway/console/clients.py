@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from malamute.gateway.console.consumption import TRAIL, StreamConsumer
-from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
+from malamute.gateway.console.consumption import TRAIL, ClientTraffic, StreamConsumer
+from malamute.gateway.console.streams import FIND, PAGE, PAGE_ROWS, arguments_of, sheet
 from malamute.gateway.console.visits import visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.protocol.admin import ClientQuery, ClientsQuery, CursorsQuery
@@ -35,6 +36,31 @@ def strips(consumer: StreamConsumer) -> list[Strip]:
         else:
             found.append(Strip(state, place, 1))
     return found
+
+
+class UserTraffic(NamedTuple):
+    """The clients of a user, and the messages that they send and receive in a second."""
+
+    name: str
+    clients: int
+    sent_rate: float
+    received_rate: float
+
+
+def users_of(rows: Iterable[Any], traffic: Mapping[str, ClientTraffic]) -> list[UserTraffic]:
+    """The users of clients, the busiest first; at most as many as a page has."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row.user, []).append(row.id)
+    users = []
+    for user, clients in found.items():
+        known = [traffic[client] for client in clients if client in traffic]
+        sent, received = (
+            sum(one.sent_rate or 0.0 for one in known),
+            sum(one.received_rate or 0.0 for one in known),
+        )
+        users.append(UserTraffic(user, len(clients), sent, received))
+    return sorted(users, key=lambda one: (-one.sent_rate - one.received_rate, one.name))[:PAGE_ROWS]
 
 
 async def consumers(request: Request, arguments: Arguments) -> Response:
@@ -65,8 +91,14 @@ async def clients(request: Request, arguments: Arguments) -> Response:
     found = [
         row for row in found if any(find in text for text in (row.address, row.id, row.user, row.software))
     ]
+    traffic = visit.watch.consumption.traffic
     return visit.page(
-        "clients.html", listed=listed, sheet=sheet(found, arguments["page"]), **arguments_of(arguments)
+        "clients.html",
+        listed=listed,
+        sheet=sheet(found, arguments["page"]),
+        traffic=traffic,
+        users=users_of(found, traffic),
+        **arguments_of(arguments),
     )
 
 
@@ -76,7 +108,10 @@ async def client(request: Request, arguments: Arguments) -> Response:
     details = await visit.ask(ClientQuery(id=arguments["id"]))
     known = [one for one in visit.watch.found("consumers") or [] if one.client == details.id]
     trails = {one.subscription.source: one for one in known}
-    return visit.page("client.html", client=details, trails=trails, strips=strips, looks=TRAIL)
+    traffic = visit.watch.consumption.traffic.get(details.id)
+    return visit.page(
+        "client.html", client=details, trails=trails, strips=strips, looks=TRAIL, traffic=traffic
+    )
 
 
 ENDPOINTS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from time import monotonic
 from typing import NamedTuple
 
 from malamute.aio import Client
@@ -64,6 +65,22 @@ def trend_of(lags: list[int] | list[float]) -> str:
     return "rising" if now > before else "falling"
 
 
+class ClientTraffic(NamedTuple):
+    """What a client has sent and received: messages so far, and in a second since the look before."""
+
+    sent: int
+    received: int
+    sent_rate: float | None = None
+    received_rate: float | None = None
+
+    def since(self, before: ClientTraffic | None, seconds: float) -> ClientTraffic:
+        """The same with the rates of these seconds. A session that began anew has none."""
+        if before is None or self.sent < before.sent or self.received < before.received or seconds <= 0:
+            return self
+        sent, received = self.sent - before.sent, self.received - before.received
+        return self._replace(sent_rate=sent / seconds, received_rate=received / seconds)
+
+
 class Consumption:
     """The subscriptions of all clients, look after look, and what they consume from at the last one."""
 
@@ -72,12 +89,16 @@ class Consumption:
         self.consumers: list[StreamConsumer] = []
         self.by_queue: dict[tuple[str, str], list[WorkerRow]] = {}
         """Who consumes from a mailbox beside its owner, or works for a service, by kind and name."""
+        self.traffic: dict[str, ClientTraffic] = {}
+        """What each client sends and receives, by its id."""
+        self._looked_at = 0.0
         self.lag_seconds = 0.0
         """The lag of the reader that is most behind."""
 
     async def look(self, client: Client, timeout: float) -> list[StreamConsumer]:
         """Ask for all subscriptions, the one that is most behind first. `timeout` is in seconds."""
         rows = await client.query(ClientsQuery(details=True), timeout=timeout)
+        self._note_traffic(rows, monotonic())
         self.by_queue = _by_queue(rows)
         found = [(row, one) for row in rows for one in getattr(row, "subscriptions", ())]
         found.sort(key=lambda pair: pair[1].lag, reverse=True)
@@ -104,6 +125,12 @@ class Consumption:
             )
         self.lag_seconds = max((one.lag_seconds or 0.0 for one in self.consumers), default=0.0)
         return self.consumers
+
+    def _note_traffic(self, rows: Iterable[ClientDetails | ClientRow], now: float) -> None:
+        before, seconds = self.traffic, now - self._looked_at
+        counted = {row.id: ClientTraffic(row.sent or 0, row.received or 0) for row in rows}
+        self.traffic = {name: one.since(before.get(name), seconds) for name, one in counted.items()}
+        self._looked_at = now
 
 
 def _by_queue(rows: Iterable[ClientDetails | ClientRow]) -> dict[tuple[str, str], list[WorkerRow]]:

@@ -50,7 +50,7 @@ async def overview(request: Request, arguments: Arguments) -> Response:
         streams=sorted(streams.rows, key=lambda row: (-row.published_rate, row.name))[:TOP_ROWS],
         queues=[pair for pair in queues if pair[1].messages or pair[1].dead][:TOP_ROWS],
         incomplete=not (streams.complete and mailboxes.complete and services.complete),
-        symptoms=[*_symptoms(watch, mailboxes.rows, services.rows)],
+        symptoms=symptoms.by_severity(_symptoms(watch, mailboxes.rows, services.rows)),
         consumers=(watch.found("consumers") or [])[:TOP_ROWS],
         refusals=watch.refusals,
         trails=watch.trails,

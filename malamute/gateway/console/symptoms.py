@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from malamute.gateway.console.consumption import StreamConsumer
@@ -137,7 +137,8 @@ def of_limits(totals: BrokerTotals) -> Iterator[Symptom]:
             )
             yield Symptom(CRITICAL if one.used >= one.limit else WARNING, words, "/console/settings")
     if refused := totals.refused_lately:
-        words = f"{count(refused)} commands were refused for want of room in the last minute or two"
+        were = "command was" if refused == 1 else "commands were"
+        words = f"{count(refused)} {were} refused for want of room in the last minute or two"
         yield Symptom(WARNING, words, "/console/settings")
 
 
@@ -175,9 +176,14 @@ def _of_cursor(one: StreamCursor) -> Iterator[Symptom]:
         yield Symptom(WARNING, words, path)
 
 
+def by_severity(found: Iterable[Symptom]) -> list[Symptom]:
+    """Symptoms, the most severe first."""
+    return sorted(found, key=lambda symptom: SEVERITY.index(symptom.level))
+
+
 def _named(found: list[Symptom], more: str, path: str) -> Iterator[Symptom]:
     """Some symptoms one by one, the most severe first, and the others as one that is as severe."""
-    found = sorted(found, key=lambda symptom: SEVERITY.index(symptom.level))
+    found = by_severity(found)
     yield from found[:NAMED_MAX]
     if rest := found[NAMED_MAX:]:
         yield Symptom(rest[0].level, f"{len(rest)} {more}", path)

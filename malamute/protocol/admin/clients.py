@@ -10,6 +10,8 @@ from malamute.protocol.messages import BOOLEAN, NAME
 
 
 class _ClientSession(Row):
+    """A session. Messages that it has sent and received are None of a broker that does not count them."""
+
     id: str
     address: str
     user: str
@@ -19,6 +21,8 @@ class _ClientSession(Row):
     since: float
     last_heard: float
     holding: int
+    sent: int | None = None
+    received: int | None = None
 
 
 class ClientRow(_ClientSession):
