@@ -71,7 +71,7 @@ class Refused(MalamuteError):
 
 
 class Malformed(Refused):
-    """Raised when bytes are not a command: not msgpack, or of the wrong shape or type."""
+    """Raised when bytes cannot be read: they are of another form than expected, or damaged."""
 
     code = 400
     hint = "compare what was sent with docs/protocol.md"
@@ -144,7 +144,7 @@ class InvalidName(Refused):
     """Raised when a stream, mailbox or service name breaks the rule for names."""
 
     code = 414
-    hint = "a name is 1 to 255 bytes of UTF-8 with no control characters"
+    hint = "a name is 1 to 255 bytes of UTF-8 with no control characters, and not . or .."
 
 
 class InvalidSelector(Refused):

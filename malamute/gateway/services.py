@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 import malamute.aio
 from malamute.gateway import bodies
+from malamute.gateway.addresses import address
 from malamute.gateway.leases import LeasedQueue
 from malamute.gateway.queues import (
     LEASE,
@@ -76,7 +76,7 @@ async def _answer(request: Request, asked: AskedRequest, name: str, wait_seconds
     if asked.task.done():
         asked.task.result()
         return bodies.answer({"replies": asked.replies, "final": True})
-    location = f"/v1/services/{quote(asked.service, safe='')}/requests/{name}"
+    location = address("v1", "services", asked.service, "requests", name)
     return bodies.answer({"replies": asked.replies, "final": False}, 202, {"location": location})
 
 

@@ -98,10 +98,10 @@ class Gateway:
         )
 
     def session(
-        self, connection: HTTPConnection, *, followers: int = 0
+        self, connection: HTTPConnection, *, followers: int = 0, signed: bool = False
     ) -> AbstractAsyncContextManager[Client]:
         """A client that acts as who sends a request. Raises as `Users.session`, and `LoginNeeded`."""
-        return self.users.session(self.identity(connection), followers=followers)
+        return self.users.session(self.identity(connection), followers=followers, signed=signed)
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 import msgspec
 from starlette.requests import Request
@@ -17,6 +16,7 @@ from malamute.client.events import Gap
 from malamute.client.session.message import Message
 from malamute.errors import InvalidSelector, Malformed, TimedOut
 from malamute.gateway import bodies
+from malamute.gateway.addresses import address
 from malamute.gateway.events import start_behind
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.sse import follow
@@ -125,7 +125,7 @@ async def history(request: Request, arguments: Arguments) -> Response:
         page = await read_page(
             gateway, client, arguments["name"], limit, start=arguments["start"], **selection(arguments)
         )
-    link = "" if page.is_last else _next_page(request, page)
+    link = "" if page.is_last else _next_page(request, arguments["name"], page)
     headers = {"link": f'<{link}>; rel="next"'} if link else {}
     rows, gaps = _rows(page)
     if bodies.NDJSON in request.headers.get("accept", ""):
@@ -192,11 +192,11 @@ async def _next_part(subscription: Subscription, timeout: float) -> Columns | No
     return await subscription.columns(timeout, enough=lambda: subscription.state == "live")
 
 
-def _next_page(request: Request, page: HistoryPage) -> str:
+def _next_page(request: Request, stream: str, page: HistoryPage) -> str:
     position = StorePosition(page.messages[-1].sequence, page.store)
     following = [("start", f"{AFTER}:{position}")]
     same = [(name, value) for name, value in request.query_params.multi_items() if name != "start"]
-    return f"{request.url.path}?{urlencode(same + following)}"
+    return address("v1", "streams", stream, "messages", query=same + following)
 
 
 async def events(request: Request, arguments: Arguments) -> Response:

@@ -1,7 +1,8 @@
 """Names, and the URIs that carry them.
 
 A stream, a mailbox (its name is an address) and a service each have a name: 1 to 255 bytes of UTF-8
-without control characters. Names that start with `$` belong to the broker. A URI adds the broker:
+without control characters, and neither `.` nor `..`, which no address of HTTP can have. Names that start with
+`$` belong to the broker. A URI adds the broker:
 `malamute://host[:port]/stream/NAME`, with `/mailbox/` and `/service/` beside it; NAME is percent-encoded.
 Where only the broker is meant, `malamute://host[:port]` will do. Within a broker `stream/NAME` is a place,
 with its NAME as it is.
@@ -23,7 +24,7 @@ Kind = Literal["stream", "mailbox", "service"]
 DEFAULT_PORT = 9999
 PORT_MAX = 65_535
 SCHEME = "malamute://"
-NAME_FORM = f"1 to {NAME_BYTES_MAX} bytes of UTF-8 without control characters"
+NAME_FORM = f"1 to {NAME_BYTES_MAX} bytes of UTF-8 without control characters, and not . or .."
 FORM = "malamute://host[:port], and perhaps /stream/NAME, /mailbox/NAME or /service/NAME"
 PLACE_FORM = "stream/NAME, mailbox/NAME or service/NAME"
 RESERVED_PREFIX = "$"
@@ -48,7 +49,7 @@ _URI = re.compile(
 @lru_cache(maxsize=4096)
 def is_name(value: str) -> bool:
     """Whether `value` keeps the rule for names."""
-    if not 1 <= len(value) <= NAME_BYTES_MAX or _CONTROL.search(value):
+    if not 1 <= len(value) <= NAME_BYTES_MAX or value in (".", "..") or _CONTROL.search(value):
         return False
     return len(value) * 4 <= NAME_BYTES_MAX or len(value.encode()) <= NAME_BYTES_MAX
 

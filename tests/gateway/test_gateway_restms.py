@@ -198,7 +198,8 @@ def test_zn15_a_loopback_feed_returns_a_clients_own_posts(rest: RestClient, rest
     feed, pipe = rest.feed("loop", "loopback"), rest.pipe()
     rest.join(pipe, feed)
     with malamute.connect(restms_broker.url, timeout=WAIT_SECONDS) as other:
-        other.publish("loop", "of somebody else", b"", {"restms.user_id": "eve"}, assurance="stored")
+        for user in ("eve", ""):
+            other.publish("loop", "of somebody else", b"", {"restms.user_id": user}, assurance="stored")
     rest.post(feed, message("mine"))
     assert rest.addresses(pipe, 1) == ["mine"]
 

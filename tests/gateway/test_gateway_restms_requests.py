@@ -251,7 +251,9 @@ BAD = (
     ("PUT", "/restms/feed/default", Element("feed", {"title": "mine"}), 403),
     ("DELETE", "/restms/feed/default", None, 403),
     ("PATCH", "/restms/feed/default", None, 405),
-    ("POST", "/restms/profile/x", Element("feed"), 405),
+    ("POST", "/restms/profile/x", Element("feed"), 403),
+    ("POST", DOMAIN, Element("feed", {"name": "."}), 400),
+    ("POST", DOMAIN, Element("feed", {"name": ".."}), 400),
     ("GET", f"{DOMAIN}?x=1", None, 400),
     ("GET", "/restms/feed/%ff", None, 400),
 )
@@ -302,7 +304,48 @@ def test_bad_joins_and_bodies_are_problems(rest: RestClient) -> None:
     epoch = to_come.get("href").partition(".next.")[2].partition(".")[0]
     for name in ("next", "next.x.1", "next..", f"next.{epoch}.²", "0.99", "0", ".content"):
         rest.send("GET", f"{pipe}.{name}", status=404)
-        rest.send("DELETE", f"{pipe}.{name}", status=403 if name == ".content" else 404)
+        # What is not there is deleted already.
+        rest.send("DELETE", f"{pipe}.{name}", status=403 if name == ".content" else 200)
+    rest.send("DELETE", to_come.get("href"), status=404)
+
+
+def test_a_delete_that_is_repeated_is_done(rest: RestClient) -> None:
+    feed, pipe = rest.feed("twice", "fanout"), rest.pipe()
+    private, join = rest.feed("", "fanout"), rest.join(pipe, feed)
+    rest.post(feed, message("a"))
+    href = rest.next(pipe).get("href")
+    content = rest.http.post(feed, content=b"x", headers={"content-type": "a/b"}).headers["location"]
+    for url in (href, join, content, pipe, private, feed, "/restms/resource/nowhere"):
+        for _ in range(2):
+            rest.send("DELETE", url)
+
+
+def test_clients_write_the_name_space_in_their_own_ways(rest: RestClient) -> None:
+    for number, space in enumerate(
+        ("", ' xmlns="http://www.imatix.com/schema/restms"', ' xmlns="http://restms.org/schema/restms"')
+    ):
+        body = f'<restms{space}><feed name="space {number}" type="topic"/></restms>'
+        answer = rest.http.post(DOMAIN, content=body, headers={"content-type": "text/xml"})
+        assert answer.status_code == 201, answer.text
+        assert rest.get(answer.headers["location"]).get("type") == "topic"
+    prefixed = '<r:restms xmlns:r="x" xmlns:o="y"><o:feed/><r:feed name="prefixed"/></r:restms>'
+    assert rest.http.post(DOMAIN, content=prefixed, headers={"content-type": "text/xml"}).status_code == 201
+
+
+def test_who_writes_json_and_accepts_anything_is_answered_in_json(rest: RestClient) -> None:
+    for accept, media in (("*/*", RESTMS_JSON), ("", RESTMS_JSON), ("text/xml", "text/xml")):
+        headers = {"content-type": RESTMS_JSON, "accept": accept}
+        answer = rest.http.post(DOMAIN, json={"restms": {"pipe": [{}]}}, headers=headers)
+        assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (201, media)
+
+
+def test_a_private_feed_is_changed_with_the_document_that_made_it(rest: RestClient) -> None:
+    private = rest.feed("", "topic", title="old")
+    element = Element("feed", {"name": "", "type": "topic", "title": "new"})
+    rest.send("PUT", private, element)
+    assert rest.get(private).get("title") == "new"
+    rest.send("PUT", private, Element("feed", {"name": "other"}), status=400)
+    rest.send("PUT", rest.feed("public", "topic"), element, status=400)
 
 
 def _join(feed: str, address: str = "", kind: str = "") -> Element:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
@@ -256,3 +256,55 @@ def test_zn14_who_may_post_by_the_rules_needs_the_password_too(secured: RunningG
         assert bobs.addresses(others, 2) == ["for bob"] * 2
         for who, mine in ((anns, pipe), (bobs, others)):
             assert [m.get("async") for m in who.get(mine).each("message")] == ["1"]
+
+
+def test_zn12_and_loopback_go_by_the_user_whom_the_broker_stamps(secured: RunningGateway) -> None:
+    """A program that publishes to the stream itself can write any header, and is no other user by that."""
+    with secured.client(auth=ANN) as ann, secured.client(auth=BOB) as bob:
+        anns = RestClient(ann)
+        loop, own, everything = anns.feed("news.ann", "loopback"), anns.pipe(), anns.pipe()
+        anns.join(own, loop)
+        anns.join(everything, loop, "^", "regexp")
+        broker = secured.state.settings.broker
+        with malamute.connect(broker, user=BOB[0], password=BOB[1], timeout=WAIT_SECONDS) as native:
+            native.publish("news.ann", "forged", b"", {"restms.user_id": "ann"}, assurance="stored")
+        RestClient(bob).post(loop, message("of bob"))
+        anns.post(loop, message("own"))
+        assert anns.addresses(own, 1) == ["own"]
+        found = anns.take(everything, 3)
+        assert [(one.get("address"), one.get("user_id"), one.get("sender_id")) for one in found] == [
+            ("forged", "", ""),
+            ("of bob", "bob", ""),
+            ("own", "ann", ""),
+        ]
+
+
+def test_a_join_that_is_refused_leaves_nothing_behind(secured: RunningGateway) -> None:
+    with secured.client(auth=("gate", "keeper")) as gate, secured.client(auth=BOB) as bob:
+        gates, bobs = RestClient(gate), RestClient(bob)
+        feeds = [gates.feed(f"news.{kind}", kind) for kind in ("rotator", "service", "fanout")]
+        pipe = bobs.pipe()
+        for feed in feeds:
+            bobs.join(pipe, feed, status=403)
+            # The pipe has its default join alone, and can be read, joined and deleted.
+            assert len([*bobs.get(pipe).each("join")]) == 1
+        own = bobs.feed("news.bob", "fanout")
+        join = bobs.join(pipe, own)
+        bobs.post(own, message("a"))
+        assert bobs.addresses(pipe, 1) == ["a"]
+        bobs.send("DELETE", join)
+        bobs.send("DELETE", pipe)
+
+
+def test_to_look_at_restms_makes_nothing(
+    start: Callable[..., RunningGateway], client: malamute.Client
+) -> None:
+    """Any page can have a browser send a GET."""
+    gateway = start()
+    with gateway.client() as http:
+        rest = RestClient(http)
+        for url in (DOMAIN, "/restms/feed/default", "/restms/profile/3/Defaults"):
+            rest.send("GET", url)
+        assert [row.name for row in client.query(StreamsQuery()) if not row.name.startswith("$")] == []
+        rest.pipe()
+        assert "restms" in {row.name for row in client.query(StreamsQuery())}

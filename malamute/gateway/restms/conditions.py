@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.errors import InvalidValue, NotAsExpected
+from malamute.gateway.bodies import media_type
 from malamute.gateway.queues import unless_gone
 from malamute.gateway.restms.documents import ROOT, TYPES, Element, accepted, write
 from malamute.gateway.restms.signals import first_of
@@ -92,7 +93,7 @@ class Representation(NamedTuple):
 
     def page_for(self, request: Request) -> Page:
         """It as the document that a request accepts."""
-        return self.page(accepted(request.headers.get("accept", "")))
+        return self.page(accepted(request.headers.get("accept", ""), media_type(request)))
 
 
 async def show(

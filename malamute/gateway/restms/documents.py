@@ -81,10 +81,10 @@ def write(root: Element, media: str) -> bytes:
     return _WRITERS[media](root)
 
 
-def accepted(accept: str) -> str:
-    """The type of an answer, by the header Accept. What nobody can be meant by is `text/xml`."""
+def accepted(accept: str, sent: str = "") -> str:
+    """The type of an answer, by the header Accept; else that of the document `sent`, or `text/xml`."""
     wanted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
-    known = [_SYNONYMS.get(one, one) for one in wanted]
+    known = [_SYNONYMS.get(one, one) for one in (*wanted, sent)]
     return next((one for one in known if one in TYPES), TEXT_XML)
 
 
@@ -116,6 +116,7 @@ class _XmlReader:
         self._open: list[Element] = []
         self._texts: list[list[str]] = []
         self._limits = _Limits()
+        self._space = NAMESPACE
 
     def parse(self, body: bytes) -> Element:
         parser = expat.ParserCreate(namespace_separator=" ")
@@ -135,8 +136,11 @@ class _XmlReader:
 
     def _start(self, name: str, attributes: list[str]) -> None:
         self._limits.check(len(self._open) + 1, len(attributes) // 2)
-        names = map(_local, attributes[::2])
-        element = Element(_local(name), dict(zip(names, attributes[1::2], strict=True)))
+        if not self._open:
+            # Published clients write it in several ways: the name space of a document is that of its root.
+            self._space = name.rpartition(" ")[0]
+        names = map(self._local, attributes[::2])
+        element = Element(self._local(name), dict(zip(names, attributes[1::2], strict=True)))
         if self._open:
             self._open[-1].children.append(element)
         else:
@@ -149,17 +153,16 @@ class _XmlReader:
         # What stands between elements is layout.
         element.text = text if not element.children and (text.strip() or element.name == "content") else ""
 
+    def _local(self, name: str) -> str:
+        """A name without the namespace of the document; one of another stays as it is, and is unknown."""
+        space, _, local = name.rpartition(" ")
+        return local if space in ("", self._space) else name
+
     def _text(self, text: str) -> None:
         self._texts[-1].append(text)
 
     def _refuse(self, *declaration: object) -> None:
         raise Malformed("invalid XML: expected no DTD, and no entities of its own")
-
-
-def _local(name: str) -> str:
-    """A name without our own namespace; one of another is left as it is, and nobody knows it."""
-    space, _, local = name.rpartition(" ")
-    return local if space in ("", NAMESPACE) else name
 
 
 def _read_json(body: bytes) -> Element:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +17,6 @@ from malamute.gateway.restms.resources import Call, opened
 from malamute.gateway.restms.views import DOMAIN, domain_view, feed_view, profile_view
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.services import wait_of
-from malamute.gateway.users import user_of
 
 NAME = Parameter("name", "The name.", place="path")
 PASSWORD = Parameter("RestMS-Password", "The password of the feed, if it has one.", place="header")
@@ -50,7 +50,7 @@ async def post_domain(request: Request, arguments: Arguments) -> Response:
     """Create a feed or a pipe."""
     async with opened(request) as call:
         _domain(call, arguments["name"])
-        element, owner = await call.element("feed", "pipe"), user_of(call.identity)
+        element, owner = await call.element("feed", "pipe"), call.client.user
         restms = call.restms
         if element.name == "pipe":
             pipe = await restms.create_pipe(call.identity, element, owner)
@@ -104,10 +104,12 @@ async def put_feed(request: Request, arguments: Arguments) -> Response:
 
 
 async def delete_feed(request: Request, arguments: Arguments) -> Response:
-    """Delete a feed, with its joins."""
+    """Delete a feed, with its joins. One that is not there is deleted already."""
     async with opened(request) as call:
-        feed = await call.restms.feed(call.client, arguments["name"])
-        return await resources.delete(call, feed, "")
+        with suppress(NotFound):
+            feed = await call.restms.feed(call.client, arguments["name"])
+            return await resources.delete(call, feed, "")
+    return Response(status_code=200)
 
 
 async def get_resource(request: Request, arguments: Arguments) -> Response:
@@ -130,10 +132,15 @@ async def put_resource(request: Request, arguments: Arguments) -> Response:
 
 
 async def delete_resource(request: Request, arguments: Arguments) -> Response:
-    """Delete it: a pipe with its joins and messages, a message with all older ones."""
+    """Delete it: a pipe with its joins and messages, a message with all older ones.
+
+    A resource that is not there is deleted already.
+    """
     async with opened(request) as call:
-        found, rest = resources.find(call, arguments["name"])
-        return await resources.delete(call, found, rest)
+        with suppress(NotFound):
+            found, rest = resources.find(call, arguments["name"])
+            return await resources.delete(call, found, rest)
+    return Response(status_code=200)
 
 
 _DOCUMENT = {200: Documented("It, as a document.", TYPES), 304: Documented("It is as it was.", ())}
@@ -188,6 +195,7 @@ ENDPOINTS = (
         "/restms/profile/{name}",
         {"GET": _row(get_profile, "A profile.", READ_CONDITIONS, **_READ)},
     ),
+    _read_only("profile", "POST"),
     _read_only("profile", "PUT"),
     _read_only("profile", "DELETE"),
     *_paths(

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from malamute.errors import InvalidSelector, InvalidValue
+from malamute.protocol.names import signature
 
 Criterion = tuple[str, Any]
 """A family of patterns, and a pattern of it."""
-
-USER_HEADER = "restms.user_id"
-"""The header with who has posted a message."""
 
 MATCH_MODE = "x-match"
 
@@ -109,7 +107,7 @@ def _number(text: str) -> int | float | str:
 
 
 def _own(wanted: Wanted) -> Criterion:
-    return "fields", {"all": [[USER_HEADER, wanted.user]]}
+    return "sender", signature(wanted.user)
 
 
 def _regexp(wanted: Wanted) -> Criterion:

@@ -17,7 +17,8 @@ import msgspec
 from malamute.client.session.message import Mail
 from malamute.errors import InvalidValue
 from malamute.gateway.restms.documents import Element, can_be_xml
-from malamute.gateway.restms.feed_types import USER_HEADER, with_place
+from malamute.gateway.restms.feed_types import with_place
+from malamute.protocol.names import SIGNATURE_PREFIX
 
 PREFIX = "restms."
 CONTENT_TYPE = "content-type"
@@ -33,7 +34,7 @@ PROPERTIES = (
     "type",
 )
 """What a sender may say of a message. Who it is from is not for it to say: `user_id`, `app_id` and
-`sender_id` of a post are dropped."""
+`sender_id` of a post are dropped, and shown by the sender that the broker has stamped."""
 
 _MEDIA = re.compile(r"[\x21-\x7e]+/[\x20-\x7e]{1,200}")
 
@@ -57,11 +58,10 @@ class PostedMessage(NamedTuple):
     content: PostedContent
 
 
-def posted(element: Element, user: str) -> PostedMessage:
+def posted(element: Element) -> PostedMessage:
     """A message out of its document. Raises `InvalidValue`."""
     headers = with_place(headers_of(element))
     headers |= {f"{PREFIX}{name}": element.get(name) for name in PROPERTIES if element.get(name)}
-    headers[USER_HEADER] = user
     contents = [*element.each("content")]
     if len(contents) > 1:
         raise InvalidValue(f"a message with {len(contents)} contents: expected at most one")
@@ -105,11 +105,10 @@ def summary(mail: Mail, href: str) -> Element:
 def delivered(mail: Mail, href: str) -> Element:
     """A message as it is delivered, at this URI."""
     element = Element("message", {"href": href, **_properties(mail, *PROPERTIES)})
-    if mail.sender:
-        element.attributes["sender_id"] = mail.sender
+    user = mail.sender.removeprefix(SIGNATURE_PREFIX)
+    if user:
+        element.attributes["sender_id" if user == mail.sender else "user_id"] = user
     headers = mail.headers
-    if user := headers.get(USER_HEADER):
-        element.attributes["user_id"] = _shown(user)
     for name, value in headers.items():
         if not name.startswith(PREFIX) and name != CONTENT_TYPE:
             element.children.append(Element("header", {"name": name, "value": _shown(value)}))

@@ -17,7 +17,7 @@ from time import monotonic, time_ns
 from malamute.aio import Client, Work
 from malamute.client.events import Connected, Event, Recalled
 from malamute.client.session.message import Mail
-from malamute.errors import AccessRefused, MalamuteError, NotFound, TooMany
+from malamute.errors import AccessRefused, MalamuteError, NoSuchResource, NotFound, TooMany
 from malamute.gateway.bodies import UNREADABLE, is_readable
 from malamute.gateway.restms.definitions import Pipe
 from malamute.gateway.restms.signals import Signal
@@ -75,20 +75,28 @@ class PipeReader:
             raise
 
     async def join(self, shared: Mapping[str, str]) -> None:
-        """Take messages of these services, by the names of their joins, and of no others beside its own."""
+        """Take messages of these services, by the names of their joins, and of no others beside its own.
+
+        A service that the user may not offer for any more is left out: its join does not block the pipe.
+        """
         for source in [*self._works]:
             if source != OWN and source not in shared:
                 await self._leave(source)
         for source, service in shared.items():
-            if source not in self._works:
-                await self._offer(source, service, min(self._credit, 10))
+            with suppress(AccessRefused):
+                await self.take(source, service)
+
+    async def take(self, source: str, service: str) -> None:
+        """Take messages of a service, if it does not yet. Raises what the broker refuses it with."""
+        if source not in self._works:
+            await self._offer(source, service, min(self._credit, 10))
 
     async def _offer(self, source: str, service: str, credit: int) -> None:
         assert self._client is not None
-        self._services[source] = service
         work = await self._client.work(
             service, credit=credit, credit_bytes=CREDIT_BYTES, ack_timeout=ACK_TIMEOUT_SECONDS
         )
+        self._services[source] = service
         self._works[source] = work, asyncio.create_task(self._consume(source, work))
 
     async def _consume(self, source: str, work: Work) -> None:
@@ -179,10 +187,12 @@ class PipeReader:
     async def delete(self, name: str, timeout: float) -> None:
         """Delete a message, and all that came before it, at the broker too.
 
-        `timeout` is in seconds. Raises `NotFound`.
+        `timeout` is in seconds. Raises `NotFound`, and `NoSuchResource` for one that is still to come.
         """
         found = self.name_of(name)
-        if found is None or found not in self.held:
+        if found is None:
+            raise NoSuchResource(f"there is no message {name[:50]!r} yet: it is still to come")
+        if found not in self.held:
             if found not in self._names.values():
                 raise self._unknown(name)
             return

@@ -33,7 +33,7 @@ async def post(
     if media and media not in TYPES:
         return await _stage(restms, client, request, feed, body, user, base)
     root = read(body, media)
-    messages = [posted(element, user) for element in root.each("message")]
+    messages = [posted(element) for element in root.each("message")]
     if not messages:
         raise InvalidValue("no message in the document: expected at least one")
     if len(messages) > BATCH_MESSAGES_MAX:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from malamute.aio import Client, Subscription
 from malamute.client.events import Connected, Event, Lost, Restored
 from malamute.client.session.message import Message
-from malamute.errors import MalamuteError, TimedOut, TooMany, TryLater
+from malamute.errors import MalamuteError, NotFound, TimedOut, TooMany, TryLater
 from malamute.gateway.restms.definitions import (
     BUILT_IN,
     CONTENTS,
@@ -37,7 +37,7 @@ from malamute.gateway.restms.signals import Signal
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import ANONYMOUS, Users
 from malamute.matching import Index, Selector
-from malamute.protocol.admin import StatusQuery, StreamRetain
+from malamute.protocol.admin import StatusQuery, StreamQuery, StreamRetain
 from malamute.protocol.time_units import to_ns
 
 Kind = TypeVar("Kind", RestFeed, Pipe, Join, Staged)
@@ -154,13 +154,16 @@ class Registry:
 
     # What is kept
 
-    async def ready(self) -> Client:
-        """The gateway's own session, when all that was defined is known. Raises `MalamuteError`."""
+    async def ready(self, *, makes: bool = True) -> Client:
+        """The gateway's own session, when all that was defined is known. Raises `MalamuteError`.
+
+        The streams are made only if it `makes` them; where there are none, nothing is defined.
+        """
         async with self._loading:
             if self._stale or self._task is None or self._task.done():
                 await self.close()
                 try:
-                    await self._load()
+                    await self._load(makes=makes)
                 except BaseException:
                     self._stale = True
                     raise
@@ -213,10 +216,15 @@ class Registry:
         except TimeoutError:
             raise TimedOut("the definitions of RestMS did not come in time") from None
 
-    async def _load(self) -> None:
+    async def _load(self, *, makes: bool) -> None:
         timeout = self._settings.timeout_seconds
         session = self._users.session(ANONYMOUS, listener=self._on_event, followers=1)
         client = self._client = await self._stack.enter_async_context(session)
+        if not makes:
+            try:
+                await client.query(StreamQuery(name=LOG), timeout=timeout)
+            except NotFound:
+                return
         for stream in (LOG, DEFAULT_STREAM):
             await client.change(StreamRetain(stream=stream), timeout=timeout)
         await client.change(StreamRetain(stream=CONTENTS, age=CONTENT_SECONDS), timeout=timeout)

@@ -26,13 +26,14 @@ from malamute.gateway.restms.signals import first_of
 from malamute.gateway.restms.views import BaseUri, feed_view, join_view, message_href, name_in, pipe_view
 from malamute.gateway.routes import Arguments
 from malamute.gateway.state import gateway_of
-from malamute.gateway.users import Identity, user_of
+from malamute.gateway.users import Identity
 
 CONTENT = ".content"
 """What follows the name of a message in the name of its content."""
 
 MULTIPART = "multipart/mixed"
 BOUNDARY = "restms-message"
+SAFE_METHODS = ("GET", "HEAD")
 READ_ONLY = "of it is not possible: expected GET or DELETE"
 
 
@@ -67,8 +68,8 @@ async def opened(request: Request) -> AsyncIterator[Call]:
     """A request, with a session of who sends it."""
     gateway = gateway_of(request)
     identity = gateway.identity(request)
-    async with gateway.session(request) as client:
-        await gateway.restms.open()
+    async with gateway.session(request, signed=True) as client:
+        await gateway.restms.open(makes=request.method not in SAFE_METHODS)
         yield Call(request, gateway.restms, client, identity, BaseUri(str(request.base_url)))
 
 
@@ -191,8 +192,7 @@ async def post_to_feed(call: Call, feed: RestFeed, arguments: Arguments) -> Resp
     """Post messages or a content to a feed."""
     body = await call.body()
     await call.restms.check_password(feed, arguments["restms_password"])
-    user = user_of(call.identity)
-    return await post(call.restms, call.client, call.request, feed, body, user, call.base)
+    return await post(call.restms, call.client, call.request, feed, body, call.client.user, call.base)
 
 
 async def post_resource(call: Call, arguments: Arguments) -> Response:
@@ -210,8 +210,7 @@ async def post_resource(call: Call, arguments: Arguments) -> Response:
     name = name_in(element.get("feed"), "feed", "resource")
     private = call.restms.registry.private(name)
     feed = private if isinstance(private, RestFeed) else await call.restms.feed(call.client, name)
-    user = user_of(call.identity)
-    join = await call.restms.create_join(call.client, call.identity, found, feed, element, user)
+    join = await call.restms.create_join(call.client, call.identity, found, feed, element)
     return await created(call, join, call.base.resource(join.name), new=True)
 
 
@@ -230,8 +229,12 @@ async def put(call: Call, found: Definition) -> Response:
     if not body:
         return Response(status_code=204)
     element = _single(read(body, media_type(call.request)), "feed" if isinstance(found, RestFeed) else "pipe")
+    given = dict(element.attributes)
+    if isinstance(found, RestFeed) and found.private and not given.get("name"):
+        # It was created without a name, and a client sends back what it has sent.
+        given["name"] = found.name
     for name in ("name", "type"):
-        if element.attributes.get(name, getattr(found, name)) != getattr(found, name):
+        if given.get(name, getattr(found, name)) != getattr(found, name):
             raise InvalidValue(f"another {name} of it: expected the one that it has")
     if isinstance(found, RestFeed):
         await call.restms.update_feed(call.client, found, element)

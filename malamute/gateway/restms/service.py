@@ -82,10 +82,13 @@ class RestMS:
     def _timeout(self) -> float:
         return self.settings.timeout_seconds
 
-    async def open(self) -> None:
-        """Know all that is defined. Raises `AccessRefused` if the gateway itself may not."""
+    async def open(self, *, makes: bool = True) -> None:
+        """Know all that is defined. Raises `AccessRefused` if the gateway itself may not.
+
+        For a request that `makes` nothing, no stream is made either: any page can have a browser send one.
+        """
         try:
-            await self.registry.ready()
+            await self.registry.ready(makes=makes)
         except (AccessRefused, LoginNeeded) as error:
             raise AccessRefused(f"RestMS needs a user of the gateway's own: {error.text}") from None
         if self._tending is None:
@@ -97,7 +100,7 @@ class RestMS:
             # What fails now is done the next time.
             with suppress(MalamuteError):
                 await self.readers.drop_idle(monotonic() - IDLE_SECONDS)
-                async with self.change():
+                async with self.change(makes=False):
                     await self.registry.refresh(time_ns() - to_ns(REFRESH_SECONDS))
 
     def stop(self) -> None:
@@ -113,10 +116,10 @@ class RestMS:
         await self.registry.close()
 
     @asynccontextmanager
-    async def change(self) -> AsyncIterator[Client]:
-        """One change at a time; with the gateway's own session."""
+    async def change(self, *, makes: bool = True) -> AsyncIterator[Client]:
+        """One change at a time; with the gateway's own session. `makes` is as for `open`."""
         async with self._changing:
-            yield await self.registry.ready()
+            yield await self.registry.ready(makes=makes)
 
     # Feeds
 
@@ -251,7 +254,7 @@ class RestMS:
     # Joins
 
     async def create_join(
-        self, client: Client, identity: Identity, pipe: Pipe, feed: RestFeed, element: Element, user: str
+        self, client: Client, identity: Identity, pipe: Pipe, feed: RestFeed, element: Element
     ) -> Join:
         """Join a pipe to a feed. Raises `InvalidValue`, `InvalidSelector`, `AccessRefused` and `TooMany`."""
         check_type("join", element.get("type"), self.profiles.joins)
@@ -267,18 +270,37 @@ class RestMS:
             element.get("type"),
             element.get("address"),
             headers_of(element),
-            user,
+            client.user,
             imported=feed.imported,
-            owner=user,
+            owner=client.user,
         )
+        before = self._pair(pipe, feed)
         async with self.change():
-            self.registry.check_room(user)
-            if not shared:
-                joins = [*self._pair(pipe, feed), join]
-                await self._set_feed(client, pipe.service, feed.stream, self._criteria(feed, joins))
-            await self.registry.put(join)
-        await self.reader(pipe, identity)
+            self.registry.check_room(client.user)
+            # The broker says whether the user may have the pipe and the feed: a join is kept after that.
+            reader = await self.reader(pipe, identity)
+            try:
+                if shared:
+                    await reader.take(join.name, feed.stream)
+                else:
+                    await self._set_pair(client, pipe, feed, [*before, join])
+                await self.registry.put(join)
+            except BaseException:
+                with suppress(MalamuteError):
+                    await (
+                        reader.join(self._shared(pipe))
+                        if shared
+                        else self._set_pair(client, pipe, feed, before)
+                    )
+                raise
         return join
+
+    async def _set_pair(self, client: Client, pipe: Pipe, feed: RestFeed, joins: list[Join]) -> None:
+        """Feed a pipe with what these joins of it take out of a feed that is not shared."""
+        if joins:
+            await self._set_feed(client, pipe.service, feed.stream, self._criteria(feed, joins))
+        else:
+            await unfeed(client, pipe.service, feed.stream, self._timeout)
 
     async def delete_join(self, client: Client, identity: Identity, join: Join) -> None:
         """Delete a join. Raises `AccessRefused` and `NotFound`."""
@@ -291,10 +313,8 @@ class RestMS:
         await self.reader(pipe, identity)
         async with self.change() as own:
             if not self.profiles.feeds[feed.type].shared:
-                if rest := [other for other in self._pair(pipe, feed) if other != join]:
-                    await self._set_feed(client, pipe.service, feed.stream, self._criteria(feed, rest))
-                else:
-                    await unfeed(client, pipe.service, feed.stream, self._timeout)
+                rest = [other for other in self._pair(pipe, feed) if other != join]
+                await self._set_pair(client, pipe, feed, rest)
             await self.registry.remove(join)
             await self.reader(pipe, identity)
             await self._leave(own, join)

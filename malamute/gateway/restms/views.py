@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from malamute.client.session.message import Mail
 from malamute.errors import InvalidValue
+from malamute.gateway.addresses import address
 from malamute.gateway.restms.definitions import DISK, Join, Pipe, RestFeed
 from malamute.gateway.restms.documents import Element
 from malamute.gateway.restms.feed_types import Profile
@@ -23,7 +24,7 @@ class BaseUri:
 
     def public(self, kind: str, name: str) -> str:
         """The URI of what has a name of its own."""
-        return f"{self._base}/{kind}/{quote(name, safe='')}"
+        return self._base + address(kind, name)
 
     def resource(self, name: str) -> str:
         """The URI of what the server has named."""
