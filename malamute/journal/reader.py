@@ -26,6 +26,7 @@ from malamute.journal.directory import READING_TRIES, check_pages_for_reading, r
 from malamute.journal.format import StreamMeta
 from malamute.journal.page_cursor import PageCursor
 from malamute.journal.states import read_states
+from malamute.protocol.position import store_name
 from malamute.store.operations import ReadResult
 
 
@@ -59,6 +60,12 @@ class StoreReader:
             reader.close()
             raise
         return reader
+
+    def store(self) -> str:
+        """The name of the store, by which positions in it are known."""
+        with self._cursor() as cursor:
+            meta = read_meta(cursor)
+        return store_name(meta.broker_id, meta.incarnations[-1] if meta.incarnations else 0)
 
     def streams(self) -> Mapping[str, StreamMeta]:
         """The state of each stream, by its name."""

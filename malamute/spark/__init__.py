@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_export", "register"]
 
+
 CHECK_PAGES = "parquet.page.verify-checksum.enabled"
 """The option of Spark's reader to look at the checksums of pages, which it does not do by itself."""
 
@@ -32,10 +33,12 @@ def read_export(session: SparkSession, path: str, stream: str = "") -> DataFrame
     footers and heads of pages, or a file that is missing, it does not notice. Raises `NotFound` when nothing
     was exported there.
     """
-    from malamute.spark.layout import stream_directory
+    from malamute.spark.export_location import ExportLocation
+    from malamute.spark.manifest import exported_streams
+    from malamute.spark.native import plain_reader, read_files
     from malamute.spark.options import SourceOptions
-    from malamute.spark.schema import ddl
 
     promoted = SourceOptions(path=path, stream=stream).promoted()
-    reader = session.read.schema(ddl(promoted)).option("basePath", path).option(CHECK_PAGES, "true")
-    return reader.parquet(f"{path}/{stream_directory(stream)}" if stream else path)
+    streams = [stream] if stream else exported_streams(ExportLocation(path))
+    reader = plain_reader(session).option(CHECK_PAGES, "true")
+    return read_files(reader, path, streams, promoted, stream)

@@ -37,8 +37,8 @@ from malamute.errors import InvalidValue
 from malamute.protocol.time_units import NS_PER_SECOND
 from malamute.spark import analyze_events, partial_aggregates
 from malamute.spark.final_aggregates import PERCENTS, SPREAD, TYPES, WHOLE, Known, whole
+from malamute.spark.native import plain_reader, read_files
 from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryBounds, HistoryPart, fold
-from malamute.spark.schema import ddl
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -298,7 +298,7 @@ def messages(spark: SparkSession, history: ExportedHistory, streams: Sequence[st
     from pyspark.sql import functions as f
 
     bounds = history.bounds
-    files = spark.read.schema(ddl()).parquet(history.location)
+    files = read_files(plain_reader(spark), history.location, history.streams, {})
     files = files.where(f.col("stream").isin(list(streams) or history.streams))
     if bounds.whole:
         return files
@@ -338,7 +338,10 @@ def analyze(spark: SparkSession, history: ExportedHistory, target: str, options:
     with analysed(spark, history, options) as tables, ThreadPoolExecutor(TOGETHER) as threads:
         # Each table is little work and some waiting, so several are made at the same time.
         list(threads.map(lambda name: _write(tables[name], f"{target}/{name}"), tables))
-        return {name: spark.read.schema(t.schema).parquet(f"{target}/{name}") for name, t in tables.items()}
+        return {
+            name: plain_reader(spark).schema(t.schema).parquet(f"{target}/{name}")
+            for name, t in tables.items()
+        }
 
 
 def _write(table: DataFrame, path: str) -> None:

@@ -22,10 +22,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from malamute.errors import StoreError
 from malamute.protocol.batch import Columns
 from malamute.spark.columns import Gatherer, by_day
 from malamute.spark.export_location import ExportLocation
-from malamute.spark.history import ExportGap, HistorySource, range_of, sequence_at
+from malamute.spark.history import ExportGap, HistorySource, SequenceRange, check_store, range_of, sequence_at
 from malamute.spark.layout import date_of, file_path
 from malamute.spark.manifest import File, FileContents, Manifest, encode_footer, save, settle
 from malamute.spark.schema import Promoted
@@ -33,6 +34,9 @@ from malamute.spark.schema import Promoted
 FILE_ROWS = 4_000_000
 FILE_BYTES = 256 * 1024 * 1024
 """A file ends once it has so many messages or bytes, with the batch that exceeds it."""
+
+LEFT_OUT = "left-out"
+"""The reason of a gap that an export has left because it was told to begin behind it."""
 
 DIFFERENCES = ("sequence", "time", "time_ns", "size")
 REPEATED = (
@@ -83,14 +87,19 @@ def export(
     kept = range_of(history, stream)
     with place.lock(stream):
         manifest = settle(place, stream, promoted)
+        check_same_store(history, place, manifest, kept)
         first = manifest.last + 1 if manifest.files else kept.first
         last = kept.last
         if since:
             first = max(first, sequence_at(history, stream, since, now))
         if until:
             last = min(last, sequence_at(history, stream, until, now) - 1)
-        writer = _Writer(place, manifest)
+        writer = _Writer(place, manifest, history.store())
         gaps: list[ExportGap] = []
+        if manifest.files and manifest.last < first - 1 < last:
+            # Nobody asks for it, and later exports begin behind it.
+            gaps.append(ExportGap(manifest.last + 1, first - 1, LEFT_OUT))
+            writer.gaps += gaps
         with writer, ThreadPoolExecutor(1, "malamute-export") as thread:
             writing: Future[None] | None = None
             for item in _batches(history, stream, first, last, writer.gatherer):
@@ -121,6 +130,19 @@ def export(
     )
 
 
+def check_same_store(
+    history: HistorySource, place: ExportLocation, manifest: Manifest, kept: SequenceRange
+) -> None:
+    """Raise `StoreError` unless an export can go on from this history."""
+    whose, remedy = f"the export of {manifest.stream!r} in {place.root}", "export to another directory"
+    check_store(manifest.store, history, whose, remedy)
+    if not manifest.store and kept.last < manifest.last:
+        raise StoreError(
+            f"{whose} ends with {manifest.last}, and the stream with {kept.last}: it is of another store, or"
+            f" this one has lost messages; {remedy}"
+        )
+
+
 def _batches(
     history: HistorySource, stream: str, first: int, last: int, gatherer: Gatherer
 ) -> Iterator[pa.RecordBatch | ExportGap]:
@@ -139,8 +161,9 @@ def _batches(
 class _Writer:
     """Writes batches to files and enters them in the manifest; a context that removes what is unfinished."""
 
-    def __init__(self, place: ExportLocation, manifest: Manifest) -> None:
+    def __init__(self, place: ExportLocation, manifest: Manifest, store: str) -> None:
         self._place = place
+        self._store = store
         self.manifest = manifest
         self.gatherer = Gatherer(manifest.promoted)
         self.gaps: list[ExportGap] = []
@@ -162,7 +185,7 @@ class _Writer:
     def _finish(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            entry = file.finish(self.gaps, limited=self.limited)
+            entry = file.finish(self.gaps, self._store, limited=self.limited)
             self.gaps = [gap for gap in self.gaps if gap.first > entry.part.last]
             self.manifest = self.manifest._replace(files=(*self.manifest.files, entry))
             save(self._place, self.manifest)
@@ -197,6 +220,7 @@ class ExportFile:
                 compression="zstd",
                 use_dictionary=[*REPEATED],
                 column_encoding=dict.fromkeys(DIFFERENCES, "DELTA_BINARY_PACKED"),
+                write_statistics=_with_statistics(batch.schema),
                 sorting_columns=[pq.SortingColumn(0)],
                 write_page_checksum=True,
             )
@@ -217,12 +241,13 @@ class ExportFile:
         self._count += batch.num_rows
         self._malformed += batch.column("headers").null_count
 
-    def finish(self, gaps: Sequence[ExportGap], *, limited: bool) -> File:
+    def finish(self, gaps: Sequence[ExportGap], store: str = "", *, limited: bool) -> File:
         """Make it visible. The gaps are those that were met since the file before."""
         stream, promoted = self._manifest.stream, self._manifest.promoted
         within = tuple(gap for gap in gaps if gap.first <= self._last)
         times = self._first_time, self._last_time
-        part = FileContents(self._first, self._last, self._count, *times, within, self._malformed, limited)
+        counted = self._first, self._last, self._count, *times
+        part = FileContents(*counted, within, self._malformed, limited, store)
         self._sink.path = file_path(stream, self.date, self._first, self._last)
         with self._stack:
             self._parquet.add_key_value_metadata(encode_footer(stream, promoted, part, self._sink.blocks))
@@ -234,6 +259,16 @@ class ExportFile:
         """Remove it, while an exception is on its way."""
         self._parquet.is_open = False
         self._stack.__exit__(*sys.exc_info())
+
+
+def _with_statistics(schema: pa.Schema) -> list[str]:
+    """The columns whose least and greatest values each row group has, for readers to pass over it.
+
+    Not floating-point numbers: statistics leave out NaN, which is the greatest number for Spark and others,
+    so that they would pass over row groups that have it.
+    """
+    plain = (field for field in schema if not pa.types.is_nested(field.type))
+    return [field.name for field in plain if not pa.types.is_floating(field.type)]
 
 
 def _position(batch: pa.RecordBatch, row: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from malamute.client import events
-from malamute.errors import ConfigError, Malformed, NotFound, TimedOut
+from malamute.errors import ConfigError, Malformed, NotFound, StoreError, TimedOut
 from malamute.protocol.admin import StatusQuery, StreamsQuery
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.start import SEQ, SINCE, TIME, Start
@@ -65,6 +65,9 @@ class HistorySource(Protocol):
 
     limited: set[str]
 
+    def store(self) -> str:
+        """The name of the store in which its sequences count."""
+
     def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it."""
 
@@ -90,6 +93,22 @@ def open_history(
     if bool(data) == bool(url):
         raise ConfigError("invalid source of history: expected either a data directory or a broker's URL")
     return closing(StoreHistory(data) if data else BrokerHistory(url, login))
+
+
+def counts_in(position: str, store: str) -> bool:
+    """Whether positions in one store count in another: it is the same, or was restored since then.
+
+    What a restored store has lost is no position there, and what is new there lies beyond all that was. Of a
+    position that says nothing of its store nothing is known.
+    """
+    (before, _, older), (broker, _, newer) = position.partition("."), store.partition(".")
+    return not before or (before == broker and int(older or 0) <= int(newer or 0))
+
+
+def check_store(position: str, history: HistorySource, whose: str, remedy: str) -> None:
+    """Raise `StoreError` unless a position counts in the store of a history; `whose` says what has it."""
+    if not counts_in(position, found := history.store()):
+        raise StoreError(f"{whose} is of the store {position}, and this is {found}: {remedy}")
 
 
 def range_of(history: HistorySource, stream: str) -> SequenceRange:
@@ -122,6 +141,10 @@ class StoreHistory:
 
         self._reader = StoreReader.open(directory)
         self.limited: set[str] = set()
+
+    def store(self) -> str:
+        """The name of the store."""
+        return self._reader.store()
 
     def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it."""
@@ -184,6 +207,10 @@ class BrokerHistory:
         self._client.on_event = self._events.append
         self.limited: set[str] = set()
 
+    def store(self) -> str:
+        """The name of the store that the broker has now."""
+        return self._client.store
+
     def streams(self) -> Mapping[str, SequenceRange]:
         """Each stream, and what is there of it on the disk."""
         rows = self._client.query(StreamsQuery())
@@ -201,6 +228,7 @@ class BrokerHistory:
         if first > last:
             return
         self._events.clear()
+        begun = self.store()
         reading = _RangeReader(first, last, self._events)
         with self._client.subscribe(
             stream,
@@ -213,7 +241,9 @@ class BrokerHistory:
             if subscription.limited:
                 self.limited.add(stream)
             while not reading.is_done:
-                yield from reading.take(self._next(subscription, reading))
+                columns = self._next(subscription, reading)
+                check_store(begun, self, f"the range {first} to {last} of {stream!r}", "read it again")
+                yield from reading.take(columns)
 
     def _next(self, subscription: Subscription, reading: _RangeReader) -> Columns | None:
         try:

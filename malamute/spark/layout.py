@@ -4,18 +4,19 @@
     DIR/_manifest/stream=NAME.json
 
 In NAME the characters that mean something in a path are percent-encoded, and no others: Spark would not read
-what is not ASCII. A file holds the messages of one stream and one UTC date from its first to its last
-sequence, in order; the order of the names is the order of the sequences. What begins with `_` or `.` Spark
-does not see: the manifest, and files that are being written.
+what is not ASCII. A name that is too long for a directory is cut, and ends with `%7E` and its hash; the
+manifest and the files have it whole. A file holds the messages of one stream and one UTC date from its first
+to its last sequence, in order; the order of the names is the order of the sequences. What begins with `_` or
+`.` Spark does not see: the manifest, and files that are being written.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from urllib.parse import unquote
 
-from malamute.errors import InvalidName
 from malamute.protocol.time_units import NS_PER_SECOND
 
 MANIFEST = "_manifest"
@@ -26,18 +27,33 @@ STREAM, DATE, SUFFIX = "stream=", "date=", ".parquet"
 NAME_BYTES_MAX = 230
 """The longest name of a directory that every file system takes, with room for what stands around it."""
 
+CUT_BYTES_MAX = 160
+"""What is left of a longer one, before its hash."""
+
+SHORTENED = "%7E"
+"""Stands before the hash of a name that was cut, and in no other: its character is never encoded."""
+
+NULL_OF_HIVE = "__HIVE_DEFAULT_PARTITION__"
+"""A name that Spark and others read as null."""
+
 _SPECIAL = re.compile(r"""["#%'*/:=?\\{}\[\]^]""")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def quoted(stream: str) -> str:
-    """A stream's name as part of a path. Raises `InvalidName` when file systems cannot hold it."""
+    """A stream's name as part of a path that file systems can hold."""
+    name = _encoded(stream)
+    if len(name.encode()) <= NAME_BYTES_MAX:
+        return name
+    kept = len(stream)
+    while len(_encoded(stream[:kept]).encode()) > CUT_BYTES_MAX:
+        kept -= 1
+    return f"{_encoded(stream[:kept])}{SHORTENED}{sha256(stream.encode()).hexdigest()[:32]}"
+
+
+def _encoded(stream: str) -> str:
     name = _SPECIAL.sub(lambda found: f"%{ord(found[0]):02X}", stream)
-    if len(name.encode()) > NAME_BYTES_MAX:
-        raise InvalidName(
-            f"name of the stream {stream[:40]!r}… is too long: expected one that fits a directory"
-        )
-    return name
+    return f"%5F{name[1:]}" if name == NULL_OF_HIVE else name
 
 
 def stream_directory(stream: str) -> str:
@@ -50,9 +66,9 @@ def manifest_path(stream: str) -> str:
     return f"{MANIFEST}/{stream_directory(stream)}.json"
 
 
-def stream_of_manifest(name: str) -> str:
-    """The stream whose manifest has this file name."""
-    return unquote(name.removeprefix(STREAM).removesuffix(".json"))
+def value_of(directory: str) -> str:
+    """What readers take the name of a stream's directory for: its stream, unless that was cut."""
+    return unquote(directory.removeprefix(STREAM))
 
 
 def date_of(time_ns: int) -> str:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from malamute.errors import InvalidValue, StoreCorrupt, StoreError, StoreTooNew
@@ -23,11 +24,12 @@ from malamute.spark.export_location import ExportLocation
 from malamute.spark.history import ExportGap
 from malamute.spark.layout import (
     MANIFEST,
+    SHORTENED,
     STREAM,
     manifest_path,
     range_of_file,
     stream_directory,
-    stream_of_manifest,
+    value_of,
 )
 from malamute.spark.schema import KINDS, Kind, Promoted
 
@@ -43,7 +45,8 @@ FOOTER = b"malamute"
 class FileContents(NamedTuple):
     """What is in a file. `gaps` are before its messages or between them; times are in nanoseconds.
 
-    If it is `limited`, rules kept more back from the user that exported it.
+    If it is `limited`, rules kept more back from the user that exported it. `store` is the store in which its
+    sequences count; an earlier version has not written it.
     """
 
     first: int
@@ -54,6 +57,7 @@ class FileContents(NamedTuple):
     gaps: tuple[ExportGap, ...] = ()
     malformed: int = 0
     limited: bool = False
+    store: str = ""
 
 
 class File(NamedTuple):
@@ -90,6 +94,11 @@ class Manifest(NamedTuple):
     def last(self) -> int:
         """The last sequence that was exported; 0 if none was."""
         return self.files[-1].part.last if self.files else 0
+
+    @property
+    def store(self) -> str:
+        """The store that the last file is of; empty if that is not known."""
+        return self.files[-1].part.store if self.files else ""
 
 
 def encode_footer(stream: str, promoted: Promoted, part: FileContents, blocks: Blocks) -> dict[bytes, bytes]:
@@ -132,6 +141,7 @@ def _part_of(value: dict[str, Any]) -> FileContents:
     for number in (part.first, part.last, part.count, part.first_time, part.last_time, part.malformed):
         _typed(int, number)
     _typed(bool, part.limited)
+    _typed(str, part.store)
     return part
 
 
@@ -165,7 +175,25 @@ def exported_streams(place: ExportLocation) -> list[str]:
     names = {path.removeprefix(f"{MANIFEST}/") for path in place.files(MANIFEST)}
     folders = {f"{name}.json" for name in place.folders()} - names
     found = names | {name for name in folders if place.data_files(name.removesuffix(".json"))}
-    return sorted(stream_of_manifest(name) for name in found if name.startswith(STREAM))
+    return sorted(stream_of(place, name.removesuffix(".json")) for name in found if name.startswith(STREAM))
+
+
+def stream_of(place: ExportLocation, directory: str) -> str:
+    """The stream that a directory is of. A name that was cut is whole in the manifest, and in the files."""
+    if SHORTENED in directory:
+        for name in _names(place, directory):
+            if isinstance(name, str) and stream_directory(name) == directory:
+                return name
+    return value_of(directory)
+
+
+def _names(place: ExportLocation, directory: str) -> Iterator[Any]:
+    """What the manifest and the files of a directory say that their stream is, as far as they can be read."""
+    with suppress(StoreError, AttributeError, ValueError, RecursionError):
+        yield json.loads(place.read(f"{MANIFEST}/{directory}.json")).get("stream")
+    for path in place.data_files(directory):
+        with suppress(StoreError):
+            yield decode_footer(read_footer(place, path))[0]
 
 
 def load(place: ExportLocation, stream: str) -> Manifest | None:

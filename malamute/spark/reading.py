@@ -27,7 +27,7 @@ from malamute.spark.checked_file import UNREADABLE, open_checked, whole
 from malamute.spark.columns import DAY_NS, Gatherer
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.filters import RowFilter
-from malamute.spark.history import ALL, ExportGap, HistorySource, SequenceRange
+from malamute.spark.history import ALL, ExportGap, HistorySource, SequenceRange, check_store
 from malamute.spark.layout import manifest_path
 from malamute.spark.manifest import File
 from malamute.spark.options import ROWS, SourceOptions, check_column
@@ -46,8 +46,9 @@ few; with more, the last task of a query keeps a core waiting."""
 class Slice(InputPartition):
     """A range of sequences of a stream, both ends included, at the source or in a file of an export.
 
-    In a file it is the row groups of one of `shares` equal parts of those that the range is in. `file` is
-    what the manifest says of it. A slice with a `fault` is a manifest that cannot be read.
+    At the source it counts in `store`, if that is known. In a file it is the row groups of one of `shares`
+    equal parts of those that the range is in. `file` is what the manifest says of it. A slice with a `fault`
+    is a manifest that cannot be read.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Slice(InputPartition):
         share: int = 0,
         shares: int = 1,
         *,
+        store: str = "",
         file: File | None = None,
         fault: str = "",
     ) -> None:
@@ -69,6 +71,7 @@ class Slice(InputPartition):
         self.path = path
         self.share = share
         self.shares = shares
+        self.store = store
         self.file = file
         self.fault = fault
 
@@ -113,7 +116,8 @@ def slices(query: ReadQuery) -> list[Slice]:
             raise NotFound(f"there is no stream {options.stream!r}")
         names = [options.stream] if options.stream else sorted(there)
         ranges = {name: _within(history, name, there[name], bounds) for name in names}
-    return [piece for name, (first, last) in ranges.items() for piece in cut(name, first, last, options.rows)]
+        store = history.store()
+    return [piece for name, of in ranges.items() for piece in cut(name, *of, options.rows, store)]
 
 
 def _within(history: HistorySource, stream: str, kept: SequenceRange, bounds: HistoryBounds) -> SequenceRange:
@@ -137,12 +141,12 @@ def _files(options: SourceOptions, bounds: HistoryBounds) -> Iterator[Slice]:
                 yield Slice(manifest.stream, first, last, file.path, file=file)
 
 
-def cut(stream: str, first: int, last: int, rows: int) -> list[Slice]:
+def cut(stream: str, first: int, last: int, rows: int, store: str = "") -> list[Slice]:
     """A range in slices of so many sequences, or of a million, as even as can be."""
     count = max(last - first + 1, 0)
     parts = -(-count // (rows or ROWS))
     edges = [first + count * part // parts for part in range(parts)] + [last + 1]
-    return [Slice(stream, start, stop - 1) for start, stop in pairwise(edges)]
+    return [Slice(stream, start, stop - 1, store=store) for start, stop in pairwise(edges)]
 
 
 def deal(file: Slice, rows: int) -> list[Slice]:
@@ -176,6 +180,7 @@ def _read_history(query: ReadQuery, piece: Slice) -> Read:
         return rows.keeps(query.bounds.keeps(gatherer.take()))
 
     with query.options.history() as history:
+        check_store(piece.store, history, f"what was planned of {piece.stream!r}", "load it again")
         for item in history.read(piece.stream, piece.first, piece.last, query.options.wanted):
             if isinstance(item, ExportGap):
                 yield LostRange(piece.stream, *item)
@@ -194,6 +199,10 @@ def _read_file(query: ReadQuery, piece: Slice) -> Read:
     # A store far away is asked for a whole row group at once; here that would be memory for nothing.
     reading = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=not place.is_local)
     parquet = ds.ParquetFileFormat(default_fragment_scan_options=reading)
+    if piece.file and not piece.share:
+        for gap in piece.file.part.gaps:
+            if gap.first <= query.bounds.last and gap.last >= query.bounds.first:
+                yield LostRange(piece.stream, *gap, piece.path)
     try:
         source, _ = open_checked(place.system, place.full(piece.path), piece.file)
         with closing(source):

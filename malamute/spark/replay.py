@@ -5,10 +5,11 @@ the subject, headers and body that it had, and headers that say where it came fr
 
     malamute.replay      the name of the replay        malamute.time      the broker's time of then, in ns
     malamute.stream      the stream of then            malamute.sender    the sender of then
-    malamute.sequence    the sequence of then
+    malamute.sequence    the sequence of then          malamute.store     the store that it counts in
 
 A stream of a broker does not know one message from another. So it is the *target* that shows how far the
-replay has come: its last message of this replay names the sequence it came from. What begins, for the
+replay has come: its last message of this replay names the sequence it came from. That is a position in one
+stream of one store, so a replay of that name out of another one is refused. What begins, for the
 first time or after any failure, takes three steps:
 
 1. *Fence*. It connects under the address of this replay and stream. The broker ends the session that had the
@@ -50,12 +51,14 @@ from malamute.errors import (
     LinkError,
     MalamuteError,
     NotFound,
+    StoreError,
     TimedOut,
     from_wire,
 )
 from malamute.matching import Index, Selector, load_plugins
 from malamute.protocol.admin import CursorsQuery, StreamQuery
 from malamute.protocol.time_units import to_seconds
+from malamute.spark.history import counts_in
 from malamute.spark.login import ANYBODY, Login
 from malamute.spark.match import decoded
 from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryBounds, HistoryPart, Piece, read, run
@@ -78,8 +81,8 @@ PATIENCE_SECONDS = 60.0
 
 RETRY = 0.2
 NAMESPACE = "malamute."
-REPLAY, STREAM, SEQUENCE, TIME, SENDER = (
-    NAMESPACE + name for name in ("replay", "stream", "sequence", "time", "sender")
+REPLAY, STREAM, SEQUENCE, TIME, SENDER, STORE = (
+    NAMESPACE + name for name in ("replay", "stream", "sequence", "time", "sender", "store")
 )
 
 SCHEMA = pa.schema(
@@ -124,12 +127,25 @@ class ReplaySettings(NamedTuple):
         return self._replace(name=self.name or hashlib.sha256(what.encode()).hexdigest()[:12])
 
 
+class ReplayOrigin(NamedTuple):
+    """Where replayed messages come from; the store is empty if that is not known."""
+
+    stream: str = ""
+    store: str = ""
+
+
 class ReplaySource(NamedTuple):
     """One stream of the history, and its target."""
 
     stream: str
     target: str
     pieces: tuple[Piece, ...]
+
+    @property
+    def origin(self) -> ReplayOrigin:
+        """Where its messages come from."""
+        stores = [piece.file.part.store for piece in self.pieces if piece.file]
+        return ReplayOrigin(self.stream, stores[-1] if stores else "")
 
 
 class ReplayPlan(NamedTuple):
@@ -180,7 +196,8 @@ def _left(
 
 def _position(client: Client, source: ReplaySource, options: ReplaySettings) -> int:
     """How far the replay has come, without a fence: it may go on at this moment."""
-    return _look(client, source.target, options.name, known_cursor(client, source.target, options.name))
+    begin = known_cursor(client, source.target, options.name)
+    return _look(client, source.target, options.name, begin, source.origin)
 
 
 def known_cursor(client: Client, target: str, name: str) -> int | None:
@@ -254,7 +271,12 @@ def _replay(
     published = 0
     try:
         with ReplayWriter(
-            options.url, source.target, options.name, options.patience_seconds, options.login
+            options.url,
+            source.target,
+            options.name,
+            options.patience_seconds,
+            options.login,
+            source.origin,
         ) as writer:
             for found in _selected(history, source, options, writer.position, COLUMNS):
                 if isinstance(found, ExportDamage):
@@ -329,7 +351,7 @@ def _publish(
     writer: ReplayWriter, source: ReplaySource, batch: pa.RecordBatch, pace: ReplayPace | None
 ) -> int:
     """Publish a batch, all at once or message by message as they come due. Returns how many it was."""
-    messages = Messages.of(source.stream, writer.name, batch)
+    messages = Messages.of(source.origin, writer.name, batch)
     if pace is None:
         return writer.publish(messages)
     published = start = 0
@@ -356,13 +378,17 @@ class Messages(NamedTuple):
     bodies: Sequence[Any]
 
     @classmethod
-    def of(cls, stream: str, name: str, batch: pa.RecordBatch) -> Messages:
+    def of(cls, origin: ReplayOrigin, name: str, batch: pa.RecordBatch) -> Messages:
         """The messages of a batch, with the headers that say where they came from."""
         names = ("sequence", "time_ns", "sender", "subject", "body", "frames")
         sequences, times, senders, subjects, bodies, frames = (batch.column(n).to_pylist() for n in names)
         headers = decoded(batch.column("headers"))
         for found, sequence, time_ns, sender in zip(headers, sequences, times, senders, strict=True):
-            found.update({REPLAY: name, STREAM: stream, SEQUENCE: sequence, TIME: time_ns, SENDER: sender})
+            found.update(
+                {REPLAY: name, STREAM: origin.stream, SEQUENCE: sequence, TIME: time_ns, SENDER: sender}
+            )
+            if origin.store:
+                found[STORE] = origin.store
         bodies = [
             body if sizes is None else _cut(body, sizes) for body, sizes in zip(bodies, frames, strict=True)
         ]
@@ -393,9 +419,12 @@ class ReplayWriter:
         name: str,
         patience_seconds: float = PATIENCE_SECONDS,
         login: Login = ANYBODY,
+        origin: ReplayOrigin = ReplayOrigin(),  # noqa: B008  # it is a value
     ) -> None:
         self.name = name
         self.position = 0
+        self._origin = origin
+        self._store = ""
         self._url = url
         self._login = login
         self._target = target
@@ -467,7 +496,12 @@ class ReplayWriter:
         begin = known_cursor(client, self._target, self.name)
         assert begin is not None
         cursor.commit(begin, timeout=TIMEOUT_SECONDS)
-        self.position = max(self.position, _look(client, self._target, self.name, begin))
+        if self._store not in ("", client.store):
+            raise StoreError(
+                f"the broker's store was {self._store}, and is {client.store}: begin the same replay again"
+            )
+        self._store = client.store
+        self.position = max(self.position, _look(client, self._target, self.name, begin, self._origin))
 
     def _guard(self, event: Event) -> None:
         # The client would reconnect, and send again what somebody else may have done by now.
@@ -511,10 +545,17 @@ def _cursor(name: str) -> str:
     return f"replay.{name}"
 
 
-def _look(client: Client, target: str, name: str, begin: int | None) -> int:
+def _look(
+    client: Client,
+    target: str,
+    name: str,
+    begin: int | None,
+    origin: ReplayOrigin = ReplayOrigin(),  # noqa: B008
+) -> int:
     """The highest sequence of then among the messages of this replay behind `begin`; 0 without a cursor.
 
-    Raises `NotFound` when the target has dropped them: then it is unknown how far the replay has come.
+    Raises `NotFound` when the target has dropped them: then it is unknown how far the replay has come; and
+    `InvalidValue` when they are out of another stream or store.
     """
     last = 0 if begin is None else client.query(StreamQuery(name=target), timeout=TIMEOUT_SECONDS).last
     if begin is None or last <= begin:
@@ -536,9 +577,9 @@ def _look(client: Client, target: str, name: str, begin: int | None) -> int:
                     and (subscription.last or 0) < last
                 ):
                     raise TimedOut(f"no sequence {last} from {target!r} within {TIMEOUT_SECONDS} s")
-                found = max(found, _highest(batch, name))
+                found = max(found, _highest(batch, name, origin))
             while batch := subscription.take(1000, 0):
-                found = max(found, _highest(batch, name))
+                found = max(found, _highest(batch, name, origin))
     finally:
         client.on_event = on_event
     if not found and any(gap.reason == "overwritten" for gap in gaps):
@@ -549,7 +590,17 @@ def _look(client: Client, target: str, name: str, begin: int | None) -> int:
     return found
 
 
-def _highest(messages: Sequence[Message], name: str) -> int:
-    """The highest sequence of then; 0 if none of the messages is of this replay."""
-    headers = (message.headers for message in messages)
-    return max((found[SEQUENCE] for found in headers if found.get(REPLAY) == name), default=0)
+def _highest(messages: Sequence[Message], name: str, origin: ReplayOrigin) -> int:
+    """The highest sequence of then; 0 if none of the messages is of this replay. Raises `InvalidValue`."""
+    own = [found for found in (message.headers for message in messages) if found.get(REPLAY) == name]
+    for found in own:
+        before = ReplayOrigin(found.get(STREAM, ""), found.get(STORE, ""))
+        is_same = origin.stream in ("", before.stream) and counts_in(
+            before.store, origin.store or before.store
+        )
+        if before.stream and not is_same:
+            raise InvalidValue(
+                f"the replay {name!r} is of the stream {before.stream!r} out of the store {before.store}, and"
+                f" this history is of {origin.stream!r} out of {origin.store}: name the replay otherwise"
+            )
+    return max((found[SEQUENCE] for found in own), default=0)

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -43,9 +43,8 @@ from malamute.spark.layout import (
     date_of,
     manifest_path,
     range_of_file,
-    stream_of_manifest,
 )
-from malamute.spark.manifest import File, load
+from malamute.spark.manifest import File, load, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -223,9 +222,11 @@ def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
     except OSError as error:
         raise NotFound(f"cannot read {location} as exported history: {error}") from error
     there = {info.path.removeprefix(root).strip("/"): info for info in infos if info.type == fs.FileType.File}
-    found = {path: piece for path, info in there.items() if (piece := _piece(path, info.path, info.size))}
+    name_of = cache(partial(stream_of, ExportLocation(location)))
+    pieces = ((path, _piece(path, info.path, info.size, name_of)) for path, info in there.items())
+    found = {path: piece for path, piece in pieces if piece}
     faults = []
-    for stream in _with_manifest(there):
+    for stream in map(name_of, _with_manifest(there)):
         if not bounds.streams or stream in bounds.streams:
             try:
                 found |= _entered(location, root, stream)
@@ -247,17 +248,17 @@ def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
 
 
 def _with_manifest(paths: Iterable[str]) -> Iterator[str]:
-    """The streams that have a manifest. Files alone are exported history, too."""
+    """The directories of streams that have a manifest. Files alone are exported history, too."""
     for path in paths:
         if path.startswith(f"{MANIFEST}/{STREAM}"):
-            yield stream_of_manifest(path.removeprefix(f"{MANIFEST}/"))
+            yield path.removeprefix(f"{MANIFEST}/").removesuffix(".json")
 
 
 def _entered(location: str, root: str, stream: str) -> dict[str, Piece]:
     """The files that the manifest of a stream has, whether they are there or not. Raises `StoreError`."""
     manifest = load(ExportLocation(location), stream)
     pieces = (
-        (file, _piece(file.path, f"{root}/{file.path}", file.size))
+        (file, _piece(file.path, f"{root}/{file.path}", file.size, lambda _: stream))
         for file in (manifest.files if manifest else ())
     )
     return {file.path: piece._replace(file=file) for file, piece in pieces if piece}
@@ -269,15 +270,15 @@ def _numbered(piece: Piece, bounds: HistoryBounds) -> bool:
     return first <= bounds.last and last >= bounds.first
 
 
-def _piece(path: str, full: str, size_bytes: int) -> Piece | None:
+def _piece(path: str, full: str, size_bytes: int, name_of: Callable[[str], str]) -> Piece | None:
     """The piece of a file, whose path is relative to the export; None if it is none of its files."""
     names = path.split("/")
     if len(names) != 3 or not names[2].endswith(SUFFIX):
         return None
-    stream, date, name = names
-    if not (stream.startswith(STREAM) and date.startswith(DATE)) or name[0] in "_.":
+    folder, date, name = names
+    if not (folder.startswith(STREAM) and date.startswith(DATE)) or name[0] in "_.":
         return None
-    return Piece(unquote(stream.removeprefix(STREAM)), date.removeprefix(DATE), full, size_bytes)
+    return Piece(name_of(folder), date.removeprefix(DATE), full, size_bytes)
 
 
 def file_system(location: str) -> tuple[fs.FileSystem, str]:

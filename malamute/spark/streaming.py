@@ -1,8 +1,9 @@
 """A stream of a broker as a stream of Spark.
 
 The offset is the next sequence. Spark writes the offsets of a micro-batch to its checkpoint before it runs
-it, and a sequence always means the same message; so a micro-batch that is run again, after a failure of
-either side, reads the same messages again. With a sink that takes a micro-batch once, that is exactly once.
+it, and a sequence always means the same message of a stream in a store; so a micro-batch that is run again,
+after a failure of either side, reads the same messages again. With a sink that takes a micro-batch once, that
+is exactly once. The offset names the stream and the store: in another one it means nothing, and is refused.
 
 What the journal has dropped meanwhile ends the query, unless `lost` says `report`.
 """
@@ -25,15 +26,18 @@ from pyspark.sql.types import StructType
 
 from malamute.errors import InvalidValue, StoreError
 from malamute.protocol.start import NEW
-from malamute.spark.history import range_of, sequence_at
+from malamute.spark.history import HistorySource, counts_in, range_of, sequence_at
 from malamute.spark.options import MESSAGES, SourceOptions
 from malamute.spark.reading import Slice, cut
 from malamute.spark.tasks import Tasks
 
-NEXT = "next"
-"""The key of the offset: the sequence of the next message."""
+NEXT, STREAM, STORE = "next", "stream", "store"
+"""The keys of an offset: the sequence of the next message, and where it counts. Earlier versions wrote the
+first alone."""
 
-Offset = dict[str, int]
+Offset = dict[str, Any]
+
+ANEW = "begin with a new checkpoint"
 
 
 class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,33 +48,52 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidValue("invalid options of a stream of Spark: expected url and stream, and no end")
         self._since = options.since
         super().__init__(options._replace(since=""), schema)
-        self._target: int | None = None
+        self._target: Offset | None = None
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # these are Spark's names
+    def initialOffset(self) -> Offset:  # noqa: N802  # these are Spark's names
         """Where a new query begins: at `since`, which may be `new`, or at the oldest message."""
         with self.options.history() as history:
             kept = range_of(history, self.options.stream)
             if self._since == NEW:
-                return {NEXT: kept.last + 1}
+                return self._offset(history, kept.last + 1)
             if not self._since:
-                return {NEXT: kept.first}
-            return {NEXT: sequence_at(history, self.options.stream, self._since, time.time_ns())}
+                return self._offset(history, kept.first)
+            return self._offset(
+                history, sequence_at(history, self.options.stream, self._since, time.time_ns())
+            )
+
+    def _offset(self, history: HistorySource, sequence: int) -> Offset:
+        return {NEXT: sequence, STREAM: self.options.stream, STORE: history.store()}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Where the next micro-batch ends.
 
         Raises:
-            StoreError: the checkpoint lies behind the end of the stream.
+            StoreError: the checkpoint is of another stream or store, or lies behind the end of the stream.
         """
-        end = self._end() if self._target is None else self._target
+        latest = self._end() if self._target is None else self._target
+        self._check(start)
+        if not counts_in(start.get(STORE, ""), latest[STORE]):
+            raise StoreError(
+                f"checkpoint is of the store {start[STORE]}, and the broker has {latest[STORE]}: {ANEW}"
+            )
+        end = latest[NEXT]
         if end < start[NEXT]:
             raise StoreError(
                 f"checkpoint is at {start[NEXT]}, and the stream {self.options.stream!r} ends with {end - 1}:"
-                " the broker has lost its store, or is another one; begin with a new checkpoint"
+                f" the broker has lost its store, or is another one; {ANEW}"
             )
         if isinstance(limit, ReadMaxRows):
             end = min(end, start[NEXT] + limit.max_rows)
-        return {NEXT: max(end, start[NEXT])}
+        return {**latest, NEXT: max(end, start[NEXT])}
+
+    def _check(self, offset: Offset) -> None:
+        """Raise `StoreError` for an offset of another stream."""
+        stream = offset.get(STREAM, self.options.stream)
+        if stream != self.options.stream:
+            raise StoreError(
+                f"checkpoint is of the stream {stream!r}, and {self.options.stream!r} is read: {ANEW}"
+            )
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The option `rows`."""
@@ -80,13 +103,14 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What comes from now on belongs to the next run."""
         self._target = self._end()
 
-    def _end(self) -> int:
+    def _end(self) -> Offset:
         with self.options.history() as history:
-            return range_of(history, self.options.stream).last + 1
+            return self._offset(history, range_of(history, self.options.stream).last + 1)
 
     def partitions(self, start: Offset, end: Offset) -> list[Slice]:
-        """The slices of a micro-batch."""
-        return cut(self.options.stream, start[NEXT], end[NEXT] - 1, 0)
+        """The slices of a micro-batch. Its tasks look at the store that they read."""
+        self._check(end)
+        return cut(self.options.stream, start[NEXT], end[NEXT] - 1, 0, end.get(STORE, ""))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a slice."""

@@ -3,6 +3,7 @@
 Three questions, each of which finds what the others cannot. Is each file as it was written, by its size and
 its CRC? Is each sequence in a file or in a gap, once, unless rules kept it back? And, as far as the journal
 still has them, are the messages the same: both sides are made into columns, a batch at a time, and compared.
+The journal of another store says nothing of them, and is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from malamute.errors import NotFound, StoreError
 from malamute.protocol.batch import Columns
 from malamute.spark.columns import BATCH_ROWS, batches_of
 from malamute.spark.export_location import ExportLocation
-from malamute.spark.history import HistorySource, SequenceRange
+from malamute.spark.history import HistorySource, SequenceRange, check_store
 from malamute.spark.layout import manifest_path, stream_directory
 from malamute.spark.manifest import File, FileContents, Manifest, decode_footer, described, read_footer
 
@@ -80,6 +81,7 @@ def _verify_file(
     try:
         fault = fault or _intact(place, manifest, file)
         if not fault and history is not None:
+            check_store(part.store, history, "the file", "compare it with its own")
             compared, fault = _compare(place, manifest, file, history, kept)
     except StoreError as error:
         fault = str(error)

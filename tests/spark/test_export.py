@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,11 @@ from quiet import quiet_broker
 import malamute
 from malamute.errors import (
     ConfigError,
-    InvalidName,
     InvalidValue,
     NotFound,
     StorageFull,
     StoreCorrupt,
+    StoreError,
     StoreLocked,
     StoreTooNew,
 )
@@ -38,6 +40,7 @@ from malamute.spark.export_location import TEMPORARY, ExportLocation, Sink
 from malamute.spark.history import ExportGap, SequenceRange, open_history
 from malamute.spark.layout import file_path, manifest_path, stream_directory
 from malamute.spark.manifest import exported_streams, load, save
+from malamute.spark.scan import ExportedHistory
 from malamute.spark.schema import arrow_schema, parse_promoted
 from malamute.spark.verify import verify
 from malamute.store.operations import Reserve
@@ -199,15 +202,99 @@ def test_a_payload_that_is_none_is_a_gap(tmp_path: Path) -> None:
 def test_names_that_are_hard_on_a_file_system(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     streams = ["a/b", "..", "_a", "%2F", "$sys", "date=1", "{[*?]}", "ø" * 115]
+    # The longest that a broker takes, one that grows when it is encoded, and one that others read as null.
+    streams += ["x" * 250, "x" * 249 + "y", "/" * 91, "ø" * 116, "__HIVE_DEFAULT_PARTITION__"]
     store(data, *(operations(name, 1, numbered(1)) for name in streams))
     for name in streams:
         assert _export(data, out, name).messages == 1
         assert _faults(out, data, name) == []
     assert sorted(exported_streams(ExportLocation(str(out)))) == sorted(streams)
     assert len([*out.iterdir()]) == len(streams) + 1
-    store(data, operations("ø" * 116, 1, numbered(1)))
-    with pytest.raises(InvalidName, match="expected one that fits a directory"):
-        _export(data, out, "ø" * 116)
+    assert ExportedHistory(str(out)).streams == sorted(streams)
+    # A cut name is found without the manifest, too.
+    for path in out.glob("_manifest/*.json"):
+        path.unlink()
+    assert exported_streams(ExportLocation(str(out))) == sorted(streams)
+    assert ExportedHistory(str(out)).streams == sorted(streams)
+
+
+def test_all_streams_are_exported_whatever_their_names(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    streams = ["a", "/" * 91, "x" * 250, "z"]
+    store(data, *(operations(name, 1, numbered(2)) for name in streams))
+    rows = json.loads(run("journal", "export", "--data", str(data), "--to", str(out), "--json"))
+    assert {row["stream"]: row["messages"] for row in rows} == dict.fromkeys(streams, 2)
+    assert json.loads(run("journal", "export", "verify", "--from", str(out), "--json"))["good"]
+
+
+def test_an_export_goes_on_in_its_own_store_alone(tmp_path: Path) -> None:
+    out, before = tmp_path / "out", tmp_path / "before"
+    for name, count in (("one", 5), ("shorter", 3), ("longer", 9)):
+        store(tmp_path / name, operations("s", 1, numbered(count)))
+    _export(tmp_path / "one", out)
+    _export(tmp_path / "one", before)
+    # As an earlier version has written it.
+    [path] = before.glob("_manifest/*.json")
+    value = json.loads(path.read_text())
+    del value["crc32"], value["files"][0]["store"]
+    path.write_text(json.dumps({**value, "crc32": zlib.crc32(json.dumps(value).encode())}))
+    for name in ("shorter", "longer"):
+        words = run(*("journal", "export", "--data", str(tmp_path / name), "--to", str(out)), code=1)
+        assert "the export of 's' in" in words
+        assert "export to another directory" in words
+        faults = _faults(out, tmp_path / name)
+        assert faults
+        assert all("the file is of the store" in fault for fault in faults)
+    # Of an export that an earlier version has made it is known only where it ends.
+    with pytest.raises(StoreError, match="ends with 5, and the stream with 3: it is of another store"):
+        _export(tmp_path / "shorter", before)
+    assert _export(tmp_path / "longer", before).messages == 4
+    assert _export(tmp_path / "one", out).messages == 0
+    store(tmp_path / "one", operations("s", 6, numbered(1, 6)))
+    assert _export(tmp_path / "one", out).messages == 1
+    assert _faults(out, tmp_path / "one") == []
+
+
+def test_an_export_goes_on_when_its_store_was_restored(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, operations("s", 1, numbered(5)))
+    _export(data, out)
+    run("journal", "backup", "--data", str(data), str(tmp_path / "copy"))
+    with quiet_broker(tmp_path / "copy") as broker:
+        with malamute.connect(broker.url) as client:
+            client.publish("s", "a", b"new", assurance="stored")
+        rows = json.loads(run("journal", "export", "--url", broker.url, "--to", str(out), "--json"))
+        assert {row["stream"]: row["messages"] for row in rows}["s"] == 1
+        assert json.loads(run("journal", "export", "verify", "--from", str(out), "--json"))["good"]
+    # What was new in the restored one comes before nothing of the old one.
+    store(data, operations("s", 6, numbered(1, 6)))
+    assert "export to another directory" in run(
+        *("journal", "export", "--data", str(data), "--to", str(out)), code=1
+    )
+
+
+def test_a_broker_and_its_directory_are_one_store(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with quiet_broker(tmp_path / "data") as broker:
+        with malamute.connect(broker.url) as client:
+            client.publish("s", "a", b"", assurance="stored")
+        run("journal", "export", "--url", broker.url, "--to", str(out))
+    assert _export(tmp_path / "data", out).messages == 0
+
+
+def test_a_later_since_leaves_a_gap_that_is_accounted_for(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, *(operations("s", n, numbered(10, n)) for n in (1, 11, 21)))
+    assert _export(data, out, since="seq:5", until="seq:10").gaps == []
+    done = _export(data, out, since="seq:20", until="seq:25")
+    assert (done.first, done.last, done.gaps) == (20, 24, [ExportGap(10, 19, "left-out")])
+    assert _export(data, out, since="seq:25").gaps == []
+    # A start behind the end leaves nothing behind, because nothing follows it yet.
+    assert _export(data, out, since="seq:99").gaps == []
+    assert _faults(out, data) == []
+    words = run("journal", "export", "--data", str(data), "--to", str(tmp_path / "2"), "--until", "seq:3")
+    words = run("journal", "export", "--data", str(data), "--to", str(tmp_path / "2"), "--since", "seq:9")
+    assert "s: no 3 to 8, left-out" in words
 
 
 def test_promoted_headers_stay_those_of_the_first_export(tmp_path: Path) -> None:
@@ -392,6 +479,9 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
 
 def test_verify_compares_with_the_journal(tmp_path: Path) -> None:
     out = tmp_path / "out"
+    store(tmp_path / "data")
+    for copy in ("other", "later"):
+        shutil.copytree(tmp_path / "data", tmp_path / copy)
     store(tmp_path / "data", operations("s", 1, numbered(5)))
     _export(tmp_path / "data", out)
     store(tmp_path / "other", operations("s", 1, [*numbered(4), Told("a.5", {"n": 6}, b"5")]))

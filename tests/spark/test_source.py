@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from histories import DAY, START, Told, damage, numbered, operations, run, store
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from quiet import quiet_broker
 
 import malamute
-from malamute.errors import NotFound
+from malamute.errors import NotFound, StoreError
 from malamute.spark import read_export
+from malamute.spark.options import SourceOptions
+from malamute.spark.source import MalamuteSource
+from malamute.spark.streaming import StreamReader
 from malamute.testing import Broker
 
 if TYPE_CHECKING:
@@ -171,10 +176,15 @@ def test_spark_reads_an_export_by_itself(spark: SparkSession, places: Any, tmp_p
     assert asked(read_export(spark, path, "s")) == asked(ours.where("stream = 's'"))
     with pytest.raises(NotFound, match="no stream was exported to"):
         read_export(spark, str(tmp_path))
-    name = "a/b=%20 ø$"
-    store(tmp_path / "data", operations(name, 1, numbered(2)))
-    run("journal", "export", "--data", str(tmp_path / "data"), "--to", str(tmp_path / "out"))
-    for frame in (read_export(spark, str(tmp_path / "out")), read_export(spark, str(tmp_path / "out"), name)):
+    names = ["a/b=%20 ø$", "__HIVE_DEFAULT_PARTITION__", "x" * 250, "/" * 91]
+    data, out = tmp_path / "data", tmp_path / "[a] {b,c} \\d ?*"
+    store(data, *(operations(name, 1, numbered(2)) for name in names))
+    run("journal", "export", "--data", str(data), "--to", str(out))
+    expected = sorted((name, number) for name in names for number in (1, 2))
+    for frame in (read_export(spark, str(out)), spark.read.format("malamute").load(str(out))):
+        assert sorted((row.stream, row.sequence) for row in frame.collect()) == expected
+    for name in names:
+        frame = read_export(spark, str(out), name).where(f.col("stream") == name)
         assert [(row.stream, row.sequence) for row in frame.collect()] == [(name, 1), (name, 2)]
 
 
@@ -216,6 +226,13 @@ def test_what_is_damaged_is_reported_and_the_rest_is_read(spark: SparkSession, t
         (31, 40, files[3].name),
     ]
     assert all("cannot be read" in row.reason for row in gaps)
+    run("journal", "export", "--data", str(data), "--to", str(tmp_path / "later"), "--until", "seq:4")
+    run("journal", "export", "--data", str(data), "--to", str(tmp_path / "later"), "--since", "seq:8")
+    gaps = read(path=str(tmp_path / "later"), table="gaps").orderBy("first").collect()
+    assert [(row.first, row.last, row.reason) for row in gaps] == [
+        (4, 7, "left-out"),
+        (11, 20, "corrupt"),
+    ]
     with pytest.raises(Exception, match="no 11 to 20 of the stream 's': corrupt"):
         read(data=str(data), lost="fail").count()
 
@@ -358,8 +375,8 @@ def test_a_stream_that_lost_messages_ends(spark: SparkSession, tmp_path: Path) -
     assert spark.read.parquet(str(tmp_path / "report" / "sink")).count() == 20
 
 
-def test_another_broker_is_noticed(spark: SparkSession, tmp_path: Path) -> None:
-    for name, count in (("one", 5), ("two", 2)):
+def test_a_checkpoint_of_another_store_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    for name, count in (("one", 2), ("longer", 5)):
         with quiet_broker(tmp_path / name) as broker:
             with malamute.connect(broker.url) as client:
                 for _ in range(count):
@@ -367,8 +384,48 @@ def test_another_broker_is_noticed(spark: SparkSession, tmp_path: Path) -> None:
             if name == "one":
                 _copy(spark, broker.url, tmp_path)
                 continue
-            with pytest.raises(Exception, match="the broker has lost its store, or is another one"):
+            with pytest.raises(Exception, match="checkpoint is of the store"):
                 _copy(spark, broker.url, tmp_path)
+            # A micro-batch that is to be run again says it in its tasks.
+            for path in ("1", ".1.crc"):
+                (tmp_path / "checkpoint" / "commits" / path).unlink(missing_ok=True)
+            (tmp_path / "checkpoint" / "commits" / "0").unlink()
+            with pytest.raises(Exception, match="what was planned of 's' is of the store"):
+                _copy(spark, broker.url, tmp_path)
+    assert spark.read.parquet(str(tmp_path / "sink")).count() == 2
+
+
+def test_offsets_are_of_a_stream_and_a_store(places: Any, tmp_path: Path) -> None:
+    """Without a session: what a checkpoint says, what it is held against, and one of an earlier version."""
+    schema = MalamuteSource({**places["broker"], "stream": "s"}).schema()
+    reader, other = (
+        StreamReader(SourceOptions.parse({**places["broker"], "stream": stream}, lost="fail"), schema)
+        for stream in ("s", "other")
+    )
+    start = reader.initialOffset()
+    assert (start["next"], start["stream"]) == (1, "s")
+    end = reader.latestOffset(start, ReadMaxRows(10))
+    assert end == {**start, "next": 11}
+    assert [piece.store for piece in reader.partitions(start, end)] == [start["store"]]
+    # With nothing new the offset is written as it was, or Spark would run a micro-batch.
+    last = reader.latestOffset(end, ReadAllAvailable())
+    assert list(reader.latestOffset(last, ReadAllAvailable()).items()) == list(last.items())
+    for call in (lambda: other.latestOffset(start, ReadAllAvailable()), lambda: other.partitions(start, end)):
+        with pytest.raises(StoreError, match="checkpoint is of the stream 's', and 'other' is read: begin"):
+            call()
+    foreign = {**start, "store": "0" * 32}
+    with pytest.raises(StoreError, match=f"checkpoint is of the store {'0' * 32}, and the broker has"):
+        reader.latestOffset(foreign, ReadAllAvailable())
+    [piece] = reader.partitions(foreign, {**end, "store": "0" * 32})
+    with pytest.raises(StoreError, match=r"what was planned of 's' is of the store 0+, and this is"):
+        list(reader.read(piece))
+    assert reader.latestOffset({"next": 4}, ReadAllAvailable()) == last
+    assert [piece.first for piece in reader.partitions({"next": 4}, {"next": 6})] == [4]
+    # One that was restored goes on; one that is older than the checkpoint does not.
+    assert reader.latestOffset(start, ReadAllAvailable())
+    newer = {**start, "store": f"{start['store']}.7"}
+    with pytest.raises(StoreError, match="checkpoint is of the store"):
+        reader.latestOffset(newer, ReadAllAvailable())
 
 
 def test_a_stream_without_a_broker_is_refused(spark: SparkSession, tmp_path: Path) -> None:

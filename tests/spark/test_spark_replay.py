@@ -10,20 +10,32 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from histories import numbered, operations, run, store
 from history_files import BEGIN, Sent, damage, write
-from quiet import quiet_broker
+from quiet import quiet_broker, quiet_config
 
 import malamute
 from malamute.cli.root import cli
-from malamute.errors import AddressTaken, ConnectTimeout, InvalidValue, NotFound, TimedOut, TryLater
+from malamute.errors import (
+    AddressTaken,
+    ConnectTimeout,
+    InvalidValue,
+    NotFound,
+    StoreError,
+    TimedOut,
+    TryLater,
+)
 from malamute.spark import replay as module
 from malamute.spark.replay import (
+    COLUMNS,
     Messages,
+    ReplayOrigin,
     ReplayPace,
     ReplayPlan,
     ReplaySettings,
@@ -31,8 +43,9 @@ from malamute.spark.replay import (
     ReplayWriter,
     plan,
     replay,
+    sources,
 )
-from malamute.spark.scan import ExportedHistory, HistoryBounds
+from malamute.spark.scan import ExportedHistory, HistoryBounds, HistoryPart, read
 from malamute.testing import Broker
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
@@ -189,6 +202,58 @@ def test_a_newer_writer_ends_the_older_one(broker: Broker) -> None:
                 older.publish(messages_of([3]))
             newer.publish(messages_of([4]))
     assert origins(broker.url, "t") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("origin", "reported"),
+    [
+        (ReplayOrigin("other", "a" * 32), "is of the stream 's' out of the store a"),
+        (ReplayOrigin("s", "b" * 32), "out of b+: name the replay otherwise"),
+        (ReplayOrigin("s", f"{'a' * 32}.7"), ""),
+        (ReplayOrigin("s"), ""),
+    ],
+)
+def test_a_replay_counts_in_its_own_stream_and_store_alone(
+    broker: Broker, origin: ReplayOrigin, reported: str
+) -> None:
+    begun = ReplayOrigin("s", "a" * 32)
+    with ReplayWriter(broker.url, "t", "r", origin=begun) as writer:
+        messages = messages_of(range(1, 31))
+        for headers in messages.headers:
+            headers.update({"malamute.stream": begun.stream, "malamute.store": begun.store})
+        writer.publish(messages)
+    again = ReplayWriter(broker.url, "t", "r", 0.0, origin=origin)
+    with pytest.raises(InvalidValue, match=reported) if reported else nullcontext(), again as writer:
+        assert writer.position == 30
+
+
+def test_a_history_out_of_another_store_is_not_taken_for_the_one_before(
+    tmp_path: Path, broker: Broker
+) -> None:
+    options = ReplaySettings(broker.url, name="r")
+    for name, count in (("one", 5), ("two", 9)):
+        store(tmp_path / name, operations("s", 1, numbered(count)))
+        run("journal", "export", "--data", str(tmp_path / name), "--to", str(tmp_path / f"{name}-out"))
+        history = ExportedHistory(str(tmp_path / f"{name}-out"))
+        [source] = sources(history, options)
+        if name == "one":
+            with ReplayWriter(broker.url, "s", "r", origin=source.origin) as writer:
+                for part in read(history.location, source.pieces, COLUMNS, history.bounds):
+                    assert isinstance(part, HistoryPart)
+                    writer.publish(Messages.of(source.origin, "r", part.batch))
+            assert [found.position for found in plan(history, options)] == [5]
+        else:
+            with pytest.raises(InvalidValue, match="the replay 'r' is of the stream 's' out of the store"):
+                plan(history, options)
+
+
+def test_a_target_whose_store_is_another_one_ends_the_replay() -> None:
+    with Broker(config=quiet_config()) as broker, ReplayWriter(broker.url, "t", "r", 30.0) as writer:
+        writer.publish(messages_of(range(1, 11)))
+        # In memory, so what comes back is another store.
+        broker.restart()
+        with pytest.raises(StoreError, match="begin the same replay again"):
+            writer.publish(messages_of(range(11, 21)))
 
 
 def test_others_may_publish_into_the_target(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
