@@ -114,6 +114,7 @@ from malamute.store.operations import (
     QueueKind,
     ReadResult,
     Recovered,
+    SubjectTest,
 )
 from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS, OF_STREAMS, RETENTIONS, SESSIONS
@@ -716,13 +717,17 @@ class DiskStore:
         with self._chunk_cursor(stream) as (_, chunks):
             return chunks.find_gap(sequence)
 
-    def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
+    def last_per_subject(
+        self, stream: str, *, limit: int, takes: SubjectTest | None = None
+    ) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
+
+        Subjects that `takes` refuses are passed over.
 
         What cannot be read is left out. Reads little more than a range of 4 MiB, and one for each rare
         subject; all of the stream if it was written without subjects.
         """
-        search = SubjectSearch(limit)
+        search = SubjectSearch(limit, takes)
         start: int | None = None
         while not search.is_done:
             with self._chunk_cursor(stream) as (state, chunks):

@@ -66,6 +66,7 @@ from malamute.store.operations import (
     SetAttempts,
     SetCounters,
     StoredMessage,
+    SubjectTest,
     Value,
 )
 from malamute.store.policies import StreamRetention
@@ -208,9 +209,14 @@ class MemoryStore:
                 return None
             return GapRange(header.last + 1, following - 1)
 
-    def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
-        """The sequence of the last message kept of each subject; of `limit` subjects, newest first."""
-        search = SubjectSearch(limit)
+    def last_per_subject(
+        self, stream: str, *, limit: int, takes: SubjectTest | None = None
+    ) -> Mapping[str, int]:
+        """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
+
+        Subjects that `takes` refuses are passed over.
+        """
+        search = SubjectSearch(limit, takes)
         with self._open():
             state = self._ring.streams.get(stream, StreamMeta(0, stream))
             for first, value, _ in reversed(list(self._chunks.walk(state, state.first))):

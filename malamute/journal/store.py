@@ -29,6 +29,7 @@ from malamute.store.operations import (
     ReadResult,
     Recovered,
     StreamState,
+    SubjectTest,
 )
 from malamute.store.policies import StreamRetention
 
@@ -181,8 +182,12 @@ class Store(Protocol):
     def find_gap(self, stream: str, sequence: int) -> GapRange | None:
         """The gap in which a sequence lies; None if it is stored, or outside of what is kept."""
 
-    def last_per_subject(self, stream: str, *, limit: int) -> Mapping[str, int]:
+    def last_per_subject(
+        self, stream: str, *, limit: int, takes: SubjectTest | None = None
+    ) -> Mapping[str, int]:
         """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
+
+        Subjects that `takes` refuses are passed over.
 
         What cannot be read is left out.
         """

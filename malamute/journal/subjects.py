@@ -17,14 +17,14 @@ is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from malamute.errors import Malformed
 from malamute.journal import format as codec
 from malamute.journal.format import Damaged
-from malamute.protocol.batch import Frame, unpack
-from malamute.store.operations import AppendChunk, Chunk
+from malamute.protocol.batch import unpack_payload
+from malamute.store.operations import AppendChunk, Chunk, SubjectTest
 
 RANGE_BYTES, RANGE_CHUNKS = 4 * 1024 * 1024, 1024
 """A range is closed once it has so many bytes or chunks, and its index is small enough."""
@@ -125,14 +125,15 @@ class Collector:
 class SubjectSearch:
     """Looks for the last message of each subject, in chunks that are shown to it from the newest on.
 
-    `found` has the sequences by subject, the newest first; `is_done` once there are `limit`.
+    `found` has the sequences by subject, the newest first; `is_done` once there are `limit`. Subjects that
+    `takes` refuses are none of them; without it all are.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, takes: SubjectTest | None = None) -> None:
+        self._takes = takes
         self.found: dict[str, int] = {}
         self.is_done = limit <= 0
         self._limit = limit
-        self._known: set[str] = set()
         self._range: codec.SubjectIndex | None = None
 
     def visit(self, value: Any, first: int) -> int:
@@ -141,38 +142,40 @@ class SubjectSearch:
             index = codec.decode_index(value)
             if index is not None:
                 self._range = index
-                if self._known.issuperset(index.subjects):
+                if not self._is_wanted(index.subjects):
                     return min(first, index.first)
             is_new = self.add(codec.decode_chunk(value))
         except Damaged:
             return first
         index = self._range
-        if is_new and index is not None and self._known.issuperset(index.subjects):
+        if is_new and index is not None and not self._is_wanted(index.subjects):
             return min(first, index.first)
         return first
 
     def add(self, chunk: Chunk) -> bool:
         """Take what is new in a chunk; False if nothing is."""
-        subjects = subjects_in(chunk.payload)
-        if self._known.issuperset(subjects):
+        subjects = subjects_in(chunk)
+        if not self._is_wanted(subjects):
             return False
+        takes = self._takes
         for place in range(min(len(subjects), chunk.count) - 1, -1, -1):
             subject = subjects[place]
-            if subject not in self._known:
-                self._known.add(subject)
+            if subject not in self.found and (takes is None or takes(subject)):
                 self.found[subject] = chunk.first + place
                 if len(self.found) == self._limit:
                     self.is_done = True
                     break
         return True
 
+    def _is_wanted(self, subjects: Iterable[str]) -> bool:
+        """Whether any of some subjects is to be found, and was not."""
+        unknown = set(subjects) - self.found.keys()
+        return bool(unknown) if self._takes is None else any(map(self._takes, unknown))
 
-def subjects_in(payload: Frame) -> Sequence[str]:
-    """The column of subjects; empty if this is no payload of a stream."""
+
+def subjects_in(chunk: Chunk) -> Sequence[str]:
+    """Return the column of subjects of a chunk; empty if its payload is none of a stream."""
     try:
-        fields = unpack(payload, items_max=len(payload))
+        return unpack_payload(chunk.payload, chunk.large).subjects
     except Malformed:
         return ()
-    if not isinstance(fields, list) or len(fields) != 5 or not isinstance(fields[3], list):
-        return ()
-    return fields[3] if {str}.issuperset(map(type, fields[3])) else ()

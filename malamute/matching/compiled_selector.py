@@ -42,6 +42,10 @@ class CompiledSelector:
         """How much a message costs beyond its subject, in tests to evaluate."""
         self._spent = 0
 
+    def takes_subject(self, subject: str) -> bool:
+        """Return whether it takes messages of a subject, as far as the subject alone tells."""
+        return self._by_subject[subject]
+
     def pop_spent(self) -> int:
         """What looking at messages took since this was asked last, in about microseconds."""
         spent, self._spent = self._spent, 0

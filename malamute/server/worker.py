@@ -310,7 +310,7 @@ ANSWERS: dict[type[Any], Callable[[Store, Any], Any]] = {
     ReadChunks: lambda store, q: store.read(q.stream, q.start, bytes_max=q.size_bytes_max),
     FindGap: lambda store, q: store.find_gap(q.stream, q.sequence),
     FindTime: lambda store, q: store.find_time(q.stream, q.time_ns),
-    LastPerSubject: lambda store, q: store.last_per_subject(q.stream, limit=q.limit),
+    LastPerSubject: lambda store, q: store.last_per_subject(q.stream, limit=q.limit, takes=q.takes),
     NextTooOld: lambda store, q: store.next_too_old(q.time_ns),
     FetchRecords: lambda store, q: store.fetch(q.kind, q.queue, q.sequences),
     StoreStats: lambda store, q: _usage(store),

@@ -7,7 +7,7 @@ that they are committed and fsynced, or by `Core.store_failed` that they are not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, repeat
 from typing import Any, Literal, NamedTuple
 
@@ -304,16 +304,21 @@ class FindTime(NamedTuple):
     store: str = ""
 
 
+SubjectTest = Callable[[str], object]
+"""Whether a subject is one of those that are looked for. A thread of the store asks it."""
+
+
 class LastPerSubject(NamedTuple):
     """Find the sequence of the last message of each subject, for so many subjects at the most.
 
-    `stored` is as for `FindTime`.
+    `stored` is as for `FindTime`. With `takes` other subjects are passed over.
     """
 
     stream: str
     limit: int
     stored: int
     store: str = ""
+    takes: SubjectTest | None = None
 
 
 class FindGap(NamedTuple):

@@ -63,7 +63,7 @@ def test_who_asks_the_same_shares_an_answer_and_who_asks_another_kind_has_its_ow
         answers.append((kind, result))
 
     same = (ReadChunks("s", 5, 1), FindTime("s", 5, 1), LastPerSubject("s", 5, 1))
-    assert len(set(same)) == 1
+    assert len(set(same[:2])) == 1
     for question in (*same, *same):
         effects.ask(question, partial(note, type(question).__name__))
     assert [type(question) for question in effects.finish().reads] == [ReadChunks, FindTime, LastPerSubject]

@@ -536,3 +536,50 @@ def test_an_operator_sets_a_cursor_to_a_position_of_this_store_alone(bench, stor
     bench.settle()
     assert [error.code for error in bench.sent("bob") if isinstance(error, Error)] == ([code] if code else [])
     assert bench.core.streams.by_name["s"].cursors.get("red") == (None if code else 3)
+
+
+@pytest.fixture
+def crowded(monkeypatch) -> Bench:
+    """A stream `s` with a rare subject in front of more subjects than a subscription may begin at."""
+    monkeypatch.setattr("malamute.core.stream.start.SUBJECTS_MAX", 5)
+    bench = Bench()
+    bench.open("alice", "bob")
+    for subject in ("rare.1", "rare.2", *(f"newer.{number}" for number in range(6))):
+        bench.tell("alice", publish(b"1", subject=subject))
+        bench.settle()
+    bench.sent("bob")
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("criteria", "expected"),
+    [
+        ([["topic", "rare.*"]], [1, 2]),
+        ([["exact", "rare.1"], ["exact", "newer.5"]], [1, 8]),
+        ([["prefix", "newer.0"], ["prefix", "rare"]], [1, 2, 3]),
+    ],
+)
+def test_the_subjects_that_a_subscription_takes_are_found_behind_any_number_of_others(
+    crowded, criteria, expected
+):
+    assert begin(crowded, "last-per-subject", criteria=criteria) == (expected[0], expected)
+
+
+@pytest.mark.parametrize("criteria", [[["all", ""]], [["topic", "newer.*"]], [["regex", "rare.*"]]])
+def test_too_many_subjects_are_refused_and_not_left_out(crowded, criteria):
+    """A regular expression is not tried in the thread of the store: all subjects count against it."""
+    crowded.tell("bob", subscribe(start="last-per-subject", criteria=criteria))
+    crowded.settle()
+    [error] = [message for message in crowded.sent("bob") if isinstance(message, Error)]
+    assert (error.code, "expected at most 5" in error.text) == (416, True)
+
+
+def test_messages_that_may_expire_and_have_not_are_the_last_of_their_subjects():
+    bench = Bench()
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"1", subject="a")._replace(ttl=60_000))
+    bench.settle()
+    bench.tell("alice", publish(b"2", subject="b"))
+    bench.settle()
+    bench.sent("bob")
+    assert begin(bench, "last-per-subject") == (1, [1, 2])

@@ -62,7 +62,7 @@ def _read_stream(value: bytes) -> None:
 def _read_chunk(value: bytes) -> None:
     chunk = disk.decode_chunk(value)
     assert disk.decode_chunk(disk.encode_chunk(chunk)) == chunk
-    subjects.subjects_in(chunk.payload)
+    subjects.subjects_in(chunk)
     subjects.SubjectSearch(9).visit(value, chunk.first)
 
 

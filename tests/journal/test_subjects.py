@@ -17,10 +17,10 @@ from malamute.store.operations import DeleteStream, PutValue
 from malamute.store.tables import RETENTIONS
 
 
-def say(first, *subjects, size=10, stream="s", reported=True):
+def say(first, *subjects, size=10, stream="s", reported=True, ttls=0):
     """A chunk of one message for each subject."""
     records = [bytes(size)] * len(subjects)
-    payload, large = pack_stream_payload(Columns(first, 5, "alice", list(subjects), records))
+    payload, large = pack_stream_payload(Columns(first, 5, "alice", list(subjects), records, ttls=ttls))
     operation = append(first, stream=stream, count=len(subjects), payload=payload, large=large)
     return operation._replace(subjects=list(subjects) if reported else ())
 
@@ -38,6 +38,27 @@ def test_the_last_message_of_each_subject_the_newest_first(make):
     assert list(store.last_per_subject("s", limit=9).items()) == [("b", 11), ("d", 10), ("c", 4), ("a", 3)]
     assert list(store.last_per_subject("s", limit=2).items()) == [("b", 11), ("d", 10)]
     assert store.last_per_subject("s", limit=0) == store.last_per_subject("unknown", limit=9) == {}
+
+
+@pytest.mark.parametrize("ttls", [60_000, [60_000, 0, 5]])
+@pytest.mark.parametrize("size", [10, 70_000])
+def test_messages_that_expire_and_large_ones_have_subjects(make, ttls, size):
+    store = make()
+    store.write([say(1, "a"), say(2, "b", "c", "a", ttls=ttls, size=size)])
+    assert store.last_per_subject("s", limit=9) == {"b": 2, "c": 3, "a": 4}
+
+
+def test_a_search_passes_over_subjects_that_it_does_not_take(make, small):
+    """However many of them are newer: the limit counts those that it takes."""
+    store = make()
+    store.write([say(1, "wanted.1", "other")])
+    store.write([say(n, f"newer.{n}", "other.x") for n in range(3, 203, 2)])
+    store.write([say(203, "wanted.2")])
+    takes = lambda subject: subject.startswith("wanted")  # noqa: E731
+    for _ in range(2):
+        found = store.last_per_subject("s", limit=5, takes=takes)
+        assert list(found.items()) == [("wanted.2", 203), ("wanted.1", 1)]
+        store = make()
 
 
 def test_what_is_no_payload_has_no_subjects(make):
@@ -134,17 +155,24 @@ def test_too_many_subjects_are_not_held(monkeypatch):
     assert len(collector._ranges["many"].subjects) == 3
 
 
-@given(st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5), max_size=30), st.integers(0, 7))
-def test_any_chunks_give_what_a_plain_look_gives(chunks, limit):
+@given(
+    st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5), max_size=30),
+    st.integers(0, 7),
+    st.sampled_from(["abcdef", "ace", "f", ""]),
+    st.sampled_from([0, 60_000]),
+)
+def test_any_chunks_give_what_a_plain_look_gives(chunks, limit, wanted, ttls):
     store, last, first = MemoryStore(), {}, 1
-    search = index.SubjectSearch(limit)
+    takes = None if wanted == "abcdef" else wanted.__contains__
+    search = index.SubjectSearch(limit, takes)
     for names in chunks:
-        store.write([say(first, *names)])
+        store.write([say(first, *names, ttls=ttls)])
         for place, name in enumerate(names):
             last[name] = first + place
         first += len(names)
-    expected = sorted(last.items(), key=lambda item: -item[1])[:limit]
-    assert list(store.last_per_subject("s", limit=limit).items()) == expected
+    found = [(name, sequence) for name, sequence in last.items() if name in wanted]
+    expected = sorted(found, key=lambda item: -item[1])[:limit]
+    assert list(store.last_per_subject("s", limit=limit, takes=takes).items()) == expected
     for chunk in reversed(store.read("s", 1, bytes_max=MIB).found):
         if not search.is_done:
             search.visit(codec.encode_chunk(chunk), chunk.first)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from malamute.core.stream.chunk import Loaded
 from malamute.core.stream.subscription import Position, SourceStream
 from malamute.errors import InvalidValue, TryLater
-from malamute.matching import Group
+from malamute.matching import CompiledSelector, Group, Selector
 from malamute.protocol.position import StorePosition
 from malamute.protocol.start import (
     AFTER,
@@ -26,7 +26,7 @@ from malamute.protocol.start import (
     TIME,
     Start,
 )
-from malamute.store.operations import FindTime, LastPerSubject
+from malamute.store.operations import FindTime, LastPerSubject, SubjectTest
 
 if TYPE_CHECKING:
     from malamute.core.stream.replay import Replay
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Then = Callable[[Position], None]
 
 SUBJECTS_MAX = 10_000
-"""Subjects that `last-per-subject` looks at: the ones with the newest messages."""
+"""Subjects that a subscription may begin at the last message of. With more it is refused."""
 
 
 class StartingStream(SourceStream, Protocol):
@@ -88,16 +88,45 @@ def locate(stream: StartingStream, start: Start, group: Group, then: Then) -> No
     elif not stream.journaled:
         then(Position(stream.next))
     elif start.kind == LAST_PER_SUBJECT:
-        stream.effects.ask(
-            LastPerSubject(stream.name, SUBJECTS_MAX, asked.stored, stream.stage.name),
-            lambda found: then(last_of_each(stream, group, asked, found)),
-        )
+        _locate_last_of_each(stream, group, asked, then)
     else:
         time_ns = start.value if start.kind == TIME else stream.moment() - start.value
         stream.effects.ask(
             FindTime(stream.name, time_ns, asked.stored, stream.stage.name),
             lambda found: then(at_time(asked, time_ns, found)),
         )
+
+
+def _locate_last_of_each(stream: StartingStream, group: Group, asked: Asked, then: Then) -> None:
+    failed = stream.effects.on_failure
+
+    def answered(found: object) -> None:
+        try:
+            position = last_of_each(stream, group, asked, found)
+        except InvalidValue as error:
+            if failed is not None:
+                failed(error)
+            return
+        then(position)
+
+    takes = subject_test(group.selector)
+    question = LastPerSubject(stream.name, SUBJECTS_MAX + 1, asked.stored, stream.stage.name, takes)
+    stream.effects.ask(question, answered)
+
+
+def subject_test(selector: Selector) -> SubjectTest | None:
+    """Return the test of subjects that a selector makes; None if subjects alone do not decide, or at a cost.
+
+    A thread of the store runs it, beside all that others ask of that store.
+    """
+    by_subject = Selector(selector.criteria)
+    if (
+        by_subject.needs_headers
+        or by_subject.work
+        or any(family == "all" for family, _ in by_subject.criteria)
+    ):
+        return None
+    return CompiledSelector(by_subject, lambda family, error: None).takes_subject
 
 
 KNOWN: Mapping[str, Callable[[StartingStream, Start], Position]] = {
@@ -120,10 +149,18 @@ def at_time(asked: Asked, time_ns: int, found: object) -> Position:
 
 
 def last_of_each(stream: StartingStream, group: Group, asked: Asked, found: object) -> Position:
-    """The last message of each subject that a group takes, given what the store found."""
+    """The last message of each subject that a group takes, given what the store found.
+
+    Raises `InvalidValue` if there are too many of them.
+    """
     assert isinstance(found, Mapping)
     last = {subject: sequence for subject, sequence in found.items() if sequence < asked.head}
     for loaded in asked.unstored:
         last.update(zip(loaded.columns.subjects, loaded.columns.each_sequence(), strict=True))
     subjects = stream.audience.match_subjects(group, list(last))
+    if len(subjects) > SUBJECTS_MAX or len(found) > SUBJECTS_MAX:
+        raise InvalidValue(
+            f"too many subjects of {stream.name!r} for start 'last-per-subject': expected at most "
+            f"{SUBJECTS_MAX}; subscribe to fewer, such as 'orders.eu.*', or begin at 'first'"
+        )
     return Position(asked.head, quiet=True, wanted=sorted(last[subject] for subject in subjects))
