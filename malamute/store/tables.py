@@ -30,6 +30,10 @@ CURSORS = "cursors"
 RETENTIONS = "retentions"
 """Of (stream,): how much of it is kept, in place of what the configuration says: a `StreamRetention`."""
 
+BEGINNINGS = "beginnings"
+"""Of (stream,): the first and the last sequence before its first message that no stream of its name ever had,
+as far as that is known: it is new, and began behind those of streams that were deleted."""
+
 FEEDS = "feeds"
 """Of (stream, name): what passes its messages on. The value is the core's own; its position is a cursor."""
 
@@ -74,6 +78,7 @@ OWN = ("",)
 TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
     RETENTIONS: Table(of_stream=True),
+    BEGINNINGS: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),
     FEED_POSITIONS: Table(gives_room=True),

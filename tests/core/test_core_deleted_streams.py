@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from core_bench import Bench, chunks, publish, subscribe
+from core_bench import Bench, chunks, items, publish, subscribe
 
 from malamute.core.stream.stream import RESERVE
 from malamute.errors import StorageFull
 from malamute.protocol.batch import pack
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Change, Deliver, Error, Gap, Ok
+from malamute.protocol.messages import Cancel, Change, Deliver, Error, Gap, Ok
 from malamute.store.operations import FLOOR, PutValue
 from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS, FEEDS, RETENTIONS
@@ -221,3 +221,66 @@ def test_a_purge_does_not_store_what_the_disk_refused(bench, change):
     assert kept(bench) == before
     bench.crash()
     assert kept(bench) == before
+
+
+def reader(bench: Bench, stream: str, **fields) -> tuple[list[int], list[tuple[int, int, str]]]:
+    """The sequences and the gaps that a reader of a stream has."""
+    bench.tell("alice", subscribe(7, **fields)._replace(stream=stream))
+    bench.settle()
+    answers = bench.sent("alice")
+    assert not [answer for answer in answers if isinstance(answer, Error)]
+    sequences = [item.sequence for answer in answers if isinstance(answer, Deliver) for item in items(answer)]
+    gaps = [(gap.first, gap.last, gap.reason) for gap in answers if isinstance(gap, Gap)]
+    bench.tell("alice", Cancel(7))
+    bench.settle()
+    bench.sent("alice")
+    return sequences, gaps
+
+
+@pytest.mark.parametrize("end", [None, "crash", "restart"])
+@pytest.mark.parametrize("start", ["first", "seq:1", "seq:3", "after:0@" + "00" * 16])
+def test_readers_of_a_new_stream_are_not_told_of_messages_that_never_were(bench, end, start):
+    for _ in range(5):
+        put(bench, "old")
+    delete(bench, "old")
+    first = put(bench, "new")
+    assert first > 5
+    if end:
+        getattr(bench, end)()
+        bench.open("alice")
+    sequences, gaps = reader(bench, "new", start=start)
+    # After a crash there is a gap behind the message, of what was reserved.
+    assert (sequences, [gap for gap in gaps if gap[0] <= first]) == ([first], [])
+    # Those of the stream that was there are told of what was deleted.
+    again = put(bench, "old")
+    if end is None:
+        assert reader(bench, "old", start="seq:3") == ([again], [(3, again - 1, "overwritten")])
+
+
+def test_a_new_stream_without_messages_has_nothing_to_tell_of(bench):
+    for _ in range(5):
+        put(bench, "old")
+    delete(bench, "old")
+    bench.tell("alice", subscribe(7, start="seq:1")._replace(stream="new"))
+    bench.settle()
+    sequence = put_unseen(bench, "new")
+    answers = bench.sent("alice")
+    assert [answer for answer in answers if isinstance(answer, Gap)] == []
+    assert [answer.value for answer in answers if isinstance(answer, Ok)] == [sequence]
+
+
+def put_unseen(bench: Bench, stream: str) -> int:
+    bench.tell("alice", publish(b"1", stream=stream))
+    bench.settle()
+    return bench.core.streams.by_name[stream].last
+
+
+def test_a_reader_who_had_something_of_a_name_is_told_of_what_was_deleted(bench):
+    for _ in range(5):
+        put(bench, "old")
+    delete(bench, "old")
+    again = put(bench, "old")
+    own = "00" * 16
+    gaps = [(3, again - 1, "overwritten")]
+    assert reader(bench, "old", start="new", resume=f"2@{own}", had=2) == ([again], gaps)
+    assert reader(bench, "old", start=f"after:2@{own}") == ([again], gaps)

@@ -76,7 +76,7 @@ from malamute.store.operations import (
     StreamState,
 )
 from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, StreamRetention
-from malamute.store.tables import CURSORS, RETENTIONS
+from malamute.store.tables import BEGINNINGS, CURSORS, RETENTIONS
 
 if TYPE_CHECKING:
     from malamute.core.recovery import Recovery
@@ -180,6 +180,10 @@ class Deleted:
         """The last message that there may have been in a deleted stream of this name."""
         return self._last.get(name, self.others)
 
+    def last_known(self, name: str) -> int:
+        """The last message of a deleted stream that is known by this name; 0 if none is."""
+        return self._last.get(name, 0)
+
 
 class Stream:
     """One stream: its numbers, what is under way, and its readers."""
@@ -205,6 +209,8 @@ class Stream:
         self.next: int = self.reserved + 1
         self._given_back = self.next if self.journaled and not state else 0
         """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
+        self.never_used = (owner.deleted.last_known(name) + 1, begin) if state is None else (1, 0)
+        """The first and the last sequence in front of it that no stream of this name is known to have had."""
         self.next_dispatch = self.next
         self.last_stored = state.last if state else 0
         self.first_kept = state.first if state else begin + 1
@@ -504,6 +510,9 @@ class Stream:
         chunk = loaded.chunk
         size_bytes = chunk_bytes(chunk.count, loaded.size_bytes, chunk.large)
         if self.journaled:
+            if chunk.first == self.first_kept and self.never_used[0] <= self.never_used[1]:
+                # Its readers are not to be notified of these after a restart either.
+                self.stage.store(PutValue(BEGINNINGS, (self.name,), self.never_used))
             self.replay.unstored.append(loaded)
             self.stage.store(
                 AppendChunk(
@@ -707,6 +716,12 @@ def _called(store: str) -> str:
     return f"that of the store {store!r}" if store else "that of the broker's own store"
 
 
+def _behind_never_used(stream: Stream, start: Start) -> Start:
+    """Begin with the first sequence that a stream can have, for a reader who asks for one before it."""
+    first, last = stream.never_used
+    return Start(SEQ, last + 1) if start.kind == SEQ and first <= start.value <= last else start
+
+
 def _position_of(message: Subscribe) -> StorePosition | None:
     """Return the position of a subscription that stood before; None for a new one. Raises `InvalidValue`."""
     position = StorePosition.parse(message.resume)
@@ -783,6 +798,9 @@ class Streams:
         for name, cursor in recovered.lost_keys(CURSORS):
             if (stream := self.kept(name, store)) is not None:
                 stream.lost_cursors.add(cursor)
+        for (name,), (first, last) in recovered.table(BEGINNINGS).items():
+            if (stream := self.by_name.get(name)) is not None and stream.store is store:
+                stream.never_used = first, last
         for (name,), retention in recovered.table(RETENTIONS).items():
             if self.kept(name, store) is not None:
                 self.retentions[name] = StreamRetention.of(retention)
@@ -990,13 +1008,17 @@ class Streams:
             message = message._replace(had=0)
         stream.check_known(message.cursor)
         if (done := stream.cursors.get(message.cursor)) is not None:
-            return Start(SEQ, done + 1), message, is_foreign
+            return _behind_never_used(stream, Start(SEQ, done + 1)), message, is_foreign
         if start.kind == AFTER:
             position = StorePosition(start.value, start.store)
             if not self._is_here(position, stream):
                 return Start(FIRST), message._replace(had=0), True
             start = Start(SEQ, position.sequence + 1)
-        return self._anew(stream, start, message), message, is_foreign
+            if position.sequence:
+                # Who has had something of this name is to learn what was deleted since.
+                return self._anew(stream, start, message), message, False
+        start = self._anew(stream, start, message)
+        return start if message.had else _behind_never_used(stream, start), message, is_foreign
 
     def _anew(self, stream: Stream, start: Start, message: Subscribe) -> Start:
         """Begin at the head of a stream that was made anew for its readers, if nothing was before that."""
