@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from shared_folders import PATHS
 from xdist.scheduler import LoadScopeScheduling
 
 from malamute.client.link.client import open_driver
@@ -37,9 +37,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The server of forks looks for it on the path of a new interpreter.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
-)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*PATHS, os.environ.get("PYTHONPATH")]))
 multiprocessing.set_forkserver_preload(["forks"])
 
 # A process that a shell starts in the background ignores Control-C, and so do all that it starts.

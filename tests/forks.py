@@ -2,7 +2,6 @@
 
 import gc
 
-import malamute.bench.attacks
 import malamute.cli.broker
 import malamute.client.sync.client
 import malamute.server.daemon  # noqa: F401

@@ -1,7 +1,7 @@
 """The figures and the charts of docs/performance.md, out of what two benchmarks print.
 
-    malamute bench peers --json > docs/performance/peers.json
-    malamute bench scale --json > docs/performance/scale.json
+    make bench --silent ARGS="peers --json" > docs/performance/peers.json
+    make bench --silent ARGS="scale --json" > docs/performance/scale.json
     python docs/make/performance.py
 
 The page is written by hand but for what stands between `<!-- made: NAME -->` and `<!-- end -->`.
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "bench"))
 
 from drawing import Drawing
-
-from malamute.bench.peers.table import OWN, PEERS, WORKS
+from lab.peers.table import OWN, PEERS, WORKS
 
 DOCS = Path(__file__).parents[1]
 PAGE, MEASURED = DOCS / "performance.md", DOCS / "performance"
@@ -170,7 +170,7 @@ def _stored_goals(measured: Measurement, found: Mapping[tuple[str, str], Row]) -
 
 def _fanout_goal(points: Sequence[Row]) -> list[str]:
     fanned = [row for row in points if row["what"] == FANOUT and row["point"] == FANOUT_SUBSCRIBERS]
-    what = f"fan-out to {FANOUT_SUBSCRIBERS:,} connections (`malamute bench scale --axis {FANOUT}`)"
+    what = f'fan-out to {FANOUT_SUBSCRIBERS:,} connections (`make bench ARGS="scale --axis {FANOUT}"`)'
     return _goal(what, "≥", FANOUT_PER_SECOND, fanned[0].get("per_second") if fanned else None, "/s")
 
 

@@ -1,16 +1,12 @@
-"""The benchmarks: what this machine does. `malamute bench` runs them and prints their rows.
+"""The benchmarks of `malamute bench`: publishing, a mailbox, a service and a replay on the machine of a user.
 
 Every benchmark starts a broker of its own, as a process, on LMDB in a temporary directory, with its fsync.
 Publishers, subscribers and workers are further processes, which use the client as any program would. All of
 them share the machine, so a figure is for the whole.
 
-`scenarios` are those that have the same columns. Each of the others is a module of its own, with its options,
-its rows and `measure`: `commands`, `hostile`, `idle`, `iterator`, `journal`, `match`, `queues`, `replay`,
-`scale`, `security`, `slow_consumer`, `spark` and `start`. `peers` is a package, since it speaks with brokers
-of other projects.
-
-What they share: `workspace` gives them a broker, `processes` runs `workloads` and lets them begin together
-(`asyncio_workloads` are those on an event loop), `machine` describes what it is measured on and watches the
-broker, `figures` makes figures of what was measured. `raw_peer` speaks the protocol without the client,
-`attacks` use it, and `relay` is the bare ROUTER to compare a service with.
+`scenarios` are the benchmarks with the same columns; `replay` has its own options, rows and `measure`. Both
+share `workspace` (a broker), `processes` (which run `workloads` and begin together), `machine` (its
+description, and the processor time and memory of the broker), `figures` (medians and extents) and `relay`
+(the bare ROUTER that a service is compared with). Other brokers, hostile clients and curves are measured by
+`tests/bench/lab`.
 """

@@ -1,4 +1,4 @@
-"""The quick benchmarks, all with the same columns: which workloads run in each, and how much of what."""
+"""Scenarios: benchmarks with the same columns, their workloads and the messages of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.bench import asyncio_workloads, relay, workloads, workspace
+from malamute.bench import relay, workloads, workspace
 from malamute.bench.figures import MEBIBYTE, cpu_us, elapsed_seconds, percentile_ms
 from malamute.bench.machine import Watch
 from malamute.bench.processes import Measured, WorkloadFunction, WorkloadProcess, run_together
@@ -50,6 +50,9 @@ class ScenarioRow(NamedTuple):
     missing: int
 
 
+Scenario = Callable[[ScenarioOptions], Iterator[ScenarioRow]]
+
+
 def row_of(
     what: str, messages: int, deliveries: int, watch: Watch, sender: Measured, receiver: Measured
 ) -> ScenarioRow:
@@ -78,8 +81,8 @@ class ScenarioRun(NamedTuple):
 
 
 @contextmanager
-def _run(options: ScenarioOptions, messages: int, **changes: Any) -> Iterator[ScenarioRun]:
-    """A broker of its own, or the one that was named, watched during the block."""
+def scenario_run(options: ScenarioOptions, messages: int, **changes: Any) -> Iterator[ScenarioRun]:
+    """Run a broker, or use the one that was named; its process is watched during the block."""
     # On a broker with a past, too, streams, mailboxes and services are new ones.
     name = f"bench-{secrets.token_hex(4)}"
     workload = Workload(
@@ -93,7 +96,7 @@ def _run(options: ScenarioOptions, messages: int, **changes: Any) -> Iterator[Sc
 
 
 def publish(options: ScenarioOptions) -> Iterator[ScenarioRow]:
-    """1 publisher, 1 subscriber: batched, a message a command, one at a time; and what `committed` costs."""
+    """Publish to one subscriber, to many, and to none until all is stored: batched and one at a time."""
     yield _stream(options, "1→1, batched as columns", workloads.publish_columns, 1)
     yield _stream(options, "1→1, batched one by one", workloads.publish_each, 1)
     yield _stream(options, "1→1, one message a command", workloads.publish_each, 5, batch=1)
@@ -108,43 +111,30 @@ def publish(options: ScenarioOptions) -> Iterator[ScenarioRow]:
         stamp_every=1,
         committed=True,
     )
+    yield from _fanout(options)
+    yield from _stored(options)
 
 
 def _stream(
     options: ScenarioOptions, what: str, sender: WorkloadFunction, divisor: int, **changes: int
 ) -> ScenarioRow:
-    with _run(options, options.part(divisor), **changes) as (workload, watch):
-        return _pair(what, workload, watch, (sender, workload), (workloads.subscribe, workload))
+    with scenario_run(options, options.part(divisor), **changes) as (workload, watch):
+        return pair_row(what, workload, watch, (sender, workload), (workloads.subscribe, workload))
 
 
-def _pair(
+def pair_row(
     what: str, workload: Workload, watch: Watch, sending: tuple[Any, ...], receiving: tuple[Any, ...]
 ) -> ScenarioRow:
+    """Run a sender and a receiver together, and return their row."""
     with watch:
         receiver, sender = run_together(receiving, sending)
     return row_of(what, workload.messages, workload.messages, watch, sender, receiver)
 
 
-def event_loop(options: ScenarioOptions) -> Iterator[ScenarioRow]:
-    """1 publisher, 1 subscriber, each blocking and on an event loop."""
-    for sending, sender in (
-        ("blocking", workloads.publish_each),
-        ("asyncio", asyncio_workloads.publish_each),
-    ):
-        for receiving, receiver in (
-            ("blocking", workloads.subscribe),
-            ("asyncio", asyncio_workloads.subscribe),
-        ):
-            with _run(options, options.part(2)) as (workload, watch):
-                yield _pair(
-                    f"1→1, {sending} → {receiving}", workload, watch, (sender, workload), (receiver, workload)
-                )
-
-
-def fanout(options: ScenarioOptions) -> Iterator[ScenarioRow]:
-    """1 publisher, many subscribers who each get everything."""
+def _fanout(options: ScenarioOptions) -> Iterator[ScenarioRow]:
+    """Publish to many subscribers, each of which gets everything."""
     subscribers = options.subscribers
-    with _run(options, options.part(5)) as (workload, watch):
+    with scenario_run(options, options.part(5)) as (workload, watch):
         with watch:
             receiver, sender = run_together(
                 (workloads.subscribe_many, workload, subscribers), (workloads.publish_columns, workload)
@@ -155,13 +145,13 @@ def fanout(options: ScenarioOptions) -> Iterator[ScenarioRow]:
         )
 
 
-def stored(options: ScenarioOptions) -> Iterator[ScenarioRow]:
-    """A publisher alone, until all is stored."""
+def _stored(options: ScenarioOptions) -> Iterator[ScenarioRow]:
+    """Publish without a subscriber, until all is stored."""
     for what, sender, divisor in (
         ("stored, pipelined", workloads.publish_each, 1),
         ("stored, one at a time", workloads.publish_and_wait, 500),
     ):
-        with _run(options, options.part(divisor)) as (workload, watch):
+        with scenario_run(options, options.part(divisor)) as (workload, watch):
             with watch:
                 (measured,) = run_together((sender, workload))
             yield row_of(what, workload.messages, workload.messages, watch, measured, measured)
@@ -169,8 +159,8 @@ def stored(options: ScenarioOptions) -> Iterator[ScenarioRow]:
 
 def mailbox(options: ScenarioOptions) -> Iterator[ScenarioRow]:
     """A sender and a recipient who acknowledges."""
-    with _run(options, options.part(20)) as (workload, watch):
-        yield _pair(
+    with scenario_run(options, options.part(20)) as (workload, watch):
+        yield pair_row(
             "mailbox, batched", workload, watch, (workloads.send, workload), (workloads.receive, workload)
         )
 
@@ -179,7 +169,7 @@ def service(options: ScenarioOptions) -> Iterator[ScenarioRow]:
     """Round trips through a worker, and a bare ROUTER."""
     messages = options.part(200)
     for what, assurance in (("service, request stored", "stored"), ("service, request not stored", "none")):
-        with _run(options, messages, assurance=assurance) as (workload, watch):
+        with scenario_run(options, messages, assurance=assurance) as (workload, watch):
             with watch:
                 _, asker = run_together((workloads.answer, workload), (workloads.ask, workload))
             yield row_of(what, messages, messages, watch, asker, asker)
@@ -194,11 +184,4 @@ def _bare_relay(options: ScenarioOptions, messages: int) -> ScenarioRow:
     return row_of("bare ROUTER, nothing stored", messages, messages, Watch(0), asker, asker)
 
 
-SCENARIOS: dict[str, Callable[[ScenarioOptions], Iterator[ScenarioRow]]] = {
-    "publish": publish,
-    "asyncio": event_loop,
-    "fanout": fanout,
-    "stored": stored,
-    "mailbox": mailbox,
-    "service": service,
-}
+SCENARIOS: dict[str, Scenario] = {"publish": publish, "mailbox": mailbox, "service": service}

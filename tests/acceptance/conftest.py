@@ -1,7 +1,6 @@
 """Acceptance: a real broker process on a real directory, and everything that happens to it in the field."""
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -16,9 +15,6 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.config import Config
-
-# The messages of the specification are known to the tests of the protocol.
-sys.path.insert(0, str(Path(__file__).parents[1] / "protocol"))
 
 
 @pytest.fixture

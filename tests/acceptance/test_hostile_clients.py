@@ -2,7 +2,7 @@
 
 Each attack that the benchmark knows, and all of them together, beside a normal load of publishers, workers
 and requests from others. How long that takes is in the report. It is judged here by what no busy machine
-explains; `malamute bench hostile` measures it on a quiet one.
+explains; `make bench ARGS="hostile"` measures it on a quiet one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from threading import Event, Thread
 
 import pytest
 import zmq
+from lab.attacks import ATTACKS, READERS, attack
+from lab.raw_peer import RawPeer
 from rig_daemon import MIB, Daemon
 from rig_load import ROLES, Load, read_back
 from rig_process import FORKS, end, fork
 from rig_waiting import PATIENCE
 
-from malamute.bench.attacks import ATTACKS, READERS, attack
 from malamute.bench.figures import percentile_ms
-from malamute.bench.raw_peer import RawPeer
 from malamute.config import Config
 from malamute.door.files import raise_file_limit
 from malamute.protocol.messages import Ping, Pong

@@ -1,7 +1,7 @@
 """Peers that hang with work in hand, and peers that are only busy, with the settings that users have.
 
 The work is given back long before its ack timeout, which is half an hour by default: what ends the wait here
-is that the broker has given the connection up. The times that it took are printed; `malamute bench idle`
+is that the broker has given the connection up. The times that it took are printed; `make bench ARGS="idle"`
 measures one beside thousands of connections.
 
 By the defaults that is within ten seconds. What a busy machine adds is allowed for, and not more.

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from lab.raw_peer import RawPeer
 from rig_daemon import Daemon
 
-from malamute.bench.raw_peer import RawPeer
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.messages import (
     Deliver,

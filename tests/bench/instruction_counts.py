@@ -22,8 +22,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    import shared_folders  # noqa: F401  # the folders of the modules below
 
 from core_bench import (
     Bench,

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from cli_commands import PATIENCE, ROOT, Run, Start
 from click.testing import CliRunner, Result
 from forked_broker import ForkedBroker
+from lab.__main__ import make
 
 import malamute
 from malamute.bench import processes
@@ -59,11 +61,21 @@ def client(broker: Broker) -> Iterator[malamute.Client]:
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
     """Run a command in this process. It finds the broker, if the test has one."""
+    return _runner(cli, "malamute", request)
+
+
+@pytest.fixture
+def run_lab(request: pytest.FixtureRequest) -> Run:
+    """Run a command of `make bench` in this process."""
+    return _runner(make, "make", request, "bench")
+
+
+def _runner(group: click.Group, name: str, request: pytest.FixtureRequest, *first: str) -> Run:
     url = request.getfixturevalue("broker").url if "broker" in request.fixturenames else None
 
     def run(*arguments: str, exit_code: int = 0, stdin: str | bytes | None = None, **environ: str) -> Result:
         result = CliRunner().invoke(
-            cli, list(arguments), prog_name="malamute", input=stdin, env={"MALAMUTE_URL": url, **environ}
+            group, [*first, *arguments], prog_name=name, input=stdin, env={"MALAMUTE_URL": url, **environ}
         )
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

@@ -25,7 +25,7 @@ def test_all_of_them_as_json(run: Run, broker: Broker, forked: None) -> None:
     assert list(shown) == ["parameters", "results"]
     assert {"cores", "python", "zmq", "lmdb", "messages", "body", "broker"} <= set(shown["parameters"])
     names = [row["what"] for row in shown["results"]]
-    assert len(names) == len(set(names)) == 18
+    assert len(names) == len(set(names)) == 14
     for row in shown["results"]:
         assert row["per_second"] > 0
         assert row["missing"] == 0
@@ -35,14 +35,14 @@ def test_all_of_them_as_json(run: Run, broker: Broker, forked: None) -> None:
 
 def test_parameters_come_first(run: Run, tmp_path: Path, forked: None) -> None:
     lines = run(
-        "bench", "stored", "--messages", "200", "--size", "8", "--data", str(tmp_path)
+        "bench", "mailbox", "--messages", "200", "--size", "8", "--data", str(tmp_path)
     ).stdout.splitlines()
     table = next(number for number, line in enumerate(lines) if "msg/s" in line)
     words = "\n".join(lines[:table])
     for parameter in ("cores", "durability", "messages", "8 bytes", "lmdb", "batches of up to 1000"):
         assert parameter in words
-    assert len(lines) == table + 3
-    assert "pipelined" in lines[-2]
+    assert len(lines) == table + 2
+    assert "mailbox" in lines[-1]
 
 
 def test_the_broker_of_a_benchmark_is_watched(run: Run) -> None:
@@ -53,9 +53,9 @@ def test_the_broker_of_a_benchmark_is_watched(run: Run) -> None:
     assert "fsync" in shown["parameters"]["durability"]
 
 
-def test_the_benchmark_of_matching_is_one_of_them(run: Run) -> None:
+def test_the_benchmark_of_matching_is_one_of_them(run_lab: Run) -> None:
     """Its rows are run in tests/matching."""
-    assert "matching" in run("bench", "match", "--help").stdout
+    assert "matching" in run_lab("match", "--help").stdout
 
 
 def test_a_watch_sees_a_process() -> None:
@@ -100,9 +100,9 @@ def test_a_workload_that_fails_is_an_error() -> None:
         process.get()
 
 
-def test_the_time_in_the_system_is_shown_for_each_load(run: Run, tmp_path: Path, forked: None) -> None:
+def test_the_time_in_the_system_is_shown_for_each_load(run_lab: Run, tmp_path: Path, forked: None) -> None:
     given = ("--messages", "3000", "--batch", "50", "--rounds", "1", "--subscribers", "2")
-    shown = json.loads(run("bench", "latency", *given, "--data", str(tmp_path), "--json").stdout)
+    shown = json.loads(run_lab("latency", *given, "--data", str(tmp_path), "--json").stdout)
     assert "fsync" in shown["parameters"]["durability"]
     rows = shown["results"]
     assert [row["what"].rpartition(", ")[2] for row in rows] == ["100%", "90%", "50%"] * 2

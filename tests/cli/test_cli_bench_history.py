@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 from cli_commands import Run
+from lab import hostile, slow_consumer
+from lab.start import fill
 
-from malamute.bench import hostile, replay, slow_consumer, workspace
+from malamute.bench import replay, workspace
 from malamute.bench.figures import extent, middle
-from malamute.bench.start import fill
 from malamute.cli.bench import show_figures
 from malamute.errors import StorageFull
 from malamute.journal.disk import DiskStore
 
 
 @pytest.fixture
-def measured(run: Run, tmp_path: Path, forked: None) -> Any:
+def measured(run_lab: Run, tmp_path: Path, forked: None) -> Any:
     """Run a benchmark, whose parameters and rows are returned. It leaves nothing behind."""
 
     def measured(name: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        shown = json.loads(run("bench", name, "--json", "--data", str(tmp_path), *arguments).stdout)
+        shown = json.loads(run_lab(name, "--json", "--data", str(tmp_path), *arguments).stdout)
         assert list(tmp_path.iterdir()) == []
         assert {"cores", "durability", "lmdb"} <= set(shown["parameters"])
         return shown["parameters"], shown["results"]
@@ -102,7 +103,7 @@ def test_journal(measured: Any) -> None:
 
 def test_idle(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether one that is busy for long is left alone, tests/acceptance/test_hung_peers.py says.
-    monkeypatch.setattr("malamute.bench.idle.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("lab.idle.BUSY_SECONDS", 0.1)
     parameters, rows = measured("idle", "--connections", "30", "--seconds", "1")
     assert parameters["connections"] == 30
     assert [(row["held"], row["flaps"]) for row in rows] == [(3, 0), (30, 0)]
@@ -148,20 +149,20 @@ def test_a_filled_store_has_good_chunks(tmp_path: Path) -> None:
     assert not any(step.damages for step in steps)
 
 
-def test_parameters_come_first(run: Run, forked: None) -> None:
-    lines = run("bench", "journal", "--messages", "10", "--rounds", "1").stdout.splitlines()
+def test_parameters_come_first(run_lab: Run, forked: None) -> None:
+    lines = run_lab("journal", "--messages", "10", "--rounds", "1").stdout.splitlines()
     table = next(number for number, line in enumerate(lines) if "on per second" in line)
     assert any("durability" in line for line in lines[:table])
     assert len(lines) == table + 3
 
 
-def test_a_disk_without_room_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_disk_without_room_is_refused(run_lab: Run, tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(StorageFull, match="bytes are free"):
         workspace.check_free_space(tmp_path, free)
     workspace.check_free_space(tmp_path, 1)
     wanted = str(min(free // 10**9 + 1, 10_000))
-    run("bench", "start", "--gigabytes", wanted, "--data", str(tmp_path), exit_code=1)
+    run_lab("start", "--gigabytes", wanted, "--data", str(tmp_path), exit_code=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,7 +175,7 @@ def test_medians_and_extents(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hostile(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("malamute.bench.hostile.AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("lab.hostile.AFTER_SECONDS", 0.1)
     chosen = ["a purge of the queue", "frames without end before HELLO"]
     attacks = [word for what in chosen for word in ("--attack", what)]
     parameters, rows = measured("hostile", "--depth", "2000", *attacks)

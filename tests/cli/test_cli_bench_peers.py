@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from cli_commands import ROOT, TIMEOUT, Run
+from lab.peers import server, table
+from lab.peers.measure import PeersOptions, PeersRow, choose, measure
+from lab.peers.server import ServerCommand, find_program, free_ports, serve, version_of
+from lab.peers.table import BATCHED, OWN, PEERS, REQUEST, STORED_REQUEST, UNCONFIRMED, WORKS
 
 from malamute.bench.machine import group_cpu_seconds, has_ended
-from malamute.bench.peers import server, table
-from malamute.bench.peers.measure import PeersOptions, PeersRow, choose, measure
-from malamute.bench.peers.server import ServerCommand, find_program, free_ports, serve, version_of
-from malamute.bench.peers.table import BATCHED, OWN, PEERS, REQUEST, STORED_REQUEST, UNCONFIRMED, WORKS
 from malamute.errors import MalamuteError, NotInstalled
 
 FOREIGN = [peer for peer in PEERS.values() if peer.programs]
@@ -30,7 +30,7 @@ LISTENER = (
 SERVES = """
 import sys
 from pathlib import Path
-from malamute.bench.peers.server import ServerCommand, free_ports, serve
+from lab.peers.server import ServerCommand, free_ports, serve
 place, ports = Path(sys.argv[1]), free_ports()
 with serve(ServerCommand([sys.executable, "-c", sys.argv[2], str(ports[0])]), place, ports) as server:
     print(server.pid, flush=True)
@@ -50,12 +50,12 @@ def _measure(peer: str, work: str, place: Path) -> PeersRow:
 # What needs no other server
 
 
-def test_rows_and_ratios(run: Run, tmp_path: Path) -> None:
+def test_rows_and_ratios(run_lab: Run, tmp_path: Path) -> None:
     works = ("--work", UNCONFIRMED, "--work", REQUEST)
     peers = [word for name in ("Malamute", "zmq.proxy", "bare ROUTER") for word in ("--peer", name)]
     shown = json.loads(
-        run(
-            *("bench", "peers", "--messages", "2000", "--rounds", "2", "--json", "--data", str(tmp_path)),
+        run_lab(
+            *("peers", "--messages", "2000", "--rounds", "2", "--json", "--data", str(tmp_path)),
             *(*works, *peers),
         ).stdout
     )
@@ -86,19 +86,19 @@ def test_each_of_our_own_works(work: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_installed_is_left_out_and_named(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_lab: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "find_program", lambda name: None)
     monkeypatch.setattr(table, "find_spec", lambda name: None)
     few = ("--messages", "10", "--rounds", "1", "--work", REQUEST, "--data", str(tmp_path))
-    result = run("bench", "peers", "--json", *few)
+    result = run_lab("peers", "--json", *few)
     shown = json.loads(result.stdout)
     assert {row["peer"] for row in shown["results"]} == {"Malamute", "zmq.proxy", "bare ROUTER"}
     assert "apt-get install nats-server" in shown["parameters"]["without NATS"]
     for peer in FOREIGN:
         assert f"without {peer.name}: no " in result.stderr
         assert table.INSTALL_CLIENTS in shown["parameters"][f"without {peer.name}"]
-    refused = run("bench", "peers", "--peer", "NATS", *few, exit_code=1)
+    refused = run_lab("peers", "--peer", "NATS", *few, exit_code=1)
     assert "NATS: no nats-server: apt-get install nats-server" in refused.stderr
     with pytest.raises(NotInstalled, match="RabbitMQ: no rabbitmq-server"):
         choose(["Malamute", "RabbitMQ"])
@@ -114,7 +114,7 @@ def test_the_table_names_functions_that_are_there() -> None:
 
 
 def test_the_table_needs_no_client() -> None:
-    code = "import sys, malamute.bench.peers.measure; print(*sys.modules)"
+    code = "import sys, lab.peers.measure; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {name for peer in FOREIGN for name in peer.needs} & set(loaded.stdout.split())
 

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 from cli_commands import Run
-
-from malamute.bench import scale
-from malamute.bench.scale import AXES, Cost, ScaleOptions, rows_of, slope_of
+from lab import scale
+from lab.scale import AXES, Cost, ScaleOptions, rows_of, slope_of
 
 DECADES = (10, 100, 1000, 10_000)
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_an_axis(axis: str, run: Run, forked: None, tmp_path: Path) -> None:
+def test_an_axis(axis: str, run_lab: Run, forked: None, tmp_path: Path) -> None:
     words = ("--axis", axis, "--max", "10", "--messages", "500", "--rounds", "1")
-    shown = json.loads(run("bench", "scale", "--json", "--data", str(tmp_path), *words).stdout)
+    shown = json.loads(run_lab("scale", "--json", "--data", str(tmp_path), *words).stdout)
     assert list(tmp_path.iterdir()) == []
     assert {"cores", "durability", "messages", "largest"} <= set(shown["parameters"])
     points = [point for point in AXES[axis].points if point <= 10] or [AXES[axis].points[0]]

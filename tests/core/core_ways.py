@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import shared_folders  # noqa: F401  # the folders of the modules below
 
 from core_bench import Bench, ack, mail_credit, offer, publish, reply, request, subscribe
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from core_bench import Bench, mail_credit, offer, publish, request, send, subscribe
+from lab.attacks import CLAUSES
 
-from malamute.bench.attacks import CLAUSES
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.core.stream.stream import cursor_bytes

@@ -9,10 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 from docs_blocks import ROOT
-
-from malamute.bench.peers.measure import PeersRow
-from malamute.bench.peers.table import PEERS, WORKS
-from malamute.bench.scale import AXES, ScaleRow
+from lab.peers.measure import PeersRow
+from lab.peers.table import PEERS, WORKS
+from lab.scale import AXES, ScaleRow
 
 MADE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make" / "performance.py"))
 MEASURED = ROOT / "docs" / "performance"

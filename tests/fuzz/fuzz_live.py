@@ -34,9 +34,9 @@ from typing import Any
 import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
+import shared_folders  # noqa: F401  # the folders of the modules below
 
+# isort: split
 from free_ports import free_port
 from fuzz_brokers import QuietClient
 from fuzz_requests import REQUESTS

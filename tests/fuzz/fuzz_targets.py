@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-for directory in ("protocol", "core", "journal"):
-    sys.path.insert(0, str(HERE.parent / directory))
-
+sys.path.insert(0, str(HERE.parent))
 import fuzz_client  # noqa: E402  # they import what stands there
 import fuzz_dialogue  # noqa: E402
 import fuzz_frames  # noqa: E402
@@ -24,6 +22,7 @@ import fuzz_settings  # noqa: E402
 import fuzz_start  # noqa: E402
 import fuzz_texts  # noqa: E402
 import fuzz_wire  # noqa: E402
+import shared_folders  # noqa: E402, F401  # the folders of the modules below
 
 CORPUS = HERE / "corpus"
 """What has been found worth keeping, in a directory for each target; `make test` tries all of it."""

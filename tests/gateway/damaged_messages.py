@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from malamute.bench.raw_peer import RawPeer
+from lab.raw_peer import RawPeer
+
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import Publish, Stored
 

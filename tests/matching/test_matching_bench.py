@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from malamute.bench import match
+from lab import match
+
 from malamute.matching import Index, Selector
 
 TOPICS = {

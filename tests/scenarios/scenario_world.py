@@ -7,20 +7,16 @@ what is awaited has happened when the call returns, so a scenario on it is never
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+from rig_daemon import Daemon
 
 import malamute
 import malamute.aio
 from malamute.client.sync.driver import run
 from malamute.testing import Broker
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
-
-from rig_daemon import Daemon
 
 PATIENCE = 60.0
 

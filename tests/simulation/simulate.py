@@ -17,7 +17,9 @@ from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import shared_folders  # noqa: F401  # the folders of the modules below
 
+# isort: split
 from sim_plan import plan_of
 from sim_shrink import failure_of, shrink
 from sim_world import run

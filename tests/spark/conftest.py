@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-
-# A bad disk of the rig that tortures brokers is used here, too.
-sys.path.insert(0, str(HERE.parent / "torture"))
 
 
 @pytest.fixture(scope="session", autouse=True)

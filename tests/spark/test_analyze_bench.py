@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from unittest.mock import create_autospec
 
 import pytest
+from lab import spark as bench
 
-from malamute.bench import spark as bench
 from malamute.spark import analyze
 from malamute.spark.match import match
 from malamute.spark.scan import ExportedHistory

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from histories import numbered, operations, run, store
 from history_files import BEGIN, Sent, damage, write
 from quiet import quiet_broker, quiet_config
+from rig_daemon import Daemon
 
 import malamute
 from malamute.cli.root import cli
@@ -47,10 +48,6 @@ from malamute.spark.replay import (
 )
 from malamute.spark.scan import ExportedHistory, HistoryBounds, HistoryPart, read
 from malamute.testing import Broker
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
-
-from rig_daemon import Daemon
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,9 +30,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from random import Random
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "acceptance"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import shared_folders  # noqa: F401  # the folders of the modules below
 
+# isort: split
 import bad_machine
 import lossy_disk
 from bad_link import Packets, why_no_link

@@ -13,9 +13,9 @@ from threading import Event
 
 import zmq
 from bad_machine import SPEED
+from lab.attacks import ATTACKS, EMPTY, attack
 from rig_process import end, fork
 
-from malamute.bench.attacks import ATTACKS, EMPTY, attack
 from malamute.protocol.codec import encode
 from malamute.protocol.messages import (
     VERSION,

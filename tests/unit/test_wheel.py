@@ -61,7 +61,7 @@ DATA = {
     "spark/log4j2.properties",
 }
 DATA_BYTES_MAX = 384 * 1024
-BENCH_BYTES_MAX = 288 * 1024
+BENCH_BYTES_MAX = 64 * 1024
 
 
 def _files() -> dict[str, int]:

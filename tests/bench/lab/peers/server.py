@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.peers import guard
 from malamute.bench import machine
-from malamute.bench.peers import guard
 from malamute.errors import MalamuteError, TimedOut
 from malamute.server.process import environment
 
@@ -101,7 +101,7 @@ def serve(command: ServerCommand, directory: Path, ports: Sequence[int]) -> Iter
     log = directory / "server.log"
     with log.open("w") as errors:
         guarding = subprocess.Popen(
-            [sys.executable, "-m", guard.__name__, find_program(command.words[0]) or "", *command.words[1:]],
+            [sys.executable, guard.__file__, find_program(command.words[0]) or "", *command.words[1:]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.attacks import EMPTY, attack
+from lab.raw_peer import RawPeer
 from malamute.bench import workspace
-from malamute.bench.attacks import EMPTY, attack
 from malamute.bench.figures import MEBIBYTE, percentile_ms
 from malamute.bench.machine import Watch, anonymous_bytes
 from malamute.bench.processes import Measured, WorkloadProcess
-from malamute.bench.raw_peer import RawPeer
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import unpack_payload
 from malamute.protocol.messages import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from malamute.bench.peers.work import NAME, PeerWork, ask_one_by_one
+from lab.peers.work import NAME, PeerWork, ask_one_by_one
 from malamute.bench.processes import Measured
 from malamute.bench.workloads import BATCH, QUIET_SECONDS, TIMEOUT_SECONDS, Begin, Stopwatch, run_in_threads
 

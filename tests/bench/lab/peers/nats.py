@@ -11,7 +11,7 @@ from typing import Any
 import nats
 from nats.js.errors import BadRequestError
 
-from malamute.bench.peers.work import NAME, ArrivalCount, PeerWork
+from lab.peers.work import NAME, ArrivalCount, PeerWork
 from malamute.bench.processes import Measured
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin, Stopwatch
 

@@ -2,7 +2,7 @@
 
 The proxy runs twice in one process: for PUB and SUB on the first two ports, for REQ and REP on the others.
 
-    python -m malamute.bench.peers.zeromq proxy|relay PORT...
+    python -m lab.peers.zeromq proxy|relay PORT...
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import ExitStack
 
 import zmq
 
+from lab.peers.server import HOST
+from lab.peers.work import NAME, PeerWork, ask_one_by_one
 from malamute.bench import relay
-from malamute.bench.peers.server import HOST
-from malamute.bench.peers.work import NAME, PeerWork, ask_one_by_one
 from malamute.bench.processes import Measured
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin, Stopwatch
 

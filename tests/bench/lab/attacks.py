@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from lab.raw_peer import RawPeer
 from malamute.bench.processes import Measured
-from malamute.bench.raw_peer import RawPeer
 from malamute.errors import MalamuteError, TimedOut, UnexpectedCommand
 from malamute.protocol.batch import pack, pack_record, unpack_payload
 from malamute.protocol.messages import (

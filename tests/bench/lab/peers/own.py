@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lab.peers.work import PeerWork
 from malamute.bench import relay, workloads
-from malamute.bench.peers.work import PeerWork
 from malamute.bench.processes import Measured
 from malamute.bench.workloads import Begin
 

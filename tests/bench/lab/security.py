@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import zmq
 from zmq.utils import z85
 
+from lab import strangers
+from lab.raw_peer import RawPeer
 from malamute.access import AccessRule, Account, Accounts, Policy
-from malamute.bench import strangers, workloads, workspace
+from malamute.bench import workloads, workspace
 from malamute.bench.figures import MEBIBYTE, elapsed_seconds, extent, middle, us_each
 from malamute.bench.machine import anonymous_bytes, cpu_seconds
 from malamute.bench.processes import Measured, WorkloadFunction, run_together
-from malamute.bench.raw_peer import RawPeer
 from malamute.bench.workloads import Begin, Workload
 from malamute.client.sync.client import connect
 from malamute.config.accounts import save_accounts

@@ -1,4 +1,4 @@
-"""Malamute beside other brokers and bare sockets, in the same run on one machine: `malamute bench peers`.
+"""Malamute beside other brokers and bare sockets, in the same run on one machine: `make bench ARGS="peers"`.
 
 `table` says what is measured with whom, how each server is started and what it does for durability; it
 imports none of the clients, which are an extra. Each of `nats`, `redis`, `rabbitmq`, `mosquitto`, `zeromq`

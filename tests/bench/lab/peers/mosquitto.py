@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from malamute.bench.peers.work import NAME, ArrivalCount, ArrivalCounts, PeerWork, ask_one_by_one
+from lab.peers.work import NAME, ArrivalCount, ArrivalCounts, PeerWork, ask_one_by_one
 from malamute.bench.processes import Measured
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin, Stopwatch
 

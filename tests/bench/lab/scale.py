@@ -1,4 +1,4 @@
-"""How cost and memory grow with the number of things: `malamute bench scale`.
+"""How cost and memory grow with the number of things: `make bench ARGS="scale"`.
 
 Each axis is one number that grows by tens while all others stay what they are: connections, streams, bytes of
 a body. At each point it is measured what processor time a message takes of the broker, a process of its own
@@ -20,12 +20,13 @@ from typing import NamedTuple
 
 import zmq
 
-from malamute.bench import queues, start, workspace
+from lab import queues, start
+from lab.raw_peer import RawPeer
+from lab.start import GIGABYTE
+from malamute.bench import workspace
 from malamute.bench.figures import MEBIBYTE, extent, middle, us_each
 from malamute.bench.machine import anonymous_bytes, cpu_seconds
 from malamute.bench.processes import Measured, WorkloadFunction, WorkloadProcess
-from malamute.bench.raw_peer import RawPeer
-from malamute.bench.start import GIGABYTE
 from malamute.bench.workloads import HEADERS, Begin
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import pack_record, unpack_payload

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.peers.server import HOST, ServerCommand, find_program, version_of
 from malamute.bench.machine import package_version
-from malamute.bench.peers.server import HOST, ServerCommand, find_program, version_of
 
 INSTALL_CLIENTS = "pip install 'malamute[peers]'"
 
@@ -156,9 +156,7 @@ def _mosquitto(directory: Path, ports: Sequence[int]) -> ServerCommand:
 
 def _zeromq(kind: str, count: int) -> Callable[[Path, Sequence[int]], ServerCommand]:
     def serve(directory: Path, ports: Sequence[int]) -> ServerCommand:
-        return ServerCommand(
-            [sys.executable, "-m", "malamute.bench.peers.zeromq", kind, *map(str, ports[:count])]
-        )
+        return ServerCommand([sys.executable, "-m", "lab.peers.zeromq", kind, *map(str, ports[:count])])
 
     return serve
 

@@ -1,4 +1,4 @@
-"""What the processes of `malamute bench gateway` do: HTTP on plain sockets, which takes little of them."""
+"""What the processes of `make bench ARGS="gateway"` do: HTTP on plain sockets, which takes little of them."""
 
 from __future__ import annotations
 

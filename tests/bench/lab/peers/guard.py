@@ -3,7 +3,7 @@
 Who started the guard holds the other end of that pipe, which the system closes when it ends, however it ends:
 no server stays behind. What the server writes is thrown away with its directory, so it is not asked to stop.
 
-    python -m malamute.bench.peers.guard PROGRAM [ARGUMENT]...
+    python guard.py PROGRAM [ARGUMENT]...
 """
 
 from __future__ import annotations

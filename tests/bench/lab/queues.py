@@ -15,11 +15,11 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.raw_peer import RawPeer
 from malamute.bench import workspace
 from malamute.bench.figures import MEBIBYTE, cpu_us, elapsed_seconds, extent, middle
 from malamute.bench.machine import Watch
 from malamute.bench.processes import Measured, run_together
-from malamute.bench.raw_peer import RawPeer
 from malamute.bench.workloads import HEADERS, SUBJECTS, Begin, Stopwatch
 from malamute.protocol.batch import pack_record, unpack_payload
 from malamute.protocol.messages import (

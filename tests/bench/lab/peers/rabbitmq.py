@@ -12,7 +12,7 @@ from typing import Any
 
 import pika
 
-from malamute.bench.peers.work import NAME, ArrivalCount, PeerWork, ask_one_by_one
+from lab.peers.work import NAME, ArrivalCount, PeerWork, ask_one_by_one
 from malamute.bench.processes import Measured
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin, Stopwatch, run_in_threads
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from malamute.bench.peers.server import HOST
+from lab.peers.server import HOST
 from malamute.bench.processes import Measured
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin, Stopwatch, Workload
 

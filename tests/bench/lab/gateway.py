@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from malamute.bench import http_peers, workloads, workspace
+from lab import http_peers
+from lab.http_peers import HttpAddress
+from malamute.bench import workloads, workspace
 from malamute.bench.figures import elapsed_seconds, extent, middle, us_each
-from malamute.bench.http_peers import HttpAddress
 from malamute.bench.machine import anonymous_bytes, cpu_seconds
 from malamute.bench.processes import WorkloadProcess, run_together
 from malamute.bench.workloads import BATCH, TIMEOUT_SECONDS, Workload

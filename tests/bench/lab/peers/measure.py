@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from lab.peers.server import HOST, free_ports, serve
+from lab.peers.table import OWN, PEERS, WORKS, Peer
+from lab.peers.work import NAME, PeerWork
 from malamute.bench import workspace
 from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle, percentile_ms
-from malamute.bench.peers.server import HOST, free_ports, serve
-from malamute.bench.peers.table import OWN, PEERS, WORKS, Peer
-from malamute.bench.peers.work import NAME, PeerWork
 from malamute.bench.processes import Measured, run_together
 from malamute.bench.workloads import Begin, Workload
 from malamute.errors import NotInstalled
@@ -115,7 +115,7 @@ def _run(peer: Peer, name: str, options: PeersOptions) -> PeerRound:
 def play(begin: Begin, side: str, work: PeerWork) -> Measured:
     """One side of a work, in a process of its own that imports its client."""
     module, _, function = side.partition(":")
-    measured: Measured = getattr(import_module(f"malamute.bench.peers.{module}"), function)(begin, work)
+    measured: Measured = getattr(import_module(f"lab.peers.{module}"), function)(begin, work)
     return measured
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.raw_peer import RawPeer
 from malamute.bench import workspace
 from malamute.bench.figures import cpu_us, extent, middle
 from malamute.bench.machine import Watch
 from malamute.bench.processes import Measured, run_together
-from malamute.bench.raw_peer import RawPeer
 from malamute.bench.replay import RECORD_BYTES
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin, Stopwatch, Workload, subject_of
 from malamute.client.sync.client import connect

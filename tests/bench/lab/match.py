@@ -1,4 +1,4 @@
-"""The figures of the matching engine: `malamute bench match`.
+"""The figures of the matching engine: `make bench ARGS="match"`.
 
 `run()` measures and returns rows; nothing here decides whether a figure is good. Times are processor time of
 the thread, and each row is the median of several rounds, since the machine may have other work to do.

@@ -1,0 +1,9 @@
+"""Folders of the tests with modules that other folders import; this module puts them on the path."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PATHS = [str(HERE / name) for name in ("", "acceptance", "bench", "core", "journal", "protocol", "torture")]
+
+sys.path += [path for path in PATHS if path not in sys.path]
