@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 
 import pytest
-
 from lab import match
 
 from malamute.matching import Index, Selector
