@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import IO, Any
 
 import click
 
 from malamute.cli import completion
 from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option, waits
-from malamute.cli.payload import body_of, headers_option
+from malamute.cli.payload import OutgoingMessage, body_given, chunks_of_lines, headers_option, rows_of
 from malamute.cli.printing import Render, as_line, printable, prints_messages, show, to_json
 from malamute.cli.sending import ACKNOWLEDGED, message_options
 from malamute.cli.signals import until_stopped
@@ -21,13 +22,20 @@ from malamute.errors import TimedOut
 @click.command(
     epilog=examples(
         "malamute send bob hello 'see you at nine'",
+        "malamute mailbox message bob 17 --dead --json | malamute send bob --file -",
         "malamute send bob alarm --priority 9 --outcome --address alice --wait 600",
     )
 )
 @click.argument("mailbox", shell_complete=completion.names("mailboxes"))
-@click.argument("subject")
-@click.argument("body", default="")
+@click.argument("subject", required=False)
+@click.argument("body", required=False)
 @headers_option
+@click.option(
+    "--file",
+    "rows",
+    type=click.File("rb"),
+    help='Send each line {"subject": …, "headers": {…}, "body": …} of a file; - is standard input.',
+)
 @click.option(
     "--confirm/--no-confirm",
     default=True,
@@ -41,10 +49,11 @@ from malamute.errors import TimedOut
 @json_option
 def send(
     mailbox: str,
-    subject: str,
-    body: str,
+    subject: str | None,
+    body: str | None,
     *,
     headers: dict[str, Any],
+    rows: IO[bytes] | None,
     confirm: bool,
     outcome: bool,
     options: dict[str, Any],
@@ -54,17 +63,34 @@ def send(
 ) -> None:
     """Send a message to MAILBOX, whether its owner is there or not. BODY is text, or - for standard input.
 
+    Without BODY the body is what comes on standard input, if that is a pipe or a file, and is empty at a
+    terminal and with `< /dev/null`. A pipe on which nothing comes within --timeout is an error. --file takes
+    what `malamute mailbox message --json` prints: a dead letter can be mended and sent again.
+
     With --outcome it ends when the message is settled: acknowledged, expired, rejected, bounced,
     dead-lettered, withdrawn, moved or purged. Anything but acknowledged is exit code 4, and none within
     --wait is 3. It comes to the mailbox of --address.
     """
     if outcome and not connection.address:
         raise click.UsageError("no address: an outcome comes to a mailbox; give --address")
+    if rows is None and not subject:
+        raise click.UsageError("no subject: give SUBJECT; only --file does without")
+    if rows is not None and (body is not None or outcome or "id" in options):
+        raise click.UsageError(
+            "--file with BODY, --outcome or --id: expected none of them, as it has many messages"
+        )
     connection, mailbox = connection.to(mailbox, "mailbox")
     assurance = "confirmed" if outcome else "stored" if confirm else "none"
     ended, reason = "", ""
+    if rows is None:
+        messages = [OutgoingMessage(subject or "", headers, body_given(body, connection.timeout_seconds))]
+    else:
+        messages = _messages(rows, subject or "", headers)
     with connection.open() as client:
-        sent = client.send(mailbox, subject, body_of(body), headers, assurance=assurance, **options)
+        for message in messages:
+            sent = client.send(
+                mailbox, message.subject, message.body, message.headers, assurance=assurance, **options
+            )
         if outcome:
             ended, reason = (
                 sent.wait(connection.timeout_seconds if wait_seconds is None else wait_seconds),
@@ -72,13 +98,22 @@ def send(
             )
     if as_json:
         outcome_shown = {"outcome": ended, "reason": reason or None} if outcome else {}
-        click.echo(to_json({"mailbox": mailbox, "messages": 1, "confirmed": confirm, **outcome_shown}))
+        click.echo(
+            to_json({"mailbox": mailbox, "messages": len(messages), "confirmed": confirm, **outcome_shown})
+        )
     else:
         where = f"{'stored in the mailbox' if confirm else 'sent to'} {printable(mailbox)}"
         words = f", {ended}{f': {printable(reason)}' if reason else ''}" if outcome else ""
-        click.echo(f"1 message {where}{words}")
+        click.echo(f"{len(messages):,} {'message' if len(messages) == 1 else 'messages'} {where}{words}")
     if outcome and ended != ACKNOWLEDGED:
         raise click.exceptions.Exit(FAILED)
+
+
+def _messages(rows: IO[bytes], subject: str, headers: dict[str, Any]) -> list[OutgoingMessage]:
+    """All messages of a file, so that none is sent if one of them is wrong. Raises `BadInput`."""
+    lines = enumerate(chain.from_iterable(chunks_of_lines(rows)), 1)
+    found = rows_of(lines, subject, getattr(rows, "name", "standard input"))
+    return [row._replace(headers={**headers, **(row.headers or {})}) for row in found]
 
 
 @click.command(

@@ -6,6 +6,8 @@ import base64
 import binascii
 import json
 import os
+import select
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
@@ -73,6 +75,39 @@ def body_of(text: str) -> bytes:
     if text == "-":
         return standard_input().read()
     return os.fsencode(text)
+
+
+def body_given(text: str | None, seconds: float) -> bytes:
+    """The body that was typed, or what stands on standard input for whoever typed none.
+
+    A terminal, a device such as /dev/null, and a closed standard input are no body, and neither is the rest
+    of a file of which a shell has read the beginning. A pipe that stays open is waited for so many seconds:
+    nobody may be writing to it, as in a job of a build server.
+
+    Raises:
+        BadInput: nothing has come on the pipe.
+
+    """
+    if text is not None:
+        return body_of(text)
+    if sys.stdin is None or sys.stdin.closed:
+        return b""
+    source = standard_input()
+    try:
+        descriptor = source.fileno()
+    except OSError:
+        return source.read()  # a program has put something of its own there
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return source.read() if os.lseek(descriptor, 0, os.SEEK_CUR) == 0 else b""
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return b""
+    if not select.select([descriptor], [], [], seconds)[0]:
+        raise BadInput(
+            f"no body came on standard input in {seconds:g} s: expected BODY, '' for an empty one, "
+            "or - to wait for it; `< /dev/null` says that there is none"
+        )
+    return source.read()
 
 
 def standard_input() -> IO[bytes]:

@@ -13,7 +13,7 @@ from malamute.cli.error_output import BadInput
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.payload import (
     OutgoingMessage,
-    body_of,
+    body_given,
     chunks_of_lines,
     headers_option,
     rows_of,
@@ -33,6 +33,7 @@ COPIES = 1000
 @click.command(
     epilog=examples(
         "malamute pub weather temp.oslo -H unit=C -- -3.5",
+        "date | malamute pub clock tick",
         "tail -f access.log | malamute pub logs web.access --lines",
     )
 )
@@ -78,6 +79,9 @@ def pub(
 ) -> None:
     """Publish a message to STREAM under SUBJECT. BODY is text, or - for what is on standard input.
 
+    Without BODY the body is what comes on standard input, if that is a pipe or a file, and is empty at a
+    terminal and with `< /dev/null`. A pipe on which nothing comes within --timeout is an error.
+
     With --lines and --file many messages are published in batches as they come. What `malamute sub --json`
     prints can be given to --file; a body that is no text is there as body_base64.
     """
@@ -85,6 +89,7 @@ def pub(
     connection, stream = connection.to(stream, "stream")
     assurance = "stored" if confirm else "none"
     sequence = None
+    given = b"" if lines or rows is not None else body_given(body, connection.timeout_seconds)
     with connection.open() as client:
         publisher = partial(client.publisher, stream, assurance=assurance, ttl=ttl)
         if rows is not None:
@@ -94,12 +99,10 @@ def pub(
             many = ([OutgoingMessage(subject, headers, line) for line in chunk] for chunk in chunks)
             published = _publish_rows(publisher, many)
         elif count > 1:
-            copies = _copies(OutgoingMessage(subject, headers, body_of(body or "")), count)
+            copies = _copies(OutgoingMessage(subject, headers, given), count)
             published = _publish_rows(publisher, copies, count)
         else:
-            sequence = client.publish(
-                stream, subject, body_of(body or ""), headers, assurance=assurance, ttl=ttl
-            )
+            sequence = client.publish(stream, subject, given, headers, assurance=assurance, ttl=ttl)
             published = 1
     _report(stream, published, sequence, confirm=confirm, as_json=as_json)
 

@@ -24,6 +24,7 @@ from malamute.cli.admin import (
 )
 from malamute.cli.escaping import for_terminal
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.payload import body_of
 from malamute.cli.printing import body_fields, excerpt, plain_headers
 from malamute.cli.tables import show_whole
 from malamute.protocol.names import Kind
@@ -238,22 +239,39 @@ def _redrive(queues: QueueKind) -> click.Command:
 
     @click.command(
         help=f"Put dead letters back into their {kind}, as if they had never been delivered.",
-        epilog=examples(f"{shown} --dry-run", f"{shown} --sequence 17 --sequence 18"),
+        epilog=examples(
+            f"{shown} --dry-run",
+            f"{shown} --sequence 17 --sequence 18",
+            f"malamute {kind} message {queues.example} 17 --dead --raw > body",
+            f"{shown} --sequence 17 --body - < body",
+        ),
     )
     @_name(queues)
     @sequences_option
     @where_option
     @limit_option
+    @click.option(
+        "--body", metavar="TEXT", help="Mend it: another body for the one --sequence; - is standard input."
+    )
     @dry_run_option
     @connects
     @json_option
     def redrive(
-        name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool, **more: Any
+        name: str,
+        *,
+        body: str | None,
+        dry_run: bool,
+        connection: ConnectionOptions,
+        as_json: bool,
+        **more: Any,
     ) -> None:
         from malamute.protocol import admin
 
+        if body is not None and len(more["sequences"]) != 1:
+            raise click.UsageError("--body is for one dead letter: give one --sequence")
         connection, name = connection.to(name, kind)
-        change = admin.QueueRedrive(kind=kind, name=name, dry_run=dry_run, **_chosen(more))
+        mended = None if body is None else body_of(body)
+        change = admin.QueueRedrive(kind=kind, name=name, body=mended, dry_run=dry_run, **_chosen(more))
         make_change(connection, change, as_json=as_json)
 
     return redrive

@@ -9,7 +9,7 @@ import click
 from malamute.cli import completion
 from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, waits
-from malamute.cli.payload import body_of, headers_option
+from malamute.cli.payload import body_given, headers_option
 from malamute.cli.printing import Render, as_body, printable, prints_messages, show
 from malamute.cli.sending import ACKNOWLEDGED, message_options, print_outcome
 
@@ -23,7 +23,7 @@ from malamute.cli.sending import ACKNOWLEDGED, message_options, print_outcome
 )
 @click.argument("service", shell_complete=completion.names("services"))
 @click.argument("subject")
-@click.argument("body", default="")
+@click.argument("body", required=False)
 @headers_option
 @click.option("--outcome", is_flag=True, help="Wait until it is settled, and print its outcome.")
 @message_options("ttl", "priority", "delay", "at", "id", "key", "immediate")
@@ -33,7 +33,7 @@ from malamute.cli.sending import ACKNOWLEDGED, message_options, print_outcome
 def request(
     service: str,
     subject: str,
-    body: str,
+    body: str | None,
     *,
     headers: dict[str, Any],
     outcome: bool,
@@ -43,6 +43,9 @@ def request(
     render: Render,
 ) -> None:
     """Ask SERVICE, and print the bodies of the replies. BODY is text, or - for standard input.
+
+    Without BODY the body is what comes on standard input, if that is a pipe or a file, and is empty at a
+    terminal and with `< /dev/null`. A pipe on which nothing comes within --timeout is an error.
 
     When a worker reports that it failed, by the header malamute.error of its reply, the exit code is 4.
 
@@ -58,9 +61,10 @@ def request(
     patience_seconds = connection.timeout_seconds if wait_seconds is None else wait_seconds
     assurance = "confirmed" if outcome else "stored"
     failed = False
+    given = body_given(body, connection.timeout_seconds)
     with connection.open() as client:
         replies = client.request(
-            service, subject, body_of(body), headers, timeout=patience_seconds, assurance=assurance, **options
+            service, subject, given, headers, timeout=patience_seconds, assurance=assurance, **options
         )
         for reply in replies:
             show([reply], render)

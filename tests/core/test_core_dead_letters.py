@@ -227,6 +227,42 @@ def test_a_dry_run_sends_nothing_again(bench):
     assert bench.got("bob") == []
 
 
+def test_a_dead_letter_is_mended_and_sent_again_with_all_else_that_it_had(bench):
+    rejected(bench, b"1", b"2", priority=3)
+    assert change(bench, "queue.redrive", **SERVICE, sequences=[2], body=b"whole", dry_run=True) == 1
+    assert change(bench, "queue.redrive", **SERVICE, sequences=[2], body=b"whole") == 1
+    assert bench.bodies("bob") == [b"whole"]
+    assert [row["body"] for row in ask(bench, **SERVICE, dead=True)] == [b"1"]
+    assert change(bench, "queue.redrive", **SERVICE, sequences=[1], body=b"") == 1
+    assert bench.bodies("bob") == [b""]
+    assert change(bench, "queue.redrive", **SERVICE, sequences=[1], body=b"gone") == 404
+
+
+@pytest.mark.parametrize("sequences", [{}, {"sequences": [1, 2]}])
+def test_a_body_is_that_of_one_dead_letter(bench, sequences):
+    rejected(bench, b"1", b"2")
+    assert change(bench, "queue.redrive", **SERVICE, **sequences, body=b"x") == 416
+    assert len(ask(bench, **SERVICE, dead=True)) == 2
+
+
+@pytest.mark.parametrize(("size", "outcome"), [(1_000, 1), (1_001, 413)])
+def test_a_body_is_as_large_as_a_message_may_be_at_the_most(size, outcome):
+    bench = Bench(Limits(message_bytes=1_000))
+    bench.open("alice", "bob", "op")
+    rejected(bench, b"1")
+    assert change(bench, "queue.redrive", **SERVICE, sequences=[1], body=b"x" * size) == outcome
+
+
+def test_a_mended_dead_letter_for_which_there_is_no_room_stays_and_takes_none():
+    bench = Bench(Limits(queue_bytes=10_000))
+    bench.open("alice", "bob", "op")
+    rejected(bench, b"1")
+    before = bench.core.queue_limits.bytes
+    assert change(bench, "queue.redrive", **SERVICE, sequences=[1], body=b"x" * 10_000) == 503
+    assert bench.core.queue_limits.bytes == before
+    assert len(ask(bench, **SERVICE, dead=True)) == 1
+
+
 def test_a_redrive_that_does_not_fit_is_refused_as_a_whole():
     bench = Bench(Limits(queue_messages=2))
     bench.open("alice", "bob", "op")

@@ -153,10 +153,10 @@ def _forget_the_reason(dead, entries, records, reason):
     _ADD_DEAD(dead, entries, records, "")
 
 
-def _keep_what_is_sent_again(queue, entries, records):
+def _keep_what_is_sent_again(queue, entries, records, body):
     dead = queue.dead_letters
     with patch.object(dead, "removal", lambda sequences: DeleteMessages(dead.kind, queue.name, [])):
-        _PUT_BACK(queue, entries, records)
+        _PUT_BACK(queue, entries, records, body)
 
 
 def _spare_the_paged_out(settlement, entries, outcome, reason, worker):

@@ -46,6 +46,7 @@ from malamute.errors import (
     MalamuteError,
     NotAsExpected,
     NotFound,
+    TooLarge,
     TooMany,
 )
 from malamute.matching import Group
@@ -332,8 +333,21 @@ def purge_stream(
 def redrive(
     core: Engines, session: Session, wanted: QueueRedrive, answered: Answered, failed: Failed
 ) -> None:
-    """Send dead letters again, as new messages: those that are named or found, or all."""
+    """Send dead letters again, as new messages: those that are named or found, or all.
+
+    Raises:
+        InvalidValue: there is a body, and not one sequence.
+        TooLarge: that body is larger than a message may be.
+
+    """
     queue = queue_of(core, wanted.kind, wanted.name)
+    body = wanted.body
+    if body is not None and len(wanted.sequences or ()) != 1:
+        raise InvalidValue("a body is that of one dead letter: expected one sequence")
+    if body is not None and len(body) > core.settings.limits.message_bytes:
+        raise TooLarge(
+            f"body of {len(body)} bytes is too large: expected at most {core.settings.limits.message_bytes}"
+        )
     there = {"messages": queue.dead_letters.count}
 
     def found(sequences: list[int]) -> None:
@@ -350,7 +364,7 @@ def redrive(
             report(total)
             return
         try:
-            redriving.redrive(queue, sequences, report, failed)
+            redriving.redrive(queue, sequences, report, failed, body)
         except MalamuteError as error:
             failed(error)
 

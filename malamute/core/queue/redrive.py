@@ -13,10 +13,12 @@ from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.options import Options
 from malamute.core.queue.paging import Records, records_of, runs
 from malamute.core.workflow import Workflow, run_workflow
-from malamute.errors import MalamuteError
+from malamute.errors import MalamuteError, Malformed
+from malamute.protocol.batch import pack_record, unpack_record
 
 if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
+    from malamute.store.operations import Frame
 
 LEFT_BEHIND = ("dead", "tracker", "delay", "at", "immediate")
 """Properties that a message does not have when it is sent again."""
@@ -30,23 +32,34 @@ class RedriveProgress(Protocol):
 
 
 def redrive(
-    queue: Queue, sequences: Sequence[int], report: RedriveProgress, failed: Callable[[MalamuteError], None]
+    queue: Queue,
+    sequences: Sequence[int],
+    report: RedriveProgress,
+    failed: Callable[[MalamuteError], None],
+    body: bytes | None = None,
 ) -> None:
     """Send some dead letters again: `report` gets how many, or `failed` why none.
+
+    A `body` takes the place of that of a single one.
 
     What does not fit one commit is reported with each of them: one of the others may fail, or never come.
     Raises `TryLater` when the queue has no room for them all, and then nothing happens.
     """
     entries = queue.dead_letters.find(sequences)
-    size_bytes = size_of(entries)
+    # A mended one has room for its old record and for the new body: one of them is given back.
+    size_bytes = size_of(entries) + (len(body) if body is not None and entries else 0)
     queue.limits.check(queue.usage, len(entries), size_bytes)
     queue.limits.reserve(queue.usage, len(entries), size_bytes)
     queue.dead_letters.leaving.update(entry.sequence for entry in entries)
-    run_workflow(queue.effects, _steps(queue, entries, report, failed))
+    run_workflow(queue.effects, _steps(queue, entries, report, failed, body))
 
 
 def _steps(
-    queue: Queue, entries: Sequence[Entry], report: RedriveProgress, failed: Callable[[MalamuteError], None]
+    queue: Queue,
+    entries: Sequence[Entry],
+    report: RedriveProgress,
+    failed: Callable[[MalamuteError], None],
+    body: bytes | None,
 ) -> Workflow:
     dead = queue.dead_letters
     count = 0
@@ -58,12 +71,12 @@ def _steps(
             records = {} if error else (yield from records_of(dead.kind, queue.name, run))
         except MalamuteError as fault:
             error = fault
-        queue.limits.reserve(queue.usage, -len(run), -size_of(run))
+        queue.limits.reserve(queue.usage, -len(run), -size_of(run) - len(body or b""))
         left -= len(run)
         # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
         here = [e for e in run if e.sequence in dead.entries and _is_whole(e, records)]
         if here:
-            _put_back(queue, here, records)
+            _put_back(queue, here, records, body)
             report(count + len(here), count, final=not left)
             dead.going.update(entry.sequence for entry in here)
             error = yield queue.effects
@@ -88,12 +101,23 @@ def _is_whole(entry: Entry, records: Records) -> bool:
     return entry.sequence in records and not (entry.properties or {})["dead"].get("damaged")
 
 
-def _put_back(queue: Queue, entries: Sequence[Entry], records: Records) -> None:
+def _mended(record: Frame, body: bytes) -> bytes:
+    """The record with another body. Headers that nobody can read are left out."""
+    try:
+        headers, _ = unpack_record(record)
+    except Malformed:
+        headers = {}
+    return pack_record(headers, body)
+
+
+def _put_back(queue: Queue, entries: Sequence[Entry], records: Records, body: bytes | None) -> None:
     time_ns = queue.effects.time_ns
     again = []
     for sequence, entry in enumerate(entries, queue.next_sequence):
         properties = properties_without(entry, LEFT_BEHIND)
         record = records[entry.sequence]
+        if body is not None:
+            record = _mended(record, body)
         again.append(Entry((sequence, time_ns, entry.sender, entry.subject, record, properties or None)))
     asked = {
         message.sequence: found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
 from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import STATE
+from malamute.protocol.arguments import BODY, STATE
 from malamute.protocol.messages import BOOLEAN, KIND, NAME, SEQUENCE, SEQUENCES, TEXT
 
 
@@ -87,7 +87,10 @@ class QueueChanged(Row):
 
 
 class QueueRedrive(AdminChange[QueueChanged]):
-    """Send dead letters again, as new messages: those that are named or found, or all."""
+    """Send dead letters again, as new messages: those that are named or found, or all.
+
+    With a `body`, the one that is named has it in the place of its own.
+    """
 
     topic = "queue.redrive"
 
@@ -96,6 +99,7 @@ class QueueRedrive(AdminChange[QueueChanged]):
     sequences: Sequence[int] | None = argument(SEQUENCES, default=None)
     where: str = argument(TEXT, default="")
     limit: int | None = argument(SEQUENCE, default=None)
+    body: bytes | None = argument(BODY, default=None)
 
 
 class QueuePurge(AdminChange[QueueChanged]):
