@@ -18,6 +18,7 @@ from starlette.responses import Response
 from malamute.client.events import Gap
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, RequestTimeout, TooLarge
+from malamute.gateway.header_text import text_of
 from malamute.protocol.batch import Columns
 from malamute.protocol.limits import BATCH_MESSAGES_MAX
 
@@ -112,7 +113,8 @@ def contents(request: Request, body: bytes, subject: str | None) -> list[Content
 
 def _single(request: Request, body: bytes, subject: str | None) -> list[Content]:
     headers: dict[str, Any] = {}
-    for name, value in request.headers.items():
+    for name, sent in request.headers.items():
+        value = text_of(sent)
         if name.startswith(HEADER_PREFIX):
             headers[name.removeprefix(HEADER_PREFIX)] = value
         elif name.startswith(CLOUD_PREFIX):
@@ -122,7 +124,7 @@ def _single(request: Request, body: bytes, subject: str | None) -> list[Content]
         _check_event({name.removeprefix(CLOUD_PREFIX): value for name, value in headers.items()})
         subject = headers["ce-type"] if subject is None else subject
     if content_type := request.headers.get("content-type"):
-        headers["content-type"] = content_type
+        headers["content-type"] = text_of(content_type)
     return [Content(subject or "", body, headers)]
 
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.errors import InvalidValue
+from malamute.gateway.header_text import text_of
 
 Schema = Mapping[str, Any]
 Arguments = dict[str, Any]
@@ -86,7 +87,7 @@ def _given(parameter: Parameter, request: Request, query: Mapping[str, list[str]
     if parameter.place == "path":
         return [request.path_params[parameter.name]]
     if parameter.place == "header":
-        return request.headers.getlist(parameter.name)
+        return [text_of(value) for value in request.headers.getlist(parameter.name)]
     return query.get(parameter.name, [])
 
 

@@ -287,6 +287,27 @@ def test_dead_letters_are_redriven_one_by_one_and_sent_again_edited(
         assert console.get(again).status_code == 404
 
 
+def test_a_form_that_cannot_be_published_keeps_what_was_typed(console: httpx.Client) -> None:
+    csrf = Page(console.get("/console/feeds").text).csrf
+    typed = {"csrf": csrf, "name": "typed", "subject": "", "headers": "n=1", "body": "<long text>"}
+    without = {name: value for name, value in typed.items() if name != "subject"}
+    wrong_header = {**typed, "subject": "a.b", "headers": "=1\nn=2"}
+    too_long = {**typed, "subject": "x" * 256}
+    for fields, field, words in (
+        (typed, "subject", "no subject"),
+        (without, "subject", "no subject"),
+        (wrong_header, "headers", "invalid header"),
+        (too_long, "", "Not published"),
+    ):
+        page = console.post("/console/stream/publish", data=fields)
+        assert page.status_code in (400, 413), page.text
+        assert words in page.text
+        assert f'id="{field}-error"' in page.text or not field
+        assert html.escape(fields["body"]) in page.text
+        assert html.escape(fields["headers"]) in page.text
+    assert console.get(link("/console/stream", name="typed")).status_code == 404
+
+
 def test_a_message_of_a_stream_is_published_again_from_its_row(
     running: RunningGateway, console: httpx.Client
 ) -> None:

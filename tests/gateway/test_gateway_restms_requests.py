@@ -377,6 +377,20 @@ def test_who_is_refused_a_pipe_leaves_nothing_behind(
     assert len(restms_gateway.state.restms.readers) == before
 
 
+def test_the_type_of_a_content_keeps_its_letters(rest: RestClient) -> None:
+    feed, pipe = rest.feed("letters", "fanout"), rest.pipe()
+    rest.join(pipe, feed)
+    kind = 'image/png; name="Zürich 天気"'
+    staged = rest.http.post(feed, content=b"\xff", headers=[(b"content-type", kind.encode())])
+    assert staged.status_code == 201
+    content = Element("content", {"href": staged.headers["location"]})
+    rest.post(feed, Element("message", {"address": "a"}, [content]))
+    [found] = rest.next(pipe).each("content")
+    assert found.get("type") == kind
+    raw = dict(rest.http.get(found.get("href")).headers.raw)
+    assert raw[b"content-type"] == kind.encode()
+
+
 def test_a_content_that_is_a_page_is_nobody_here(rest: RestClient) -> None:
     page = "<form action=//evil.example>"
     headers = {"content-type": "text/html"}

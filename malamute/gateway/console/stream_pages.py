@@ -6,15 +6,16 @@ import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.client.session.message import Message
-from malamute.errors import MalamuteError, NotFound
+from malamute.errors import InvalidValue, MalamuteError, NotFound
+from malamute.gateway import problems
 from malamute.gateway.bodies import is_readable
-from malamute.gateway.console import forms
+from malamute.gateway.console import forms, words
 from malamute.gateway.console.forms import first_of
 from malamute.gateway.console.streams import NAME
 from malamute.gateway.console.visits import Visit, redirect, visit_of
@@ -229,7 +230,52 @@ async def again(request: Request, arguments: Arguments) -> Response:
     message = await message_at(visit, stream, arguments["sequence"])
     if not is_readable(message):
         raise NotFound(f"{message.sequence} of {stream.name} is unreadable: its record is damaged")
-    return visit.page("publish_again.html", stream=stream, message=message)
+    typed = TypedMessage(message.subject, words.header_lines(message.headers), words.body(message.body))
+    return _form(visit, stream.name, typed, message=message)
+
+
+class TypedMessage(NamedTuple):
+    """What stands in the fields of the form, as it was typed."""
+
+    subject: str
+    headers: str
+    body: str
+
+    def headers_given(self) -> dict[str, Any]:
+        """The headers. Raises `FieldRefused`, also for a subject that is not there."""
+        if not self.subject:
+            raise FieldRefused("subject", "no subject: expected one, such as temp.oslo")
+        try:
+            return forms.headers(self.headers)
+        except InvalidValue as error:
+            raise FieldRefused("headers", error.text) from None
+
+
+class FieldRefused(InvalidValue):
+    """Raised when a field of a form has what it cannot have."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.field = field
+
+
+def _form(
+    visit: Visit,
+    name: str,
+    typed: TypedMessage,
+    error: MalamuteError | None = None,
+    message: Message | None = None,
+) -> Response:
+    """The form with what was typed, and what is wrong beside the field that it is about."""
+    return visit.page(
+        "publish_again.html",
+        problems.status_of(type(error)) if error is not None else 200,
+        name=name,
+        typed=typed,
+        message=message,
+        error=error,
+        field=getattr(error, "field", ""),
+    )
 
 
 async def publish(request: Request, arguments: Arguments) -> Response:
@@ -237,22 +283,21 @@ async def publish(request: Request, arguments: Arguments) -> Response:
     visit = visit_of(request)
     fields: dict[str, list[str]] = request.state.form
     name = first_of(fields, "name")
-    back = link("/console/stream", name=name)
+    typed = TypedMessage(*(first_of(fields, field) for field in TypedMessage._fields))
     try:
-        headers = forms.headers(first_of(fields, "headers"))
+        headers = typed.headers_given()
         async with visit.client() as client:
             sequence = await client.publish_batch(
                 name,
-                [first_of(fields, "subject")],
-                [first_of(fields, "body").encode()],
+                [typed.subject],
+                [typed.body.encode()],
                 [headers],
                 timeout=visit.console.answer_seconds,
             )
     except MalamuteError as error:
-        visit.session.note(f"Not published: {error.text}")
-        return redirect(back)
+        return _form(visit, name, typed, error)
     visit.session.note(f"Published to {name} as {sequence}")
-    return redirect(back)
+    return redirect(link("/console/stream", name=name))
 
 
 ENDPOINTS = (

@@ -36,7 +36,9 @@ PROPERTIES = (
 """What a sender may say of a message. Who it is from is not for it to say: `user_id`, `app_id` and
 `sender_id` of a post are dropped, and shown by the sender that the broker has stamped."""
 
-_MEDIA = re.compile(r"[\x21-\x7e]+/[\x20-\x7e]{1,200}")
+_MEDIA = re.compile(r"[\x21-\x7e]+/[\x20-\x7e]+(;[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*)?")
+
+MEDIA_CHARACTERS_MAX = 255
 
 EMBEDDED_BYTES_MAX = 64 * 1024
 """The most bytes of a content that is in the document of its message. A longer one is fetched by itself."""
@@ -144,7 +146,8 @@ def content_href(href: str) -> str:
 
 def media_of(value: object) -> str:
     """A media type as a header of HTTP may have it; that of any bytes for what is none."""
-    return value if isinstance(value, str) and _MEDIA.fullmatch(value) else "application/octet-stream"
+    is_one = isinstance(value, str) and len(value) <= MEDIA_CHARACTERS_MAX and _MEDIA.fullmatch(value)
+    return str(value) if is_one else "application/octet-stream"
 
 
 def _shown(value: Any) -> str:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from malamute.aio import Client
 from malamute.errors import AccessRefused, InvalidValue, NotFound, TooLarge
 from malamute.gateway.bodies import media_type
+from malamute.gateway.header_text import text_of
 from malamute.gateway.restms.conditions import Representation
 from malamute.gateway.restms.definitions import CONTENTS, RestFeed, Staged
 from malamute.gateway.restms.documents import TYPES, read
@@ -55,7 +56,7 @@ async def _stage(
     restms: RestMS, client: Client, request: Request, feed: RestFeed, body: bytes, user: str, base: BaseUri
 ) -> Response:
     restms.registry.check_room(user)
-    kind = media_of(request.headers["content-type"])
+    kind = media_of(text_of(request.headers["content-type"]))
     timeout = restms.settings.timeout_seconds
     sequence = await client.publish_batch(
         CONTENTS, [feed.name], [body], [{CONTENT_TYPE: kind}], timeout=timeout

@@ -14,6 +14,7 @@ from malamute.aio import Client
 from malamute.client.session.message import Mail
 from malamute.errors import AccessRefused, InvalidValue, NotFound
 from malamute.gateway.bodies import media_type, read_body
+from malamute.gateway.header_text import value_of
 from malamute.gateway.queues import unless_gone
 from malamute.gateway.restms import messages
 from malamute.gateway.restms.conditions import Representation, check, show
@@ -109,7 +110,7 @@ async def get(call: Call, name: str, wait_seconds: float) -> Response:
     found, rest = find(call, name)
     if isinstance(found, Staged):
         body = await fetch(call.restms, found)
-        return Response(body, headers={"content-type": found.type})
+        return Response(body, headers={"content-type": value_of(found.type)})
     if rest:
         assert isinstance(found, Pipe)
         return await _get_message(call, found, rest, wait_seconds)
@@ -134,7 +135,7 @@ async def _get_message(call: Call, pipe: Pipe, rest: str, wait_seconds: float) -
     mail = await unless_gone(call.request, _arrived(reader, name, wait_seconds))
     if rest != name:
         kind = messages.media_of(mail.headers.get(messages.CONTENT_TYPE))
-        return Response(mail.body, headers={"content-type": kind})
+        return Response(mail.body, headers={"content-type": value_of(kind)})
     # Whatever name it was asked for by, it says its own.
     href = message_href(pipe, reader.name_of(name) or name, call.base)
     representation = Representation([messages.delivered(mail, href)], mail.time_ns)
