@@ -25,6 +25,10 @@ class Quota(NamedTuple):
     """Memory of those and of their selectors, as `limits.session_selector_bytes` counts it."""
     queues: int | None = None
     """Mailboxes and services that were made by what they sent, asked or offered, and are still there."""
+    streams: int | None = None
+    """Streams that were made by what they published or subscribed to, and are still there."""
+    cursors: int | None = None
+    """Cursors that are theirs, in all streams."""
     requests: int | None = None
     """Requests that wait for their settlement."""
     queued_bytes: int | None = None

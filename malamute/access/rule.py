@@ -3,6 +3,7 @@
     publish stream/prices/fx.#                        may publish there, under these subjects
     receive mailbox/{user}                            has the mailbox that is called as the user is
     deny publish stream/prices/fx.internal.#          and that not, whatever else is allowed
+    subscribe cursor/prices/audit                     may use this cursor of another user
     subscribe stream/patients where ward = '{claim.ward}'     sees these rows, and no others
 
 A rule is the same text in the configuration, on the command line and in a refusal: `parse` and `str` are
@@ -34,9 +35,12 @@ _THINGS = ("stream", "mailbox", "service", "client", "broker")
 IMPERSONATE = "impersonate"
 """The action of a user who acts as another one."""
 
+CURSOR = "cursor"
+"""The kind of cursors. Their rules name the stream, and where others have a subject the cursor."""
+
 ACTIONS: Mapping[str, tuple[str, ...]] = {
     "publish": ("stream",),
-    "subscribe": ("stream",),
+    "subscribe": ("stream", CURSOR),
     "send": ("mailbox",),
     "receive": ("mailbox",),
     "request": ("service",),
@@ -44,12 +48,12 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "create": ("stream", "mailbox", "service"),
     "browse": ("mailbox", "service"),
     "view": _THINGS,
-    "admin": (*_THINGS, "user", "group"),
+    "admin": (*_THINGS, "user", "group", CURSOR),
     IMPERSONATE: ("user",),
 }
 """Every action, with the kinds of things that it can be done to."""
 
-KINDS = (*_THINGS, "user", "group")
+KINDS = (*_THINGS, "user", "group", CURSOR)
 ANY = "*"
 
 WITH_SUBJECT = frozenset(("publish", "subscribe", "send", "request", "offer"))
@@ -119,7 +123,7 @@ def _parse(cls: type[AccessRule], text: str) -> AccessRule:
         word, position = words[2]
         if word != "where":
             raise InvalidRule(f"unexpected {word!r}: expected 'where' or the end", position)
-        where = _where(text, position + len(word), actions)
+        where = _where(text, position + len(word), actions, kind)
     return cls(deny, actions, kind, name, subject, where)
 
 
@@ -146,14 +150,16 @@ def _target(text: str, position: int, actions: tuple[str, ...]) -> tuple[str, st
     if not second:
         return kind, name, ""
     position += len(text) - len(subject)
-    if without := [action for action in actions if action not in WITH_SUBJECT]:
+    if without := [action for action in actions if action not in WITH_SUBJECT and kind != CURSOR]:
         raise InvalidRule(f"a subject means nothing to {without[0]!r}: expected none", position)
     return kind, name, parse_template(subject, position)
 
 
-def _where(text: str, position: int, actions: tuple[str, ...]) -> str:
+def _where(text: str, position: int, actions: tuple[str, ...], kind: str) -> str:
     if actions != ("subscribe",):
         raise InvalidRule("'where' is for 'subscribe' alone: expected no other action", position)
+    if kind == CURSOR:
+        raise InvalidRule("'where' says nothing of a cursor: expected none", position)
     written = text[position:]
     if not written.strip():
         raise InvalidRule("no expression: expected one behind 'where'", position)

@@ -37,17 +37,25 @@ def listing(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
 @click.option(
     "--to", "start", required=True, metavar="START", help="new, first, last, seq:N, time:T or since:1h."
 )
+@click.option("--owner", metavar="USER", help="Whose cursor it is from now on.")
 @dry_run_option
 @connects
 @json_option
 def reset(
-    name: str, cursor_name: str, *, start: str, dry_run: bool, connection: ConnectionOptions, as_json: bool
+    name: str,
+    cursor_name: str,
+    *,
+    start: str,
+    owner: str | None,
+    dry_run: bool,
+    connection: ConnectionOptions,
+    as_json: bool,
 ) -> None:
     """Set a cursor so that its reader continues at START; one that is not there is made."""
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")
-    change = admin.CursorSet(stream=name, cursor=cursor_name, start=start, dry_run=dry_run)
+    change = admin.CursorSet(stream=name, cursor=cursor_name, start=start, owner=owner, dry_run=dry_run)
     make_change(connection, change, as_json=as_json)
 
 

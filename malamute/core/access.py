@@ -30,7 +30,7 @@ from malamute.access import (
 )
 from malamute.access.account import PROOFS
 from malamute.access.policy import NO_GROUPS
-from malamute.access.rule import IMPERSONATE, needed_rule
+from malamute.access.rule import CURSOR, IMPERSONATE, needed_rule
 from malamute.errors import AccessRefused
 from malamute.matching import Selector
 from malamute.protocol.messages import (
@@ -290,6 +290,7 @@ class Permissions:
         "__weakref__",
         "_allowed",
         "_control",
+        "_cursors",
         "_generation",
         "_grants",
         "_subjects",
@@ -305,6 +306,8 @@ class Permissions:
         """Names that are allowed under every subject."""
         self._subjects: dict[tuple[str, str, str], tuple[AnyScope, set[str]]] = {}
         """What there are rules about, and the subjects that are known to be allowed."""
+        self._cursors: set[tuple[str, str, str, str]] = set()
+        """Cursors with their owners that it is known to may use."""
         self._grants: list[Grants] | None = None
         """What the rules grant, and what the token does: only what both do is allowed."""
         self.fast: dict[type[Any], tuple[int, Container[object]]] = {}
@@ -366,6 +369,32 @@ class Permissions:
             known = self._subjects[action, kind, name] = scope, set()
         self._check_subjects(*known, (action, kind, name), subjects)
 
+    def require_cursor(self, action: str, stream: str, cursor: str, owner: str) -> None:
+        """Check one action on a cursor, beside what its stream needs: its owner and a rule allow it.
+
+        So does the right to administer its stream, for `admin`. A cursor without an owner, which is empty, is
+        anybody's.
+
+        Raises:
+            AccessRefused: it is another user's, or a rule denies it.
+        """
+        known = action, stream, cursor, owner
+        if known in self._cursors:
+            return
+        scope = self.scope(action, CURSOR, stream)
+        if scope is not None:
+            decision = scope.decide(cursor)
+            if not decision.allowed and (decision.by or not self._has_cursor(action, stream, owner)):
+                _refuse_unless(decision, action, CURSOR, stream, cursor)
+        self._control.count()
+        self._cursors.add(known)
+
+    def _has_cursor(self, action: str, stream: str, owner: str) -> bool:
+        if owner in ("", self.principal.user):
+            return True
+        scope = self.scope("admin", "stream", stream) if action == "admin" else None
+        return scope is not None and scope.decide().allowed
+
     def _require_whole(self, action: str, kind: str, name: str) -> None:
         scope = self.scope(action, kind, name)
         if scope is not None and not scope.is_open:
@@ -425,6 +454,7 @@ class Permissions:
         """Decide all anew."""
         self._grants = None
         self._subjects.clear()
+        self._cursors.clear()
         for names in self._allowed.values():
             names.clear()
 

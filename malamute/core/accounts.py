@@ -101,6 +101,10 @@ class AccountDirectory:
         """Whether any of them has a password."""
         return self.configured.have_passwords or self.stored.have_passwords
 
+    def there_are(self) -> bool:
+        """Whether there is any account."""
+        return bool(self.configured.by_name or self.stored.by_name)
+
     def groups_of(self, name: str) -> tuple[str, ...]:
         """The groups of the account of a name; none if there is no such account."""
         account = self.named(name)

@@ -30,10 +30,11 @@ from malamute.core.feed.table import Feeds
 from malamute.core.grace_period import ClockNote, GracePeriod, report_step
 from malamute.core.groups import GroupDirectory
 from malamute.core.health import Health
+from malamute.core.holdings import Holdings
 from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.trackers import Trackers
-from malamute.core.quotas import QuotaTable
+from malamute.core.quotas import QuotaTable, QuotaUsages
 from malamute.core.recovery import Recovery
 from malamute.core.refusal_reports import RefusalReports
 from malamute.core.selectors import SelectorBudget
@@ -77,6 +78,13 @@ class Core(Engines):
             name: NamedStore(name, found, self.effects, self.timers) for name, found in named.items()
         }
         own = StreamStore(self.effects, self.timers, self.effects, recovered.incarnations, begin)
+        account_changed = partial(review.account_changed, self)
+        self.accounts = AccountDirectory(self.effects, settings.accounts, account_changed)
+        self.groups = GroupDirectory(self.effects, partial(review.groups_changed, self))
+        self.quotas = QuotaTable(settings.access, self.accounts.groups_of)
+        held, cursors_held = (
+            Holdings(name, self._quotas_of, self.accounts.there_are) for name in ("streams", "cursors")
+        )
         self.streams = Streams(
             self.effects,
             limits,
@@ -85,6 +93,8 @@ class Core(Engines):
             stream_stores(own, self.stores, self.effects, self.timers, begin),
             unjournaled=settings.unjournaled,
             broker=recovered.broker_id.hex(),
+            held=held,
+            cursors_held=cursors_held,
         )
         self.health = Health(self.effects, self.timers, self.effects)
         self.queue_limits = QueueLimits(
@@ -96,10 +106,6 @@ class Core(Engines):
         self.mailboxes = Mailboxes(self.queue_limits)
         self.queue_limits.trackers = Trackers(self.mailboxes)
         self.services = Services(self.queue_limits, self.mailboxes)
-        account_changed = partial(review.account_changed, self)
-        self.accounts = AccountDirectory(self.effects, settings.accounts, account_changed)
-        self.groups = GroupDirectory(self.effects, partial(review.groups_changed, self))
-        self.quotas = QuotaTable(settings.access, self.accounts.groups_of)
         self.sessions = Sessions(
             self.effects,
             limits,
@@ -144,6 +150,9 @@ class Core(Engines):
         # The loop calls them there: a method of this class would be one call more for each command.
         self.receive, self.refuse = self.commands.receive, self.commands.refuse
         startup.report(self, recovered)
+
+    def _quotas_of(self, user: str) -> QuotaUsages:
+        return self.quotas.of(user, (), self.effects.now)
 
     # Events in
 

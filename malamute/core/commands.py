@@ -253,7 +253,7 @@ class ClientCommands:
                 self._hold_elsewhere(session, stage, taken)
             else:
                 self._hold(session, taken)
-            stream = stream or self.streams.get(message.stream)
+            stream = stream or self.streams.get(message.stream, session.may.principal.user)
         first = stream.publish(session.sender, message.subjects, records, message.ttl)
         session.sent += len(records)
         if session.quotas:

@@ -62,6 +62,8 @@ def configure(core: Engines, settings: Settings) -> None:
     accounts, rules = core.accounts.configure(settings.accounts), core.access.configure(settings.access)
     if accounts or rules:
         core.quotas.configure(settings.access)
+        core.streams.held.configure()
+        core.streams.cursors_held.configure()
         review_all(core)
     run_workflow(core.effects, _configure_all(core, settings))
 

@@ -72,7 +72,7 @@ from malamute.journal.format import (
     key,
 )
 from malamute.journal.log import Log, messages_in
-from malamute.journal.plan import Plan, encode_blocks, make_plan
+from malamute.journal.plan import Plan, encode_blocks, make_plan, weight_of
 from malamute.journal.readers import oldest_reader
 from malamute.journal.ring import Counted, Ring, RingTransaction
 from malamute.journal.states import (
@@ -647,7 +647,10 @@ class DiskStore:
         wasteful = log.is_wasteful(floor_bytes)
         if not (wasteful or log.unreadable or self._has_drops(1 if floor_bytes == 0 else DROPS_MIN)):
             return outgoing
-        allowance = max(1, COMPACTION_RATIO * sum(len(value) for _, value in plan.blocks))
+        relieving = floor_bytes == 0
+        # A write that would be refused otherwise pays for more, as long as what is moved has its room.
+        added = self._reserve // 2 if relieving else COMPACTION_RATIO * sum(len(v) for _, v in plan.blocks)
+        allowance = max(1, added)
         for block in islice(log.blocks, DROPS_MAX + len(plan.blocks)):
             if block.number in log.unreadable:
                 if not log.is_settled(block):
@@ -655,9 +658,10 @@ class DiskStore:
                 self._quarantine(transaction, block)
                 outgoing.moved.extend(log.counters())
             elif block.live:
+                before = len(outgoing.moved)
                 if not wasteful or allowance <= 0 or not self._move(transaction, block, outgoing.moved):
                     break
-                allowance -= block.size
+                allowance -= sum(map(weight_of, outgoing.moved[before:])) if relieving else block.size
             transaction.delete(key(BLOCK, 0, block.number))
             outgoing.blocks.append(block)
         return outgoing

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 from malamute.journal import format as codec
 from malamute.journal.blocks import encode_block
 from malamute.journal.directory import PAGE
-from malamute.journal.log import BLOCK_ENTRIES_MAX, messages_in
+from malamute.journal.log import BLOCK_ENTRIES_MAX, MESSAGE_WEIGHT, messages_in
 from malamute.journal.states import Setting
 from malamute.journal.subjects import Collector
 from malamute.store.commit import APPENDING, KEEPING, QUEUED
@@ -134,6 +134,11 @@ def _pieces(entry: PutMessages, bytes_max: int) -> Iterator[PutMessages]:
     else:
         yield from _pieces(entry.part(0, number // 2), bytes_max)
         yield from _pieces(entry.part(number // 2, number), bytes_max)
+
+
+def weight_of(entry: Operation) -> int:
+    """About how many bytes an entry takes in a block."""
+    return _bytes_in(entry) + MESSAGE_WEIGHT * messages_in(entry)
 
 
 def _bytes_in(entry: Operation) -> int:

@@ -27,6 +27,9 @@ class Table(NamedTuple):
 CURSORS = "cursors"
 """Of (stream, cursor): the last sequence that its reader is done with."""
 
+OWNERS = "owners"
+"""Of (stream, cursor): the user whose cursor it is; with an empty cursor, who has made the stream."""
+
 RETENTIONS = "retentions"
 """Of (stream,): how much of it is kept, in place of what the configuration says: a `StreamRetention`."""
 
@@ -77,6 +80,7 @@ OWN = ("",)
 
 TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
+    OWNERS: Table(of_stream=True),
     RETENTIONS: Table(of_stream=True),
     BEGINNINGS: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),

@@ -32,7 +32,18 @@ from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
 from malamute.core.selectors import SUBSCRIPTION_BYTES
 from malamute.matching import Criterion, Selector
 from malamute.protocol.batch import pack_record
-from malamute.protocol.messages import Answer, Bye, Cancel, Change, Error, Hello, Query, Stored, Welcome
+from malamute.protocol.messages import (
+    Answer,
+    Bye,
+    Cancel,
+    Change,
+    Commit,
+    Error,
+    Hello,
+    Query,
+    Stored,
+    Welcome,
+)
 
 GROUPS = {"ann": ("traders",), "bob": ()}
 ACCOUNTS = Accounts([Account("bob", groups=("traders",))])
@@ -550,6 +561,8 @@ class Anything:
         sessions=3,
         sources=3,
         queues=4,
+        streams=1,
+        cursors=2,
         requests=3,
         queued_bytes=800,
         messages_per_second=50,
@@ -563,6 +576,10 @@ class Anything:
         bench, name = self.bench, f"{self.USERS[peer % 2]}{peer}"
         commands = {
             "subscribe": subscribe(number),
+            "publish": publish(b"1", stream=f"s{number}"),
+            "commit": Commit("s", 0, f"c{number}", 0),
+            "forget": Change(0, "cursor.delete", {"stream": "s", "cursor": f"c{number}"}),
+            "delete": Change(0, "stream.delete", {"stream": f"s{number}", "cascade": True}),
             "offer": offer(number, credit=1),
             "cancel": Cancel(number),
             "send": send(f"box{number}", b"1" * number),
@@ -613,6 +630,15 @@ class Anything:
                 "sources": sum(len(s.sources) - (0 in s.sources) for s in mine),
                 "selector_bytes": sum(session.selector_bytes for session in mine),
                 "queues": len(made),
+                "streams": sum(
+                    stream.made_by is not None and usage in core.quotas.of(stream.made_by, (), self.bench.now)
+                    for stream in core.streams.by_name.values()
+                ),
+                "cursors": sum(
+                    usage in core.quotas.of(user, (), self.bench.now)
+                    for stream in core.streams.by_name.values()
+                    for user in stream.owners.values()
+                ),
                 "requests": sum(kind == "service" for kind, _ in waiting),
                 "queued_bytes": sum(entry.size_bytes for _, entry in waiting),
             }
@@ -623,6 +649,10 @@ class Anything:
 
 VERBS = [
     "hello",
+    "publish",
+    "commit",
+    "forget",
+    "delete",
     "subscribe",
     "offer",
     "cancel",

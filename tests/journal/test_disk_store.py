@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import lmdb
 import pytest
@@ -25,11 +26,13 @@ from malamute.journal.states import LSN_STEP
 from malamute.store.operations import (
     Chunk,
     Damage,
+    DeleteMessages,
     DeleteQueue,
     DeleteStream,
     DeleteValue,
     MarkDelivered,
     PutIdentity,
+    PutMessages,
     PutValue,
 )
 from malamute.store.tables import CURSORS, FEEDS, NUMBERS, RETENTIONS, SESSIONS
@@ -776,3 +779,23 @@ def test_a_copy_continues_with_the_log_sequence_number_of_its_moment(disk, tmp_p
     disk.directory = tmp_path / "copy"
     disk()
     assert disk.recovered.lsn == 2
+
+
+def test_a_store_whose_queues_are_all_empty_takes_what_it_has_room_for(tmp_path):
+    """Each block of the log has a number that lives, of a queue without messages."""
+    size = 256 << 20
+    store = DiskStore.open(tmp_path / "store", size=size, preallocate=False, streams_budget=int(size * 0.7))
+    store.recover(records_bytes=1 << 20)
+
+    def put(queue: str, count: int) -> PutMessages:
+        return PutMessages("mailbox", queue, 1, 0, "a", ["b"] * count, [bytes(200_000)] * count)
+
+    full = 0
+    with suppress(StorageFull):
+        while True:
+            store.write([put(f"q{full}", 1)])
+            full += 1
+    store.write([DeleteMessages("mailbox", f"q{number}", [(1, 1)]) for number in range(full)])
+    store.write([put("batch", 27)])
+    assert store.fetch("mailbox", "batch", [27])[27] == bytes(200_000)
+    store.close()

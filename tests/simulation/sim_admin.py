@@ -59,6 +59,7 @@ def question(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
 CHANGED: Mapping[str, tuple[Any, ...]] = {
     "stream": ("kept", "more", "live", "kept", AUDIT, EVENTS, "made"),
     "cursor": ("blue", "red"),
+    "owner": ("ann", "bob"),
     "service": ("print", "scan"),
     "start": ("new", "first", "last", "seq:3", "since:2s"),
     "bytes": (0, 1_000_000),

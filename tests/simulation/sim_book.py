@@ -79,7 +79,7 @@ from malamute.store.operations import (
     Stranded,
 )
 from malamute.store.policies import QueuePolicy, StreamRetention
-from malamute.store.tables import CURSORS, FEEDS, OUTCOMES, RETENTIONS, SESSIONS
+from malamute.store.tables import CURSORS, FEEDS, OUTCOMES, OWNERS, RETENTIONS, SESSIONS
 
 HELLO, REPLY, CHANGE = 1, 5, 15
 NO_DISK = "write backlog is full"
@@ -120,6 +120,7 @@ class Book:
         """The orders of each number; publishes that were coalesced have one."""
         self.cursors: dict[tuple[str, str], int] = {}
         self.cursors_stored: dict[tuple[str, str], int] = {}
+        self.owners_stored: dict[tuple[str, str], str] = {}
         self.set_back: dict[tuple[str, str], int] = {}
         """Where feeds begin that the disk has beyond the last message, or in doubt, until it takes that."""
         self.cursors_ever: set[tuple[str, str, int]] = set()
@@ -186,6 +187,7 @@ class Book:
             raise Violation("a retention was lost", found=retentions)
         if dict(recovered.table(CURSORS)) != self.cursors_stored:
             raise Violation("a committed cursor was lost", found=dict(recovered.table(CURSORS)))
+        self.owners_stored = dict(recovered.table(OWNERS))
         self.cursors = dict(self.cursors_stored)
         feeds = self.queues.feeds.feeds.items()
         positions = {(n, FEED_PREFIX + s): f.course.position for (s, n), f in feeds if f.course is not None}
@@ -514,12 +516,17 @@ class Book:
             elif isinstance(operation, DeleteValue) and operation.table == CURSORS:
                 self.cursors_stored.pop(operation.key, None)
                 self.lost_cursors.discard(operation.key)
+            elif is_put(operation, OWNERS):
+                self.owners_stored[operation.key] = operation.value
+            elif isinstance(operation, DeleteValue) and operation.table == OWNERS:
+                self.owners_stored.pop(operation.key, None)
             elif is_put(operation, RETENTIONS):
                 self.retentions[operation.key[0]] = operation.value
                 self.streams.retained(operation.key[0], StreamRetention(*operation.value))
             elif isinstance(operation, DeleteStream):
                 self.streams.purged(operation.stream)
                 self.cursors_stored = _without(self.cursors_stored, operation.stream)
+                self.owners_stored = _without(self.owners_stored, operation.stream)
                 self.lost_cursors = {key for key in self.lost_cursors if key[0] != operation.stream}
                 self.retentions.pop(operation.stream, None)
         self.queues.committed(self._puts.single(operations))
@@ -621,6 +628,9 @@ class Book:
         }
         if cursors != self.cursors_stored | begin_at:
             raise Violation("cursors are not where the disk has them", cursors=cursors)
+        owners = {(s.name, c): who for s in core.streams.by_name.values() for c, who in s.owners.stored()}
+        if owners != self.owners_stored and not isinstance(self.streams.store, FlawedStore):
+            raise Violation("cursors have other owners than the disk has them", owners=owners)
         if core.recovery.skipped != len(feeds.lost):
             raise Violation("other feeds are reported as lost", count=core.recovery.skipped, lost=feeds.lost)
         lost = {(s.name, cursor) for s in core.streams.by_name.values() for cursor in s.lost_cursors}

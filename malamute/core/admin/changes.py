@@ -46,6 +46,7 @@ from malamute.errors import (
     MalamuteError,
     NotAsExpected,
     NotFound,
+    QuotaExceeded,
     TooLarge,
     TooMany,
 )
@@ -198,10 +199,12 @@ class _Making:
 def set_cursor(
     core: Engines, session: Session, wanted: CursorSet, answered: Answered, failed: Failed
 ) -> None:
-    """Set a cursor so that its reader goes on at `start`."""
-    name, cursor = wanted.stream, wanted.cursor
+    """Set a cursor so that its reader, who may be named as its `owner`, goes on at `start`."""
+    name, cursor, user = wanted.stream, wanted.cursor, session.may.principal.user
     stream = stream_of(core, name)
-    stream.check_cursor(cursor)
+    for owner in (stream.owners.get(cursor, ""), wanted.owner or ""):
+        session.may.require_cursor("admin", name, cursor, owner)
+    stream.check_cursor(cursor, wanted.owner or user)
     where = one_position(wanted.start, "a cursor", core.streams.broker)
     stream.flush()
 
@@ -211,13 +214,15 @@ def set_cursor(
             return
         try:
             # Others may have come meanwhile.
-            stream.check_cursor(cursor)
-        except TooMany as error:
+            stream.check_cursor(cursor, wanted.owner or user)
+        except (TooMany, QuotaExceeded) as error:
             failed(error)
             return
         before, sequence = stream.cursors.get(cursor), position.first - 1
         if not wanted.dry_run:
-            stream.commit(cursor, sequence)
+            if wanted.owner:
+                stream.give(cursor, wanted.owner)
+            stream.commit(cursor, sequence, user)
         value = CursorChanged(stream=name, cursor=cursor, before=before, sequence=sequence)
         answered(value, before={"sequence": before})
 
@@ -235,6 +240,7 @@ def delete_cursor(
     stream, cursor = stream_of(core, wanted.stream), wanted.cursor
     if cursor not in stream.cursors and cursor not in stream.lost_cursors:
         raise NotFound(f"there is no cursor {cursor!r} in the stream {wanted.stream!r}")
+    session.may.require_cursor("admin", stream.name, cursor, stream.owners.get(cursor, ""))
     before = stream.cursors.get(cursor)
     if not wanted.dry_run:
         stream.delete_cursor(cursor)
@@ -261,7 +267,8 @@ def create_stream(
                 f"stream {name!r} is in use: expected one without messages, readers, cursors and feeds"
             )
     if not wanted.dry_run:
-        made = _made(core, name)
+        made = _made(core, name, session)
+        made.store_maker()
         made.stage.store(Reserve(name, made.reserved))
         if limited:
             made.retain(kept)
@@ -283,7 +290,7 @@ def set_retention(
     given = (wanted.bytes, wanted.count, wanted.age)
     kept = StreamRetention.of([own if one is None else one for one, own in zip(given, before, strict=True)])
     if not wanted.dry_run:
-        _made(core, wanted.stream).retain(kept)
+        _made(core, wanted.stream, session).retain(kept)
     answered(_kept(wanted.stream, kept), before=_kept(wanted.stream, before))
 
 
@@ -299,14 +306,16 @@ def _kept(stream: str, kept: StreamRetention) -> StreamKept:
     return StreamKept(stream=stream, bytes=kept.bytes_max, count=kept.messages_max, age=kept.age_seconds)
 
 
-def _made(core: Engines, stream: str) -> Stream:
+def _made(core: Engines, stream: str, session: Session) -> Stream:
     """A stream, made if needed; it is there if this iteration is stored, and goes again if not."""
     made = stream not in core.streams.by_name
-    found = core.streams.get(stream)
+    found = core.streams.get(stream, session.may.principal.user)
 
     def stored(error: MalamuteError | None) -> None:
         if error is None:
-            core.streams.by_name.setdefault(stream, found).lasting = True
+            if stream not in core.streams.by_name:
+                core.streams.add(found)
+            core.streams.by_name[stream].lasting = True
         elif made and not core.feeds.changes(Place("stream", stream)):
             core.streams.drop_untouched(found)
 

@@ -160,8 +160,10 @@ def _reader(stream: Stream, reader: Reader) -> ReaderRow:
 
 
 def _cursors(stream: Stream) -> list[CursorRow]:
+    owner = stream.owners.get
     known = [
-        CursorRow(name=name, sequence=sequence, lag=stream.next - 1 - sequence)
+        CursorRow(name=name, sequence=sequence, lag=stream.next - 1 - sequence, owner=owner(name, ""))
         for name, sequence in stream.cursors.items()
     ]
-    return known + [CursorRow(name=name, sequence=None, lag=None) for name in sorted(stream.lost_cursors)]
+    lost = sorted(stream.lost_cursors)
+    return known + [CursorRow(name=name, sequence=None, lag=None, owner=owner(name, "")) for name in lost]

@@ -196,7 +196,7 @@ class Feeds:
         """The place where a feed is to put something, made if needed. Raises `TryLater` or `TooMany`."""
         kind, name = rule.target
         if kind == "stream":
-            return StreamTarget(self.streams.get(name))
+            return StreamTarget(self.streams.get(name, rule.setter.user))
         table = self._queues[kind]
         return QueueTarget(table.by_name.get(name) or table.create(name), moves=rule.moves)
 

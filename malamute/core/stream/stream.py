@@ -36,6 +36,7 @@ from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.effects import Effects
+from malamute.core.holdings import Holdings, Owners
 from malamute.core.metrics import Rate
 from malamute.core.named_table import NamedTable
 from malamute.core.session import Session
@@ -51,7 +52,7 @@ from malamute.core.stream.replay import Replay
 from malamute.core.stream.start import locate
 from malamute.core.stream.store import StreamStore, StreamStores
 from malamute.core.stream.subscription import Position, Reader, Subscription
-from malamute.errors import CursorLost, InUse, InvalidValue, MalamuteError, NotFound, TooMany
+from malamute.errors import CursorLost, InUse, InvalidValue, MalamuteError, NotFound, QuotaExceeded, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
@@ -76,9 +77,10 @@ from malamute.store.operations import (
     StreamState,
 )
 from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, StreamRetention
-from malamute.store.tables import BEGINNINGS, CURSORS, RETENTIONS
+from malamute.store.tables import BEGINNINGS, CURSORS, OWNERS, RETENTIONS
 
 if TYPE_CHECKING:
+    from malamute.core.access import Permissions
     from malamute.core.recovery import Recovery
 
 RESERVE = 1 << 18
@@ -107,6 +109,11 @@ class CursorBudget:
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return self._bytes_max - self.bytes
 
     def check(self, name: str) -> None:
         """Raise `TooMany` unless there is room for one more cursor, of this name."""
@@ -224,6 +231,11 @@ class Stream:
         """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
         self._cursor_budget = owner.cursors
         self.cursors = Cursors(self.stage, owner.cursors)
+        self._cursors_held = owner.cursors_held
+        self.owners = Owners(self.stage, owner.cursors_held, cursor_bytes)
+        """The users of the cursors that readers have."""
+        self.made_by: str | None = None
+        """The user that it counts for, if any."""
         self.lost_cursors: set[str] = set()
         """Those whose positions were in a part of the store that is damaged."""
         self._lost_going: Counter[str] = Counter()
@@ -315,6 +327,8 @@ class Stream:
             self.effects.spoil("what was published", error)
 
     def _flush(self, subjects: list[str], records: list[Frame], senders: list[str]) -> None:
+        if not self.messages:
+            self.store_maker()
         self.time_ns = self.moment()
         self._clocked = self.effects.time_ns
         sender = senders[0] if len(set(senders)) == 1 else senders
@@ -355,8 +369,18 @@ class Stream:
     def _family_failed(self, family: str, error: Exception) -> None:
         self.effects.family_failed(family, error, self.audience.failures[family], stream=self.name)
 
-    def check_cursor(self, name: str) -> None:
-        """Raise `TooMany` unless there is a cursor of this name, or room for one."""
+    def store_maker(self) -> None:
+        """Store who has made it, with the first that is stored of it."""
+        if self.made_by and self.journaled:
+            self.stage.store(PutValue(OWNERS, (self.name, ""), self.made_by))
+
+    def check_cursor(self, name: str, user: str | None = None) -> None:
+        """Check that there is a cursor of this name, or room for one, which a user is to have.
+
+        Raises:
+            TooMany: there is no room.
+            QuotaExceeded: the user has as many as its quota allows, or as it leaves to others.
+        """
         if name in self.cursors or name in self.cursors.reserved:
             return
         known = self.cursors.keys() | self.cursors.reserved.keys() | self.lost_cursors
@@ -365,6 +389,9 @@ class Stream:
                 f"too many cursors of the stream {self.name!r}: expected at most {self._cursors_max}"
             )
         self._cursor_budget.check(name)
+        if user is not None and name not in known:
+            self._cursors_held.check(user, 1, self._cursors_max - len(known), self.owners.counts[user])
+            self._cursors_held.check(user, cursor_bytes(name), self._cursor_budget.left)
 
     def check_known(self, cursor: str) -> None:
         """Raise `CursorLost` if there is a cursor of this name, and nobody knows where it stands."""
@@ -373,12 +400,23 @@ class Stream:
                 f"position of the cursor {cursor!r} in the stream {self.name!r} was lost: set it again"
             )
 
-    def commit(self, cursor: str, sequence: int) -> None:
-        """Store that the reader with this cursor is done with all up to a sequence."""
+    def commit(self, cursor: str, sequence: int, user: str | None = None) -> None:
+        """Store that the reader with this cursor is done with all up to a sequence.
+
+        A cursor that nobody with a name has is that of the first `user` who commits it.
+        """
+        if user is not None and not self.owners.get(cursor) and (user or cursor not in self.owners):
+            self.give(cursor, user)
         self.cursors.put(cursor, sequence)
         self.stage.store(PutValue(CURSORS, (self.name, cursor), sequence))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
+
+    def give(self, cursor: str, user: str) -> None:
+        """Store whose a cursor is."""
+        self.owners.put(cursor, user)
+        if user:
+            self.stage.store(PutValue(OWNERS, (self.name, cursor), user))
 
     def _find_again(self, cursor: str) -> None:
         def found(error: MalamuteError | None) -> None:
@@ -389,6 +427,10 @@ class Stream:
 
     def delete_cursor(self, cursor: str) -> None:
         """Forget a cursor, or one that is lost."""
+        if self.owners.get(cursor):
+            self.stage.store(DeleteValue(OWNERS, (self.name, cursor)))
+        if cursor in self.owners:
+            self.owners.put(cursor, None)
         self.cursors.put(cursor, None)
         self.stage.store(DeleteValue(CURSORS, (self.name, cursor)))
         if cursor in self.lost_cursors:
@@ -439,12 +481,16 @@ class Stream:
         # For the store it is another stream of the same name, which goes on with the old numbers.
         self.stage.store(DeleteStream(self.name))
         # A deletion changes the retention, be there one or not: it stands for all that goes with it.
-        self.cursors.rely_on_changes(lambda cursor: True)
+        for values in (self.cursors, self.owners):
+            values.rely_on_changes(lambda cursor: True)
         self._retentions.rely_on_changes(lambda stream: stream == self.name)
         # Nobody knows where the lost ones stood: their readers get a GAP for all of it.
         lost = self.lost_cursors - self._lost_going.keys()
         for cursor, sequence in [*self.cursors.items(), *((cursor, 0) for cursor in lost)]:
             self.commit(cursor, sequence)
+        for cursor, user in [*self.owners.stored()]:
+            self.give(cursor, user)
+        self.store_maker()
         if self.retention is not None:
             self.retain(self.retention)
         self._drop_before(self.next, purged)
@@ -469,6 +515,8 @@ class Stream:
             deleted()
 
         self.stage.store(DeleteStream(self.name), ForgetStream(self.name))
+        for cursor in [*self.owners]:
+            self.owners.put(cursor, None)
         for cursor in [*self.cursors]:
             self.cursors.put(cursor, None)
         self._retentions.put(self.name, None, self.stage)
@@ -743,12 +791,19 @@ class Streams:
         *,
         unjournaled: bool = False,
         broker: str = "",
+        held: Holdings | None = None,
+        cursors_held: Holdings | None = None,
     ) -> None:
-        """`broker` is the id of the broker, of whose store the positions in the streams are."""
+        """`broker` is the id of the broker, of whose store the positions in the streams are.
+
+        What users have of streams and of cursors counts in `held` and in `cursors_held`.
+        """
         self.effects = effects
         self.stores = stores
         self.broker = broker
         self.limits = limits
+        self.held = held or Holdings("streams")
+        self.cursors_held = cursors_held or Holdings("cursors")
         self._policy_of = self._started_with = policy_of
         self.times_before = TimesBefore(effects.time_ns)
         self.caches = caches
@@ -798,13 +853,29 @@ class Streams:
         for name, cursor in recovered.lost_keys(CURSORS):
             if (stream := self.kept(name, store)) is not None:
                 stream.lost_cursors.add(cursor)
+        self._restore_values(recovered, store)
+        self.begin_ageing()
+
+    def _restore_values(self, recovered: Recovered, store: StreamStore) -> None:
+        """Take up what is kept of the streams that are there."""
         for (name,), (first, last) in recovered.table(BEGINNINGS).items():
             if (stream := self.by_name.get(name)) is not None and stream.store is store:
                 stream.never_used = first, last
+        for (name, cursor), user in recovered.table(OWNERS).items():
+            self._restore_owner(store, name, cursor, str(user))
         for (name,), retention in recovered.table(RETENTIONS).items():
             if self.kept(name, store) is not None:
                 self.retentions[name] = StreamRetention.of(retention)
-        self.begin_ageing()
+
+    def _restore_owner(self, store: StreamStore, name: str, cursor: str, user: str) -> None:
+        stream = self.by_name.get(name)
+        if stream is None or stream.store is not store:
+            return
+        if not cursor:
+            stream.made_by = user
+            self.held.add(user, 1, 1)
+        elif cursor in stream.cursors or cursor in stream.lost_cursors:
+            stream.owners[cursor] = user
 
     def _restore(
         self, name: str, store: StreamStore, state: StreamState, refused: Sequence[NoteRefused]
@@ -840,6 +911,13 @@ class Streams:
             # A feed sees to its own, as changes of it may be under way.
             if stream is not None and cursor in stream.cursors and not cursor.startswith(FEED_PREFIX):
                 stream.commit(cursor, stream.cursors[cursor])
+        for name, cursor in stranded.keys(OWNERS):
+            stream = self.by_name.get(name)
+            if stream is not None and cursor in stream.owners:
+                stream.owners.rely_on_changes(cursor.__eq__)
+                stream.give(cursor, stream.owners[cursor])
+            elif stream is not None and not cursor:
+                stream.store_maker()
 
     def delete(self, stream: Stream, deleted: Callable[[], None]) -> None:
         """Remove a stream that nobody reads. Its name is free then; its sequences are never used again."""
@@ -890,8 +968,8 @@ class Streams:
 
         Raises `NotFound`, `StoreAway`, `InvalidValue` or `TooMany`.
         """
-        stream = self.found(message.stream)
-        stream.check_cursor(message.cursor)
+        stream, may = self.found(message.stream), session.may
+        self.check_cursor(message.stream, message.cursor, may)
         stream.flush()
         if message.store and not self._is_here(StorePosition(message.sequence, message.store), stream):
             raise InvalidValue(
@@ -901,33 +979,60 @@ class Streams:
             raise InvalidValue(
                 f"sequence {message.sequence} is beyond the head: expected at most {stream.next - 1}"
             )
-        stream.commit(message.cursor, message.sequence)
+        stream.commit(message.cursor, message.sequence, may.principal.user)
         return stream.stage
 
-    def check_cursor(self, stream: str, cursor: str) -> None:
-        """Raise `TooMany` unless a stream, which may not be there yet, has a cursor or room for it."""
-        found = self.by_name.get(stream)
-        if found is not None:
-            found.check_cursor(cursor)
-        else:
-            self.cursors.check(cursor)
+    def check_cursor(self, stream: str, cursor: str, may: Permissions | None = None) -> None:
+        """Check that a stream, which may not be there yet, has a cursor or room for it.
 
-    def get(self, name: str) -> Stream:
-        """The stream of this name, made if needed. Raises `TooMany` or `StoreAway`."""
+        Raises:
+            TooMany: there is no room.
+            AccessRefused: who is to use it `may` not do so.
+            QuotaExceeded: who is to use it has as many as may be.
+        """
+        found = self.by_name.get(stream)
+        user = None if may is None else may.principal.user
+        if may is not None:
+            owner = found.owners.get(cursor, "") if found is not None else ""
+            may.require_cursor("subscribe", stream, cursor, owner)
+        if found is not None:
+            found.check_cursor(cursor, user)
+            return
+        self.cursors.check(cursor)
+        if user is not None:
+            self.cursors_held.check(user, cursor_bytes(cursor), self.cursors.left)
+
+    def get(self, name: str, user: str | None = None) -> Stream:
+        """The stream of this name, made if needed; then it counts for the user, if it is one's.
+
+        Raises `TooMany`, `QuotaExceeded` or `StoreAway`.
+        """
         stream = self.by_name.get(name)
         if stream is None:
             store = self.store_of(name)
             if len(self.by_name) >= self.limits.streams:
                 raise TooMany(f"too many streams: expected at most {self.limits.streams}")
-            stream = self.by_name[name] = Stream(name, self, store)
+            if user is not None:
+                self.held.check(user, 1, self.limits.streams - len(self.by_name))
+            stream = Stream(name, self, store)
+            stream.made_by = user
+            self.add(stream)
             self.effects.event(f"stream.created.{name}")
         return stream
+
+    def add(self, stream: Stream) -> None:
+        """A stream is there, and counts for the user who has made it."""
+        self.by_name[stream.name] = stream
+        if stream.made_by is not None:
+            self.held.add(stream.made_by, 1, 1)
 
     def drop_untouched(self, stream: Stream) -> None:
         """Forget a stream that was deleted, or made in vain, unless somebody uses it by now."""
         if stream.untouched and self.by_name.get(stream.name) is stream:
             del self.by_name[stream.name]
             self.active.pop(stream.name, None)
+            if stream.made_by is not None:
+                self.held.add(stream.made_by, -1, -1)
 
     def left(self, reader: Reader) -> None:
         """A reader has left: was it the last one of a stream in which nothing ever was, that goes too."""
@@ -957,9 +1062,10 @@ class Streams:
             InvalidSelector, InvalidValue, TooMany: it cannot be.
         """
         start, resumed = Start.parse(message.start), _position_of(message)
+        user = session.may.principal.user
         if message.cursor and resumed is None:
-            self.check_cursor(message.stream, message.cursor)
-        stream = self.get(message.stream)
+            self.check_cursor(message.stream, message.cursor, session.may)
+        stream = self.get(message.stream, user)
         # What came before it in this iteration is not new to it.
         stream.flush()
         start, message, is_foreign = self._resolve(stream, start, resumed, message)
@@ -978,11 +1084,11 @@ class Streams:
                 if message.cursor and message.cursor not in stream.cursors:
                     try:
                         # Others may have come meanwhile.
-                        stream.check_cursor(message.cursor)
-                    except TooMany as error:
+                        stream.check_cursor(message.cursor, user)
+                    except (TooMany, QuotaExceeded) as error:
                         subscription.fail(error)
                         return
-                    stream.commit(message.cursor, position.first - 1)
+                    stream.commit(message.cursor, position.first - 1, user)
                 subscription.accept(position)
                 if is_foreign:
                     subscription.missed(1, position.first - 1, ANOTHER_STORE)

@@ -8,11 +8,15 @@ from malamute.protocol.messages import ADDRESS, NAME, WORDS
 
 
 class CursorRow(Row):
-    """A cursor: the last sequence done with, and how many messages it is behind; None if that is lost."""
+    """A cursor: the last sequence done with, and how many messages it is behind; None if that is lost.
+
+    The `owner` is the user who has it, empty for anybody.
+    """
 
     name: str
     sequence: int | None
     lag: int | None
+    owner: str = ""
 
 
 class StreamCursor(Row):
@@ -22,6 +26,7 @@ class StreamCursor(Row):
     name: str
     sequence: int | None
     lag: int | None
+    owner: str = ""
 
 
 class CursorsQuery(PagedQuery[list[StreamCursor]]):
@@ -43,13 +48,14 @@ class CursorChanged(Row):
 
 
 class CursorSet(AdminChange[CursorChanged]):
-    """Set a cursor so that its reader goes on at `start`."""
+    """Set a cursor so that its reader, who may be named as its `owner`, goes on at `start`."""
 
     topic = "cursor.set"
 
     stream: str = argument(NAME)
     cursor: str = argument(NAME)
     start: str = argument(WORDS)
+    owner: str | None = argument(NAME, default=None)
 
 
 class CursorDeleted(Row):
