@@ -10,7 +10,7 @@ from typing import Literal
 Progress = Callable[[int, int | None], None]
 """Called with how much is done, and of how much; None if that is not known."""
 
-Counted = Literal["bytes", "messages", "seconds"]
+Counted = Literal["bytes", "messages", "seconds", "tasks"]
 
 
 @contextmanager
@@ -26,6 +26,7 @@ def bar(label: str, counted: Counted) -> Iterator[Progress]:
         "bytes": (columns.BarColumn(), columns.DownloadColumn(), columns.TransferSpeedColumn()),
         "messages": (columns.BarColumn(), columns.MofNCompleteColumn(), columns.TimeElapsedColumn()),
         "seconds": (columns.SpinnerColumn(), columns.TimeElapsedColumn()),
+        "tasks": (columns.BarColumn(), columns.MofNCompleteColumn(), columns.TimeElapsedColumn()),
     }
     words = columns.TextColumn("{task.description}")
     with columns.Progress(words, *shown[counted], console=Console(stderr=True), transient=True) as live:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +20,7 @@ import click
 from malamute.cli.exit_codes import ERROR
 from malamute.cli.options import URL, connection_of, context_option, examples, json_option
 from malamute.cli.printing import printable, to_json
+from malamute.cli.progress import Progress, bar
 from malamute.cli.signals import interruptible
 from malamute.cli.tables import show_rows
 from malamute.protocol.limits import NUMBER_MAX
@@ -27,8 +29,12 @@ from malamute.protocol.time_units import to_ns, to_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.status import StatusTracker
 
     from malamute.spark.scan import ExportedHistory
+
+LOOK_SECONDS = 0.5
+"""Between two looks at how far Spark is."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -95,19 +101,54 @@ master_option = click.option("--master", default="", metavar="URL", help="Spark'
 
 @contextmanager
 def _session(master: str) -> Iterator[SparkSession]:
-    from malamute.spark.session import open_session
+    from malamute.spark.session import close_session, open_session
 
     with interruptible():
-        shown = str(sys.stderr.isatty()).lower()
-        settings = {"spark__log__level": "ERROR", "spark__ui__showConsoleProgress": shown}
+        settings = {"spark__log__level": "ERROR", "spark__ui__showConsoleProgress": "false"}
         if not master and "PYSPARK_GATEWAY_PORT" not in os.environ:
             # One machine: Spark's default of 200 is for a cluster, which says what it wants itself.
             settings["spark__sql__shuffle__partitions"] = str(4 * (os.cpu_count() or 1))
-        session = open_session("malamute", master, **settings)
+        with bar("starting Spark", "seconds"):
+            session = open_session("malamute", master, **settings)
         try:
-            yield session
+            with (
+                bar(click.get_current_context().info_name or "", "tasks") as progress,
+                _watched(session, progress),
+            ):
+                yield session
         finally:
-            session.stop()
+            close_session(session)
+
+
+@contextmanager
+def _watched(session: SparkSession, progress: Progress) -> Iterator[None]:
+    """Tell how many tasks of Spark are done, of those that are known yet, while the block runs."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(session.sparkContext.statusTracker(), progress, ended))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _watch(tracker: StatusTracker, progress: Progress, ended: threading.Event) -> None:
+    from py4j.protocol import Py4JError
+
+    stages: dict[int, tuple[int, int]] = {}
+    with suppress(Py4JError, OSError):  # Spark has ended: whoever waits for it says so
+        while not ended.wait(LOOK_SECONDS):
+            # A stage that is not active any more is done.
+            stages = {number: (total, total) for number, (_, total) in stages.items()}
+            for number in tracker.getActiveStageIds():
+                if found := tracker.getStageInfo(number):
+                    stages[number] = found.numCompletedTasks, found.numTasks
+            done, known = (sum(counts) for counts in zip((0, 0), *stages.values(), strict=True))
+            progress(done, known or None)
 
 
 @spark.command(

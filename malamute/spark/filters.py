@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from malamute.matching import Index, Selector, load_plugins, parse_normal
+from malamute.matching import Index, Selector, parse_normal
 from malamute.spark.conditions import Rows
 from malamute.spark.history import ReadFilter
 
@@ -25,7 +25,6 @@ class RowFilter:
     """Keeps the rows that a filter wants."""
 
     def __init__(self, wanted: ReadFilter) -> None:
-        load_plugins()
         self._index: Index | None = None
         if wanted.criteria:
             self._index = Index()

@@ -32,6 +32,9 @@ INCUBATOR = b"WARNING: Using incubator modules:"
 
 STDERR = 2
 
+_ending = threading.Event()
+"""Whether what Java and its workers write to standard error is dropped."""
+
 JAVA_MIN = 17
 """The oldest Java that Spark 4 runs on."""
 
@@ -64,6 +67,7 @@ def open_session(name: str = "malamute", master: str = "", **settings: str) -> S
 
     pyspark = need("pyspark.sql")
     check_java()
+    _ending.clear()
     # The executors on this machine take the interpreter of the driver.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = pyspark.SparkSession.builder.appName(name)
@@ -76,6 +80,15 @@ def open_session(name: str = "malamute", master: str = "", **settings: str) -> S
         session: SparkSession = builder.getOrCreate()
     register(session)
     return session
+
+
+def close_session(session: SparkSession) -> None:
+    """Stop a session, and drop what Java and its workers still write to standard error.
+
+    Workers in Python that wait for their next task find that Java has closed the pipe, and print tracebacks.
+    """
+    _ending.set()
+    session.stop()
 
 
 @contextmanager
@@ -118,7 +131,8 @@ def _pass_on(reading: int, errors: int) -> None:
             begin = begin.partition(b"\n")[2]
         target.write(begin)
         while some := source.read(65536):
-            target.write(some)
+            if not _ending.is_set():
+                target.write(some)
 
 
 def check_java() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pytest
 
+from malamute.cli import spark as cli_spark
 from malamute.errors import NotInstalled
+from malamute.spark import session
 from malamute.spark.dependencies import need
 from malamute.spark.session import check_java, java_version
 from malamute.spark.spark_home import compiled_spark
@@ -131,3 +134,59 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(NotInstalled, match=r"this needs pyarrow: .*pip install 'malamute\[spark\]'"):
         need("pyarrow")
+
+
+def test_what_is_written_when_a_session_ends_is_dropped() -> None:
+    stopped: list[bool] = []
+
+    class Session:
+        """A session that complains when it is stopped."""
+
+        def stop(self) -> None:
+            os.write(writing, b"Traceback")
+            os.close(writing)
+            thread.join()
+            stopped.append(True)
+
+    reading, writing = os.pipe()
+    shown, errors = os.pipe()
+    thread = threading.Thread(target=session._pass_on, args=(reading, errors))
+    thread.start()
+    os.write(writing, b"a warning\n")
+    assert os.read(shown, 100) == b"a warning\n"
+    try:
+        session.close_session(Session())  # type: ignore[arg-type]  # all that it uses
+    finally:
+        session._ending.clear()
+    assert stopped
+    with open(shown, "rb") as rest:
+        assert rest.read() == b""
+
+
+def test_a_terminal_shows_how_many_tasks_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stage(NamedTuple):
+        """What Spark says of a stage."""
+
+        numCompletedTasks: int  # noqa: N815  # Spark's names
+        numTasks: int  # noqa: N815
+
+    looks: Iterator[dict[int, Stage | None]] = iter([{}, {1: Stage(2, 8)}, {2: Stage(0, 3), 3: None}, {}])
+
+    class Tracker:
+        """Spark, with a stage after another."""
+
+        now: dict[int, Stage | None]
+
+        def getActiveStageIds(self) -> list[int]:  # noqa: N802
+            self.now = next(looks, {})
+            if not self.now and len(shown) > 2:
+                ended.set()
+            return [*self.now]
+
+        def getStageInfo(self, number: int) -> Stage | None:  # noqa: N802
+            return self.now[number]
+
+    monkeypatch.setattr(cli_spark, "LOOK_SECONDS", 0)
+    ended, shown = threading.Event(), list[tuple[int, int | None]]()
+    cli_spark._watch(Tracker(), lambda done, total: shown.append((done, total)), ended)
+    assert shown == [(0, None), (2, 8), (8, 11), (11, 11)]
