@@ -9,6 +9,9 @@ from ipaddress import IPv6Address, ip_address, ip_network
 _MAPPED = bytes(10) + b"\xff\xff"
 """How an address of IPv4 begins that a listener of IPv6 tells."""
 
+OF_THIS_MACHINE = frozenset(("127.0.0.1", "::1", "::ffff:127.0.0.1"))
+"""A program of this machine has other ways to be in the way, and a proxy may bring everybody from there."""
+
 
 def network_of(address: str) -> bytes:
     """What one sender has: an address of IPv4, or of IPv6 the 64 bits of a customer. Empty for others."""

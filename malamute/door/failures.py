@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from malamute.door.addresses import NO_GATEWAYS, Gateways, network_of
+from malamute.door.addresses import NO_GATEWAYS, OF_THIS_MACHINE, Gateways, network_of
 
 FAILURES_MAX = 10
 """Wrong passwords, or refused tokens, from one address in FAILURE_SECONDS, after which no other is tried."""
@@ -18,8 +18,8 @@ ADDRESSES_MAX = 10_000
 class Failures:
     """Wrong proofs by their senders: an address, with IPv6 the network of one customer.
 
-    From a gateway many users come, so there it is by the user who is claimed, and where none is, nobody has
-    to wait.
+    From a gateway many users come, and a proxy on this machine may bring everybody: there it is by the user
+    who is claimed, and where none is, nobody has to wait.
     """
 
     def __init__(self, gateways: Gateways = NO_GATEWAYS) -> None:
@@ -43,7 +43,7 @@ class Failures:
         return sender is not None and self._recent(sender, now)[0] >= FAILURES_MAX
 
     def _sender(self, address: str, user: str | None) -> str | None:
-        if address in self._gateways:
+        if address in OF_THIS_MACHINE or address in self._gateways:
             return None if user is None else f"{address} {user}"
         return network_of(address).hex() or address
 

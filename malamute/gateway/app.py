@@ -20,6 +20,7 @@ from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefus
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
 from malamute.gateway.console import site
 from malamute.gateway.console.visits import Console
+from malamute.gateway.door import DoorGuard
 from malamute.gateway.guard import OtherSites, SiteGuard
 from malamute.gateway.openapi import described
 from malamute.gateway.rates import RateGuard
@@ -130,6 +131,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
                 await app.state.console.watches.close()
 
     middleware = [Middleware(tracing.ServerSpans)] if tracing.IS_INSTALLED else []
+    middleware.append(Middleware(DoorGuard))
     middleware.append(Middleware(SiteGuard, settings, cookie_paths=(mercure.PATH,)))
     if settings.user_rate or settings.address_rate:
         middleware.append(Middleware(RateGuard, settings))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,8 @@ from starlette.responses import Response
 
 from malamute.client.events import Gap
 from malamute.client.session.message import Message
-from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, RequestTimeout, TooLarge
+from malamute.errors import InvalidValue, Malformed, TooLarge
+from malamute.gateway.elements import check_elements
 from malamute.gateway.header_text import text_of
 from malamute.protocol.batch import Columns
 from malamute.protocol.limits import BATCH_MESSAGES_MAX
@@ -53,37 +53,6 @@ class Content(NamedTuple):
     subject: str
     body: bytes
     headers: Mapping[str, Any]
-
-
-async def read_body(request: Request, limit_bytes: int, seconds: float) -> bytes:
-    """Read the body of a request.
-
-    Raises:
-        TooLarge: it has more than `limit_bytes`; the rest is not read.
-        RequestTimeout: it did not come within `seconds`, or not as a whole.
-        MediaTypeRefused: it is compressed.
-
-    """
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise MediaTypeRefused("a body with a Content-Encoding: expected one that is not compressed")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > limit_bytes:
-        raise TooLarge(f"body of {announced} bytes: expected at most {limit_bytes}")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            is_whole = False
-            while not is_whole:
-                event = await request.receive()
-                if event["type"] == "http.disconnect":
-                    raise RequestTimeout("the connection ended before the body did")
-                body += event.get("body", b"")
-                is_whole = not event.get("more_body", False)
-                if len(body) > limit_bytes:
-                    raise TooLarge(f"body is too large: expected at most {limit_bytes} bytes")
-    except TimeoutError:
-        raise RequestTimeout(f"the body did not come within {seconds} s") from None
-    return bytes(body)
 
 
 def media_type(request: Request) -> str:
@@ -220,6 +189,16 @@ _decode_events = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _decode_attribute = msgspec.json.Decoder(HeaderValue).decode
 _decode_base64 = msgspec.json.Decoder(bytes).decode
 _decode_text = msgspec.json.Decoder(str).decode
+
+_DEPTHS = {NDJSON: 0, CLOUD_EVENT: 1, CLOUD_EVENTS: 2}
+"""How deep a body is built, by its type; 0 is for all of it. What is no JSON is not built."""
+
+
+def elements_of(request: Request, body: bytes) -> int:
+    """About how many elements of a body are built. Raises `TooLarge`."""
+    depth = _DEPTHS.get(media_type(request))
+    return 0 if depth is None else check_elements(body, depth)
+
 
 _READERS: dict[str, Callable[[Request, bytes, str | None], list[Content]]] = {
     NDJSON: _lines,

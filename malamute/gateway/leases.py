@@ -8,7 +8,7 @@ lasts as long as there is a lease of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any, NamedTuple
@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 from malamute.aio import Client, Mailbox, Work
 from malamute.client.events import Event, Recalled
 from malamute.client.session.message import Mail
+from malamute.door.shares import share_of
 from malamute.errors import NotOutstanding, TimedOut, TooMany
 from malamute.gateway.bodies import UNREADABLE, is_readable
 from malamute.gateway.settings import GatewaySettings
-from malamute.gateway.users import Identity, Users
+from malamute.gateway.users import Identity, ProvedUser, Users
 
 
 class LeasedQueue(NamedTuple):
     """Whose leases they are, and of what: a mailbox, as its owner or shared with others, or a service."""
 
-    identity: Identity
+    owner: ProvedUser
     kind: str
     name: str
     shared: bool = False
@@ -91,10 +92,31 @@ class Leases:
     @property
     def size_bytes(self) -> int:
         """The bytes of what is leased."""
-        leased = (mail for holder in self._holders.values() for mail in holder.messages.values())
-        return sum(len(frame) for mail in leased for frame in mail.frames)
+        return _bytes_of(self._holders.values())
 
-    async def _enter(self, queue: LeasedQueue) -> tuple[_Holder, Client]:
+    def _room(self, user: str) -> int:
+        """How many messages more a user may lease. Raises `TooMany` if that is none.
+
+        A user has as much of the limits as is left to the others.
+        """
+        own = [holder for holder in self._holders.values() if holder.queue.owner.user == user]
+        count = sum(len(holder.messages) for holder in own)
+        most = self._settings.leases
+        room = share_of(most, len(self), count, named=bool(user))
+        if room < 1:
+            raise TooMany(
+                f"{len(self)} messages are leased: expected at most {most}, and a share for each user; "
+                f"this one has {count}"
+            )
+        size_bytes, own_bytes, most = self.size_bytes, _bytes_of(own), self._settings.lease_bytes
+        if share_of(most, size_bytes, own_bytes, named=bool(user)) < 1:
+            raise TooMany(
+                f"{size_bytes} bytes are leased: expected less than {most}, and a share for each user; "
+                f"this one has {own_bytes}"
+            )
+        return room
+
+    async def _enter(self, queue: LeasedQueue, identity: Identity) -> tuple[_Holder, Client]:
         holder = self._holders.setdefault(queue, _Holder(queue, self._recalled))
         holder.uses += 1
         try:
@@ -103,7 +125,7 @@ class Leases:
                     await holder.end()
                 if holder.client is None:
                     address = queue.name if queue.is_owned else ""
-                    session = self._users.session(queue.identity, address, holder.on_event)
+                    session = self._users.session(identity, address, holder.on_event)
                     holder.client = await holder.stack.enter_async_context(session)
                 return holder, holder.client
         except BaseException:
@@ -124,7 +146,7 @@ class Leases:
         task.add_done_callback(self._leaving.discard)
 
     async def take(
-        self, queue: LeasedQueue, limit: int, wait_seconds: float, patterns: list[str]
+        self, queue: LeasedQueue, identity: Identity, limit: int, wait_seconds: float, patterns: list[str]
     ) -> list[Mail]:
         """Lease up to `limit` messages: those that are there, after waiting for one at least.
 
@@ -133,12 +155,8 @@ class Leases:
             MalamuteError: the broker refuses it.
 
         """
-        room = self._settings.leases - len(self)
-        if room < 1:
-            raise TooMany(f"{len(self)} messages are leased: expected at most {self._settings.leases}")
-        if (size_bytes := self.size_bytes) >= self._settings.lease_bytes:
-            raise TooMany(f"{size_bytes} bytes are leased: expected less than {self._settings.lease_bytes}")
-        holder, client = await self._enter(queue)
+        room = self._room(queue.owner.user)
+        holder, client = await self._enter(queue, identity)
         try:
             take = self._take_mail if queue.is_owned else self._take_offered
             return await take(holder, client, min(limit, room), wait_seconds, patterns)
@@ -221,6 +239,11 @@ class Leases:
         for holder in self._holders.values():
             await holder.stack.aclose()
         self._holders.clear()
+
+
+def _bytes_of(holders: Iterable[_Holder]) -> int:
+    leased = (mail for holder in holders for mail in holder.messages.values())
+    return sum(len(frame) for mail in leased for frame in mail.frames)
 
 
 def _nothing() -> None:

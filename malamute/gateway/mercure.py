@@ -213,7 +213,7 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
     identity = gateway.identity(request)
     if bodies.media_type(request) != FORM:
         raise MediaTypeRefused(f"an update as {bodies.media_type(request)[:100]!r}: expected {FORM}")
-    update = read_form(await bodies.read_body(request, settings.body_bytes, settings.body_seconds))
+    update = read_form(await gateway.body(request))
     count = len(update.topics)
     if count * len(update.data) > settings.body_bytes:
         raise TooLarge(

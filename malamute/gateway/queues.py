@@ -57,13 +57,10 @@ def options_of(arguments: Arguments, *more: str) -> dict[str, Any]:
 
 
 async def content_of(request: Request, subject: str | None) -> bodies.Content:
-    """The one message in a body. Raises as `read_body` and `contents`, and `InvalidValue` for several."""
+    """The one message in a body. Raises as `Gateway.body` and `contents`, and `InvalidValue` for several."""
     gateway = gateway_of(request)
-    # Nobody has to be listened to who does not say who it is.
-    gateway.identity(request)
-    settings = gateway.settings
-    body = await bodies.read_body(request, settings.body_bytes, settings.body_seconds)
-    found = bodies.contents(request, body, subject)
+    body = await gateway.body(request)
+    found = await gateway.contents(request, body, subject)
     if len(found) != 1:
         raise InvalidValue(f"{len(found)} messages in the body: expected one")
     return found[0]
@@ -161,9 +158,10 @@ def lease_endpoints(
         gateway = gateway_of(request)
         senders = arguments.get("sender", [])
         shared = arguments.get("shared", False) or bool(senders)
-        queue = LeasedQueue(gateway.identity(request), kind, arguments["name"], shared)
+        queue = LeasedQueue(await gateway.owner(request), kind, arguments["name"], shared)
         patterns = senders or arguments.get("pattern", [])
-        call = gateway.leases.take(queue, arguments["limit"], arguments["wait"], patterns)
+        identity = gateway.identity(request)
+        call = gateway.leases.take(queue, identity, arguments["limit"], arguments["wait"], patterns)
         with receiving(queue.name) as received:
             found = await unless_gone(request, call)
             received(*found)
@@ -174,7 +172,7 @@ def lease_endpoints(
         verb = arguments["verb"]
         if verb not in _SETTLE:
             raise NotFound(f"no way to settle a lease is called {verb[:50]!r}")
-        queue = LeasedQueue(gateway.identity(request), kind, arguments["name"])
+        queue = LeasedQueue(await gateway.owner(request), kind, arguments["name"])
 
         async def carry_out(message: Mail) -> bool:
             with settling(message, verb, queue.name):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import monotonic
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from malamute.errors import HttpRefused, LoginNeeded, TooFast
+from malamute.errors import HttpRefused, LoginNeeded, MalamuteError, TooFast
 from malamute.gateway import problems
 from malamute.gateway.console.visits import Console
 from malamute.gateway.settings import GatewaySettings
@@ -64,27 +64,40 @@ class RateGuard:
         """Serve one request or WebSocket."""
         try:
             if scope["type"] != "lifespan":
-                self._check(HTTPConnection(scope))
+                await self._check(HTTPConnection(scope))
         except HttpRefused as error:
             await problems.response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _check(self, connection: HTTPConnection) -> None:
-        for rate, key, whose in self._counted(connection):
-            if wait_seconds := rate.acquire(key):
-                raise TooFast(f"too many requests of this {whose}", wait_seconds)
-
-    def _counted(self, connection: HTTPConnection) -> Iterator[tuple[RateLimit, str, str]]:
+    async def _check(self, connection: HTTPConnection) -> None:
         # The address comes first: who guesses at passwords is another user each time.
         if self._address is not None and connection.client is not None:
-            yield self._address, connection.client.host, "address"
-        if self._user is not None:
-            try:
-                yield self._user, _identity(connection).digest, "user"
-            except LoginNeeded:
-                # The endpoint refuses a client that has to log in.
-                return
+            _take(self._address, connection.client.host, "address")
+        if self._user is not None and (user := await _user(connection)):
+            _take(self._user, user, "user")
+
+
+def _take(rate: RateLimit, key: str, whose: str) -> None:
+    if wait_seconds := rate.acquire(key):
+        raise TooFast(f"too many requests of this {whose}", wait_seconds)
+
+
+async def _user(connection: HTTPConnection) -> str:
+    """Whose a request is; empty if it has no credentials.
+
+    One user may have many tokens, so the broker is asked. Credentials that it does not accept count as
+    nobody else's: the endpoint refuses a client that has to log in.
+    """
+    try:
+        identity = _identity(connection)
+    except LoginNeeded:
+        return ""
+    try:
+        owner = await gateway_of(connection).users.prove(identity)
+    except MalamuteError:
+        return f"unproved {identity.digest}"
+    return f"user {owner.user}"
 
 
 def _identity(connection: HTTPConnection) -> Identity:

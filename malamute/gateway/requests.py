@@ -7,18 +7,20 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from malamute.door.shares import share_of
 from malamute.errors import NotFound, TooLarge, TooMany
 from malamute.gateway import bodies
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.tracing import sending
-from malamute.gateway.users import Identity, Users
+from malamute.gateway.users import Identity, ProvedUser, Users
 
 
 class AskedRequest:
     """A request to a service, and the replies that came so far."""
 
-    def __init__(self, identity: Identity, service: str) -> None:
+    def __init__(self, identity: Identity, owner: ProvedUser, service: str) -> None:
         self.identity = identity
+        self.owner = owner
         self.service = service
         self.stored = asyncio.get_running_loop().create_future()
         self.replies: list[dict[str, Any]] = []
@@ -73,7 +75,12 @@ class Requests:
         return len(self._asked)
 
     async def ask(
-        self, identity: Identity, service: str, content: bodies.Content, options: Mapping[str, Any]
+        self,
+        identity: Identity,
+        owner: ProvedUser,
+        service: str,
+        content: bodies.Content,
+        options: Mapping[str, Any],
     ) -> tuple[str, AskedRequest]:
         """Send a request, and return it with its name when it is durable.
 
@@ -81,11 +88,14 @@ class Requests:
             TooMany: as many requests wait for replies as may.
             MalamuteError: what the request is refused with.
         """
-        if len(self._asked) >= self._settings.requests:
+        total, most = len(self._asked), self._settings.requests
+        own = sum(one.owner.user == owner.user for one in self._asked.values())
+        if share_of(most, total, own, named=bool(owner.user)) < 1:
             raise TooMany(
-                f"{len(self._asked)} requests wait for replies: expected at most {self._settings.requests}"
+                f"{total} requests wait for replies: expected at most {most}, and a share for each user; "
+                f"this one has {own}"
             )
-        name, asked = secrets.token_urlsafe(16), AskedRequest(identity, service)
+        name, asked = secrets.token_urlsafe(16), AskedRequest(identity, owner, service)
         self._asked[name] = asked
         asked.task = asyncio.create_task(asked.run(self._settings, self._users, content, options, self._keep))
         asked.task.add_done_callback(lambda task: self._finished(name, task))
@@ -120,10 +130,10 @@ class Requests:
             loop = asyncio.get_running_loop()
             loop.call_later(self._settings.reply_seconds, self._forget, name)
 
-    def find(self, identity: Identity, service: str, name: str) -> AskedRequest:
+    def find(self, owner: ProvedUser, service: str, name: str) -> AskedRequest:
         """A request of this user. Raises `NotFound`."""
         asked = self._asked.get(name)
-        if asked is None or (asked.identity, asked.service) != (identity, service):
+        if asked is None or (asked.owner, asked.service) != (owner, service):
             raise NotFound(
                 f"there is no request {name[:50]!r} to {service!r}, or its replies are kept no longer"
             )

@@ -57,16 +57,17 @@ async def ask(request: Request, arguments: Arguments) -> Response:
     """Send a request to a service, and wait for its replies."""
     gateway = gateway_of(request)
     identity = gateway.identity(request)
+    owner = await gateway.owner(request)
     content = await content_of(request, arguments["subject"])
     options = options_of(arguments, "key")
-    name, asked = await gateway.requests.ask(identity, arguments["name"], content, options)
+    name, asked = await gateway.requests.ask(identity, owner, arguments["name"], content, options)
     return await _answer(request, asked, name, wait_of(arguments["prefer"]))
 
 
 async def replies(request: Request, arguments: Arguments) -> Response:
     """Wait for the replies to a request that was sent before."""
     gateway = gateway_of(request)
-    asked = gateway.requests.find(gateway.identity(request), arguments["name"], arguments["request"])
+    asked = gateway.requests.find(await gateway.owner(request), arguments["name"], arguments["request"])
     return await _answer(request, asked, arguments["request"], arguments["wait"])
 
 
@@ -92,7 +93,7 @@ async def reply(request: Request, arguments: Arguments) -> Response:
             await receipt.wait(timeout)
         return bool(final)
 
-    queue = LeasedQueue(gateway.identity(request), "service", arguments["name"])
+    queue = LeasedQueue(await gateway.owner(request), "service", arguments["name"])
     await gateway.leases.settle(queue, arguments["lease"], send, timeout)
     return bodies.answer({"count": 1}, 201)
 

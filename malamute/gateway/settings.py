@@ -21,7 +21,10 @@ class GatewaySettings:
     server_key: str = ""
     """The public key of the broker, or the file that has it: what users bring is sent to it encrypted."""
     anonymous: bool = True
-    """Whether a request without credentials is served. Only for a gateway that listens on loopback."""
+    """Whether a request without credentials is served that comes from this machine to a loopback address."""
+    proxies: Sequence[str] = ()
+    """The addresses and networks of proxies, from which many users come. Wrong credentials from there count
+    against the user whom they are for, and not against the address."""
     hosts: Sequence[str] = LOOPBACK_NAMES
     """The names that a request may have in Host; empty: any. It stops pages that rebind a name of theirs."""
     origins: Sequence[str] = ()
@@ -32,12 +35,16 @@ class GatewaySettings:
     """How long to wait for the broker."""
     body_bytes: int = 16 * 1024 * 1024
     """The most bytes of a request's body."""
+    bodies_bytes: int = 128 * 1024 * 1024
+    """The most bytes of all bodies that are here at a time; each user has a share of it."""
     body_seconds: float = 30.0
     """How long a request's body may take to come."""
     head_bytes: int = 32 * 1024
     """The most bytes of a request's line and headers."""
     head_seconds: float = 10.0
     """How long a request's line and headers may take to come."""
+    connections: int = 0
+    """The most connections at a time; 0: as many as the files of the process allow."""
     leases: int = 10_000
     """The most messages that are leased at a time."""
     lease_bytes: int = 256 * 1024 * 1024
@@ -59,7 +66,7 @@ class GatewaySettings:
     restms_pipes: int = 250
     """The most pipes of RestMS that a user reads at a time."""
     users: int = 200
-    """The most sessions with the broker at a time."""
+    """The most sessions with the broker at a time; each user has a share of them."""
     session_followers: int = 50
     """The most answers without end (events, WebSockets) that share a session; one with many regular
     expressions counts more."""

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from malamute.aio import Client, Subscription
+from malamute.gateway import bodies
+from malamute.gateway.door import BodyRoom
+from malamute.gateway.elements import ELEMENT_BYTES
 from malamute.gateway.idempotency import IdempotencyKeys
 from malamute.gateway.leases import Leases
 from malamute.gateway.requests import Requests
 from malamute.gateway.restms.service import RestMS
-from malamute.gateway.settings import GatewaySettings
+from malamute.gateway.settings import GatewaySettings, is_loopback
 from malamute.gateway.shared_events import SharedEventsTable
 from malamute.gateway.stored_keys import HEADER, KeyMark, StoredKeys
-from malamute.gateway.users import Identity, Users, identity_of
+from malamute.gateway.users import Identity, ProvedUser, Users, identity_of
 
-FORWARDED = ("forwarded", "x-forwarded-for")
-"""Headers that proxies add: a request with one of them may come from anywhere."""
+FORWARDED = (
+    "forwarded",
+    "via",
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "client-ip",
+    "x-cluster-client-ip",
+)
+FORWARDED_PREFIXES = ("x-forwarded", "cf-", "x-original-", "x-envoy-", "fly-", "x-azure-", "x-appengine-")
+"""Headers that proxies add, and how others of them begin: a request with one may come from anywhere."""
+
+
+def is_local(connection: HTTPConnection) -> bool:
+    """Whether a request was sent by a program of this machine, to an address that only those reach.
+
+    Where a server does not tell the addresses of both, it may have come from anywhere.
+    """
+    ends = (connection.scope.get("client"), connection.scope.get("server"))
+    if not all(end and is_loopback(end[0]) for end in ends):
+        return False
+    return not any(name in FORWARDED or name.startswith(FORWARDED_PREFIXES) for name in connection.headers)
 
 
 class Gateway:
@@ -28,6 +52,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self.users = Users(settings)
+        self.bodies = BodyRoom(settings)
         self.keys = IdempotencyKeys(settings.keys, settings.key_seconds)
         self.stored_keys = StoredKeys(settings, self.users)
         self.leases = Leases(settings, self.users)
@@ -48,6 +73,7 @@ class Gateway:
                 await self.requests.close()
                 await self.leases.close()
                 await self.restms.close()
+                self.bodies.close()
 
     @contextmanager
     def follows(self, subscription: Subscription) -> Iterator[None]:
@@ -65,13 +91,31 @@ class Gateway:
         self.restms.stop()
 
     def serves_anonymous(self, connection: HTTPConnection) -> bool:
-        """Whether a request needs no credentials. What a proxy has forwarded needs some, on loopback too."""
-        return self.settings.anonymous and not any(name in connection.headers for name in FORWARDED)
+        """Whether a request needs no credentials. One that is not local does, whatever the settings say."""
+        return self.settings.anonymous and is_local(connection)
 
     def identity(self, connection: HTTPConnection) -> Identity:
         """Who sends a request; the console knows that by its cookie. Raises `LoginNeeded`."""
         known: Identity | None = connection.scope.get("malamute.identity")
         return known or identity_of(connection.headers, anonymous=self.serves_anonymous(connection))
+
+    async def owner(self, connection: HTTPConnection) -> ProvedUser:
+        """Whose a request is: the broker proves it. Raises as `Users.session`, and `LoginNeeded`."""
+        return await self.users.prove(self.identity(connection))
+
+    async def body(self, request: Request) -> bytes:
+        """The body of a request of somebody whom the broker lets in: who is proved, before any is read.
+
+        Raises as `owner`, and as `BodyRoom.read`.
+        """
+        owner = await self.owner(request)
+        return await self.bodies.read(request, owner.user)
+
+    async def contents(self, request: Request, body: bytes, subject: str | None) -> Sequence[bodies.Content]:
+        """The messages in a body: they are counted before any is built. Raises as `bodies.contents`."""
+        count = await self.bodies.built(body, partial(bodies.elements_of, request, body))
+        self.bodies.take_more(request, count * ELEMENT_BYTES)
+        return await self.bodies.built(body, partial(bodies.contents, request, body, subject))
 
     async def publish_once(
         self,

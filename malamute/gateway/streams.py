@@ -79,8 +79,8 @@ async def publish(request: Request, arguments: Arguments) -> Response:
     gateway = gateway_of(request)
     settings = gateway.settings
     identity = gateway.identity(request)
-    body = await bodies.read_body(request, settings.body_bytes, settings.body_seconds)
-    found = bodies.contents(request, body, arguments["subject"])
+    body = await gateway.body(request)
+    found = await gateway.contents(request, body, arguments["subject"])
     name, key = arguments["name"], arguments["idempotency_key"]
 
     async def publish_all(client: Client, timeout: float, more: Mapping[str, str]) -> int:

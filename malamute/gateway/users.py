@@ -4,6 +4,9 @@ A session is shared by all requests with the same credentials (and, for a mailbo
 opened with the first of them, and so the broker has looked at the credentials; it is closed when nobody has
 used it for a while. Answers without end have sessions of their own, some of them each: they are not to fill
 the way of others, and the broker has a limit for the subscriptions of a session.
+
+Credentials are no user: one user may have many tokens. Who somebody is says the broker, when it has opened a
+session; by that, limits are shared, and what somebody has belongs to that user.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from hashlib import blake2b
 from itertools import count
 from secrets import token_bytes
@@ -26,7 +30,11 @@ from starlette.datastructures import Headers
 
 import malamute.aio
 from malamute.client.events import Event, log_event
+from malamute.door.addresses import Gateways, network_of
+from malamute.door.failures import FAILURE_SECONDS, Failures
+from malamute.door.shares import Shares
 from malamute.errors import AccessRefused, InvalidValue, LoginNeeded, MalamuteError, TryLater
+from malamute.gateway.openings import Openings
 from malamute.gateway.settings import GatewaySettings
 from malamute.version import __version__
 
@@ -34,8 +42,17 @@ log = logging.getLogger("malamute.gateway")
 
 _SECRET = token_bytes(32)
 
-OPENINGS_MAX = 20
-"""How many sessions are opened at a time; others wait. Nobody has looked at their credentials yet."""
+PROVED_MAX = 10_000
+"""Of how many credentials is remembered whose they were: those that were used last."""
+
+STRANGER_SECONDS = 10.0
+"""How long the broker may take to prove credentials that it has not proved before: others want the place."""
+
+PLACE_SECONDS = 30.0
+"""How long to wait for a place in which a session is opened."""
+
+PEER: ContextVar[str] = ContextVar("PEER", default="")
+"""The address that a request comes from."""
 
 
 class Identity(NamedTuple):
@@ -57,17 +74,40 @@ class Identity(NamedTuple):
 ANONYMOUS = Identity()
 
 
-def user_of(identity: Identity) -> str:
-    """Who somebody is that the broker has let in; empty if nobody says it."""
+class ProvedUser(NamedTuple):
+    """Whose something is in the gateway: a user as the broker has proved it, empty for anonymous requests.
+
+    Of a token, its `claims` count, too: rules may ask for them. A renewed one has the same.
+    """
+
+    user: str = ""
+    claims: bytes = b""
+
+
+RENEWED = frozenset(
+    ("exp", "iat", "nbf", "jti", "auth_time", "nonce", "at_hash", "c_hash", "sid", "uti", "aio", "rh")
+)
+"""Claims that are others in a token that was renewed."""
+
+
+def _claims_of(identity: Identity) -> dict[str, Any]:
+    """The claims of a token that the broker has verified; none of other credentials."""
     if not identity.token:
-        return identity.user
+        return {}
     try:
         payload = identity.token.split(".")[1]
-        # The broker has checked the token: it has opened a session with it.
-        claims = msgspec.json.decode(b64decode(f"{payload}===", altchars=b"-_"), type=dict[str, Any])
+        claims: dict[str, Any] = msgspec.json.decode(b64decode(f"{payload}===", altchars=b"-_"))
+        return claims if isinstance(claims, dict) else {}
     except (IndexError, ValueError):
-        return ""
-    return str(claims.get("sub", ""))
+        return {}
+
+
+def _owner_of(identity: Identity, proved: str) -> ProvedUser:
+    if identity == ANONYMOUS:
+        return ProvedUser()
+    claims = {name: value for name, value in _claims_of(identity).items() if name not in RENEWED}
+    known = msgspec.json.encode(claims, order="deterministic") if claims else b""
+    return ProvedUser(proved or identity.user, blake2b(known, digest_size=16).digest() if known else b"")
 
 
 def identity_of(headers: Headers, *, anonymous: bool) -> Identity:
@@ -118,6 +158,7 @@ class _Entry:
 
     def __init__(self, opening: asyncio.Task[malamute.aio.Client]) -> None:
         self.opening = opening
+        self.owner = ProvedUser()
         self.uses = 0
         self.used_at = monotonic()
         self.listeners: list[Callable[[Event], None]] = []
@@ -134,12 +175,21 @@ class Users:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._entries: OrderedDict[SessionKey, _Entry] = OrderedDict()
-        self._accepted: set[SessionKey] = set()
-        """Those whose credentials the broker has accepted. Others take no place, and nobody's."""
-        self._openings = asyncio.Semaphore(OPENINGS_MAX)
+        self._accepted: dict[SessionKey, str] = {}
+        """Those whose credentials the broker has accepted, and their users. Others take no place."""
+        self._shares = Shares(settings.users)
+        self._openings = Openings()
+        self._failures = Failures(Gateways(settings.proxies))
+        self._proved: OrderedDict[str, ProvedUser] = OrderedDict()
+        """Whose credentials were, by their digests."""
 
     def __len__(self) -> int:
         return len(self._accepted)
+
+    async def prove(self, identity: Identity) -> ProvedUser:
+        """Whose these credentials are. Raises as `session`."""
+        async with self.session(identity):
+            return self._proved.get(identity.digest) or _owner_of(identity, "")
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -163,7 +213,8 @@ class Users:
                 await self._close(self._remove(key))
 
     def _remove(self, key: SessionKey) -> _Entry:
-        self._accepted.discard(key)
+        if (user := self._accepted.pop(key, None)) is not None:
+            self._shares.give_back(user)
         return self._entries.pop(key)
 
     async def _close(self, entry: _Entry) -> None:
@@ -242,35 +293,44 @@ class Users:
 
     async def _open(self, key: SessionKey) -> malamute.aio.Client:
         seconds = self._settings.timeout_seconds
+        sender, digest = PEER.get(), key.identity.digest
+        known = key.identity == ANONYMOUS or digest in self._proved
+        if not known and self._failures.too_many(sender, monotonic(), key.identity.user or None):
+            raise _wait_to_log_in()
+        if not known:
+            seconds = min(seconds, STRANGER_SECONDS)
+        async with self._openings.place(_sender(sender), PLACE_SECONDS, known=known):
+            try:
+                client = await self._connect(key, seconds)
+            except LoginNeeded:
+                self._failures.add(sender, monotonic(), key.identity.user or None)
+                self._proved.pop(digest, None)
+                raise
+        owner = self._proved[digest] = _owner_of(key.identity, client.user)
+        self._proved.move_to_end(digest)
+        if len(self._proved) > PROVED_MAX:
+            self._proved.popitem(last=False)
         try:
-            async with asyncio.timeout(seconds):
-                await self._openings.acquire()
-        except TimeoutError:
-            raise TryLater(f"{OPENINGS_MAX} sessions were being opened for {seconds} s") from None
-        try:
-            client = await self._connect(key)
-        finally:
-            self._openings.release()
-        try:
-            await self._accept(key)
+            await self._accept(key, owner.user)
         except BaseException:
             await client.close()
             raise
         return client
 
-    async def _accept(self, key: SessionKey) -> None:
-        """Take a place for a session that was opened. Raises `TryLater`."""
-        while len(self._accepted) >= self._settings.users:
-            unused = (one for one, entry in self._entries.items() if not entry.uses)
-            idle = next((one for one in unused if one in self._accepted), None)
-            if idle is None:
+    async def _accept(self, key: SessionKey, user: str) -> None:
+        """Take a place for a session that was opened: one's own before that of others. Raises `TryLater`."""
+        while not self._shares.take(user):
+            unused = [one for one in self._accepted if not self._entries[one].uses]
+            idle = sorted(unused, key=lambda one: self._accepted[one] != user)
+            if not idle:
                 raise TryLater(
-                    f"{len(self._accepted)} sessions are in use: expected at most {self._settings.users}"
+                    f"{len(self._accepted)} sessions are in use: expected at most {self._settings.users}, "
+                    f"and a share for each user; this one has {self._shares.held(user)}"
                 )
-            await self._close(self._remove(idle))
-        self._accepted.add(key)
+            await self._close(self._remove(idle[0]))
+        self._accepted[key] = user
 
-    async def _connect(self, key: SessionKey) -> malamute.aio.Client:
+    async def _connect(self, key: SessionKey, seconds: float) -> malamute.aio.Client:
         settings, identity = self._settings, key.identity
         options: dict[str, Any] = {"user": identity.user, "password": identity.password}
         if identity.token:
@@ -283,7 +343,7 @@ class Users:
                 settings.broker,
                 address=key.address,
                 signed=key.signed,
-                timeout=settings.timeout_seconds,
+                timeout=seconds,
                 software=f"malamute-gateway/{__version__}",
                 **options,
             )
@@ -293,6 +353,19 @@ class Users:
             if key.address:
                 raise
             raise LoginNeeded(f"the broker refuses these credentials: {error.text}") from None
+
+
+def _wait_to_log_in() -> LoginNeeded:
+    error = LoginNeeded(
+        f"too many wrong credentials came from there: expected right ones in {FAILURE_SECONDS:.0f} s"
+    )
+    error.retry_after = FAILURE_SECONDS
+    return error
+
+
+def _sender(address: str) -> str:
+    """What shares the places of strangers: an address, or the network of one customer."""
+    return network_of(address).hex() or address
 
 
 def _is_over(entry: _Entry) -> bool:

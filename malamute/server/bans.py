@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct, unpack
 
-from malamute.door.addresses import NO_GATEWAYS, Gateways, network_of
+from malamute.door.addresses import NO_GATEWAYS, OF_THIS_MACHINE, Gateways, network_of
 
 WINDOW_SECONDS = 1.0
 """How long failures are counted until the count begins anew."""
@@ -95,7 +95,7 @@ class Bans:
 
     def _counted(self, address: str) -> bytes:
         """What is counted and banned for an address; empty for nothing."""
-        return b"" if address in _OF_THIS_MACHINE or address in self._gateways else network_of(address)
+        return b"" if address in OF_THIS_MACHINE or address in self._gateways else network_of(address)
 
     def _begin_window(self, now: float) -> None:
         if now >= self._counted_since + WINDOW_SECONDS:
@@ -130,9 +130,6 @@ class Bans:
                     keep_out(listener, ())
         return bool(self.until)
 
-
-_OF_THIS_MACHINE = frozenset(("127.0.0.1", "::1", "::ffff:127.0.0.1"))
-"""A program of this machine has other ways to be in the way, and a proxy may bring everybody from there."""
 
 _UNSUPPORTED = frozenset((errno.ENOPROTOOPT, errno.EINVAL, errno.EPERM, errno.ENOMEM, errno.EBADF))
 """What a system says that has no such filters, or no room for one."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import zmq
 from running_gateway import WAIT_SECONDS, RunningGateway
@@ -18,6 +19,8 @@ from malamute.gateway.settings import GatewaySettings
 from malamute.server.daemon import open_broker
 from malamute.testing import small_config
 
+NO_CHANGES: Mapping[str, Any] = {}
+
 
 @contextmanager
 def secured_gateway(
@@ -27,8 +30,12 @@ def secured_gateway(
     *issuers: TokenIssuer,
     own: str = "",
     curve: bool = False,
+    **changes: Any,
 ) -> Iterator[RunningGateway]:
-    """Run both; users log in by password, or by a token of an issuer. The gateway is `own`, who may all."""
+    """Run both, the gateway with these changes of its settings.
+
+    Users log in by password, or by a token of an issuer. The gateway is `own`, who may all.
+    """
     server_key = _new_key(directory / "broker.key_secret") if curve else ""
     accounts = directory / "accounts.toml"
     users = [Account(user, hash_password(password)) for user, password in passwords.items()]
@@ -48,7 +55,7 @@ def secured_gateway(
         ),
     )
     credentials = {"user": own, "password": passwords[own]} if own else {}
-    with gateway_before(config, server_key, **credentials) as gateway:
+    with gateway_before(config, server_key, changes, **credentials) as gateway:
         yield gateway
 
 
@@ -61,7 +68,9 @@ def _new_key(path: Path) -> str:
 
 
 @contextmanager
-def gateway_before(config: Config, server_key: str = "", **credentials: str) -> Iterator[RunningGateway]:
+def gateway_before(
+    config: Config, server_key: str = "", changes: Mapping[str, Any] = NO_CHANGES, **credentials: str
+) -> Iterator[RunningGateway]:
     """Run a broker with this configuration, and a gateway that asks for credentials and has these itself."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     loop = open_broker(config, context)
@@ -74,6 +83,7 @@ def gateway_before(config: Config, server_key: str = "", **credentials: str) -> 
             server_key=server_key,
             anonymous=False,
             timeout_seconds=WAIT_SECONDS,
+            **changes,
         )
     )
     try:

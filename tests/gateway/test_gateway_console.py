@@ -649,7 +649,7 @@ def test_a_browser_that_comes_by_tls_takes_the_cookie_of_this_host_alone(secured
 
 def test_over_tls_a_cookie_that_others_may_have_set_is_none() -> None:
     sessions = ConsoleSessions()
-    name = sessions.start(Identity("ann", "x")).name
+    name = sessions.start(Identity("ann", "x"), "ann").name
 
     def found(scheme: str, cookie: str) -> bool:
         headers = [(b"host", b"h"), (b"cookie", f"{cookie}={name}".encode())]
@@ -702,18 +702,18 @@ def test_signing_in_is_for_pages_of_this_console_and_leads_into_it(secured: Runn
 def test_a_session_ends_when_it_is_idle_and_in_any_case_and_there_are_only_so_many() -> None:
     now = 0.0
     sessions = ConsoleSessions(clock=lambda: now)
-    first = sessions.start(Identity("ann", "x"))
+    first = sessions.start(Identity("ann", "x"), "ann")
     assert sessions.find(first.name) is first
     now += IDLE_SECONDS + 1
     assert sessions.find(first.name) is None
-    busy = sessions.start(Identity("ann", "x"))
+    busy = sessions.start(Identity("ann", "x"), "ann")
     while now - busy.started_at <= LIFE_SECONDS:
         assert sessions.find(busy.name) is busy
         now += IDLE_SECONDS / 2
     assert sessions.find(busy.name) is None
-    names = [sessions.start(Identity("ann", str(n))).name for n in range(SESSIONS_MAX)]
+    names = [sessions.start(Identity("ann", str(n)), "ann").name for n in range(SESSIONS_MAX)]
     sessions.find(names[0])
-    sessions.start(Identity("bob", "x"))
+    sessions.start(Identity("bob", "x"), "bob")
     assert len(sessions) == SESSIONS_MAX
     assert sessions.find(names[0]) is not None
     assert sessions.find(names[1]) is None

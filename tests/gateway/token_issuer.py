@@ -24,7 +24,7 @@ class SigningIssuer:
         file.write_bytes(self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
         self.known = TokenIssuer(NAME, "malamute", str(file), ("EdDSA",))
 
-    def token(self, user: str, seconds: float = 3600) -> str:
+    def token(self, user: str, seconds: float = 3600, **more: str) -> str:
         """A token of a user that is good for so long."""
-        claims = {"iss": NAME, "aud": "malamute", "sub": user, "exp": time.time() + seconds}
+        claims = {"iss": NAME, "aud": "malamute", "sub": user, "exp": time.time() + seconds, **more}
         return jwt.encode(claims, self._key, algorithm="EdDSA")

@@ -47,7 +47,7 @@ from malamute.client.session.replies import PendingRequest
 from malamute.client.session.route import Route, urls_of
 from malamute.client.session.session import ClientSession, State
 from malamute.client.session.sources import ConsumerSource, Source, StreamSource
-from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut
+from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut, TryLater
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import UNLIMITED
@@ -122,6 +122,7 @@ async def open_driver(
 
     Raises:
         ConnectTimeout, InvalidValue, and more: as `connect`.
+        TryLater: the broker did not look at the credentials in time.
     """
     # The first byte of a routing id must not be 0: such ids belong to ZeroMQ.
     identity = bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
@@ -146,6 +147,11 @@ async def open_driver(
         await driver.wait(lambda: session.state is State.READY, timeout, "connecting")
     except TimedOut:
         driver.close()
+        if connection.link.deferred:
+            raise TryLater(
+                f"the broker at {route} did not look at the credentials within {timeout} s: too many from "
+                "there were wrong, or too many come at a time"
+            ) from None
         raise ConnectTimeout(f"no broker answered at {route} within {timeout} s") from None
     except BaseException:
         driver.close()

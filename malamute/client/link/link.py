@@ -65,6 +65,8 @@ _REFUSED = {
 }
 """What libzmq reports when there is no use in trying again."""
 
+_DEFERRED = (zmq.Event.HANDSHAKE_FAILED_AUTH, 300)
+
 _MECHANISMS = {int(zmq.NULL): b"NULL", int(zmq.PLAIN): b"PLAIN", int(zmq.CURVE): b"CURVE"}
 
 NOBODY: SocketOptions = {}
@@ -131,6 +133,8 @@ class Link:
         _open.add(self)
         self.unexplained = False
         """Whether the handshake failed, and libzmq does not say why."""
+        self.deferred = False
+        """Whether the broker did not look at the credentials, and wants them later."""
         self.quiet = False
         """Whether nothing had happened to the connection when a wait was over a moment ago."""
         # Without what pyzmq does for other kinds of sockets at each frame.
@@ -171,6 +175,7 @@ class Link:
             event, value = _EVENT.unpack_from(self._monitor.recv_multipart()[0])
             if (event, value) in _REFUSED:
                 raise AccessRefused(f"connection to {self._url} is refused: {_REFUSED[event, value]}")
+            self.deferred = self.deferred or (event, value) == _DEFERRED
             if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                 self.unexplained = True
             yield event == _UP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from secrets import token_urlsafe
 from time import monotonic
@@ -16,7 +16,7 @@ SECURE_COOKIE = f"__Host-{COOKIE}"
 """The cookie of a browser that comes by TLS: it takes one of this name from this very host alone."""
 
 SESSIONS_MAX = 1_000
-"""Sessions at a time; one more ends the one that was not used for the longest time."""
+"""Sessions at a time. One more ends that of the user with the most which was unused for the longest time."""
 
 IDLE_SECONDS = 3600.0
 """After how long without a request a session ends. A page that is open asks every few seconds."""
@@ -30,8 +30,9 @@ NOTES_MAX = 5
 class ConsoleSession:
     """A browser that is signed in, or all those that are not, where they are served."""
 
-    def __init__(self, identity: Identity, now: float) -> None:
+    def __init__(self, identity: Identity, now: float, user: str = "") -> None:
         self.identity = identity
+        self.user = user
         self.name = token_urlsafe(32)
         self.csrf = token_urlsafe(32)
         self.started_at = self.used_at = now
@@ -60,12 +61,14 @@ class ConsoleSessions:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def start(self, identity: Identity) -> ConsoleSession:
-        """Begin a session of credentials that the broker has accepted."""
+    def start(self, identity: Identity, user: str) -> ConsoleSession:
+        """Begin a session of credentials that the broker has accepted as those of a user."""
         self._forget_old()
         while len(self._by_name) >= SESSIONS_MAX:
-            self._by_name.popitem(last=False)
-        session = ConsoleSession(identity, self._clock())
+            # Who has the most makes room, and so nobody signs all others out.
+            most, _ = Counter(one.user for one in self._by_name.values()).most_common(1)[0]
+            self.end_named(next(name for name, one in self._by_name.items() if one.user == most))
+        session = ConsoleSession(identity, self._clock(), user)
         self._by_name[session.name] = session
         return session
 

@@ -10,8 +10,9 @@ from malamute.gateway import problems
 from malamute.gateway.console.rendering import render
 from malamute.gateway.console.sessions import COOKIE, LIFE_SECONDS, SECURE_COOKIE
 from malamute.gateway.console.visits import SIGN_IN, Console, check_origin, read_form, redirect, visit_of
+from malamute.gateway.door import STRANGER_BYTES
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
-from malamute.gateway.users import Identity
+from malamute.gateway.users import PEER, Identity
 
 SIGN_OUT = "/console/sign-out"
 
@@ -26,7 +27,7 @@ async def show(request: Request, arguments: Arguments) -> Response:
 async def sign_in(request: Request, arguments: Arguments) -> Response:
     """Begin a session, if the broker accepts the credentials."""
     check_origin(request)
-    fields = await read_form(request)
+    fields = await read_form(request, f"at {PEER.get()}", STRANGER_BYTES)
     user, password, token, following = (
         fields.get(name, [""])[0] for name in ("user", "password", "token", "next")
     )
@@ -36,11 +37,11 @@ async def sign_in(request: Request, arguments: Arguments) -> Response:
     try:
         if not (identity.token or identity.user):
             raise LoginNeeded("no credentials: expected user and password, or a token")
-        async with console.gateway.users.session(identity):
-            # Nobody else is to find the credentials of who was here before.
-            if former := console.sessions.of(request):
-                console.sessions.end(former)
-            session = console.sessions.start(identity)
+        owner = await console.gateway.users.prove(identity)
+        # Nobody else is to find the credentials of who was here before.
+        if former := console.sessions.of(request):
+            console.sessions.end(former)
+        session = console.sessions.start(identity, owner.user)
     except MalamuteError as error:
         return render("sign_in.html", problems.status_of(type(error)), next=following, problem=error.text)
     response = redirect(following)

@@ -12,7 +12,6 @@ from starlette.responses import RedirectResponse, Response
 
 from malamute.aio import Client
 from malamute.errors import AccessRefused, LoginNeeded, Malformed, OriginRefused
-from malamute.gateway import bodies
 from malamute.gateway.console.rendering import HEADERS, render
 from malamute.gateway.console.sessions import ConsoleSession, ConsoleSessions
 from malamute.gateway.console.watch import BrokerWatch, Watches
@@ -119,7 +118,7 @@ class Visit:
 
         """
         check_origin(self.request)
-        fields = await read_form(self.request)
+        fields = await read_form(self.request, self.session.user)
         if not compare_digest(fields.get("csrf", [""])[0].encode(), self.session.csrf.encode()):
             raise OriginRefused("a form without the secret of its session: load its page again")
         return fields
@@ -157,10 +156,9 @@ def check_origin(request: Request) -> None:
         raise OriginRefused(f"a form from a page of {origin[:100]!r}: expected one of this console")
 
 
-async def read_form(request: Request) -> dict[str, list[str]]:
-    """The fields of a form. Raises `Malformed`, and as `read_body`."""
-    settings = gateway_of(request).settings
-    body = await bodies.read_body(request, settings.body_bytes, settings.body_seconds)
+async def read_form(request: Request, who: str, limit_bytes: int = 0) -> dict[str, list[str]]:
+    """The fields of a form. Raises `Malformed`, and as `BodyRoom.read`."""
+    body = await gateway_of(request).bodies.read(request, who, limit_bytes)
     try:
         pairs = parse_qsl(
             body.decode(),

@@ -17,6 +17,7 @@ import msgspec
 
 from malamute.errors import Malformed, MediaTypeRefused, TooLarge
 from malamute.gateway.bodies import decoded
+from malamute.gateway.elements import check_elements
 
 ROOT = "restms"
 NAMESPACE = "http://www.restms.org/schema/restms"
@@ -30,6 +31,12 @@ TYPES = (RESTMS_XML, RESTMS_JSON, TEXT_XML)
 DEPTH_MAX = 16
 ELEMENTS_MAX = 50_000
 ATTRIBUTES_MAX = 100
+PARTS_MAX = 250_000
+"""Elements and attributes together."""
+
+SLICE_BYTES = 64 * 1024
+TAG_BYTES_MAX = 256 * 1024
+"""A tag, or a comment: expat keeps it until it has come as a whole, and then builds all of its attributes."""
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SPACE = {"\n": "&#10;", "\r": "&#13;", "\t": "&#9;"}
@@ -96,10 +103,14 @@ class _Limits:
 
     def __init__(self) -> None:
         self.elements = 0
+        self.parts = 0
 
     def check(self, depth: int, attributes: int) -> None:
         """Count an element. Raises `TooLarge`."""
         self.elements += 1
+        self.parts += 1 + attributes
+        if self.parts > PARTS_MAX:
+            raise TooLarge(f"document is too large: expected at most {PARTS_MAX} elements and attributes")
         if depth > DEPTH_MAX:
             raise TooLarge(f"document is too deep: expected at most {DEPTH_MAX} elements in each other")
         if self.elements > ELEMENTS_MAX:
@@ -119,7 +130,7 @@ class _XmlReader:
         self._space = NAMESPACE
 
     def parse(self, body: bytes) -> Element:
-        parser = expat.ParserCreate(namespace_separator=" ")
+        parser = expat.ParserCreate("utf-8", " ")
         parser.ordered_attributes = True
         parser.buffer_text = True
         parser.StartElementHandler = self._start
@@ -128,7 +139,12 @@ class _XmlReader:
         parser.StartDoctypeDeclHandler = self._refuse
         try:
             # It is UTF-8, whatever it says itself.
-            parser.Parse(body.decode("utf-8-sig"), True)
+            text = body.decode("utf-8-sig").encode()
+            for start in range(0, len(text), SLICE_BYTES):
+                parser.Parse(text[start : start + SLICE_BYTES])
+                if start + SLICE_BYTES - parser.CurrentByteIndex > TAG_BYTES_MAX:
+                    raise TooLarge(f"document has a tag that is too large: expected {TAG_BYTES_MAX} bytes")
+            parser.Parse(b"", True)
         except (expat.ExpatError, UnicodeDecodeError) as error:
             raise Malformed(f"invalid XML: {error}") from None
         assert self.root is not None
@@ -166,6 +182,7 @@ class _XmlReader:
 
 
 def _read_json(body: bytes) -> Element:
+    check_elements(body)
     tree = decoded(msgspec.json.decode, body)
     if not isinstance(tree, dict) or len(tree) != 1:
         raise Malformed(f"invalid document: expected an object with {ROOT!r} alone")

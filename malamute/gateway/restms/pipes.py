@@ -17,12 +17,13 @@ from time import monotonic, time_ns
 from malamute.aio import Client, Work
 from malamute.client.events import Connected, Event, Recalled
 from malamute.client.session.message import Mail
+from malamute.door.shares import share_of
 from malamute.errors import AccessRefused, MalamuteError, NoSuchResource, NotFound, TooMany
 from malamute.gateway.bodies import UNREADABLE, is_readable
 from malamute.gateway.restms.definitions import Pipe
 from malamute.gateway.restms.signals import Signal
 from malamute.gateway.settings import GatewaySettings
-from malamute.gateway.users import Identity, Users
+from malamute.gateway.users import Identity, ProvedUser, Users
 
 OWN = "0"
 """The source of what comes through the pipe's own service."""
@@ -43,8 +44,9 @@ DELETED_MAX = 1000
 class PipeReader:
     """A pipe that is read. Messages are named by their source and sequence, and stand in order of arrival."""
 
-    def __init__(self, pipe: Pipe, identity: Identity, credit: int) -> None:
+    def __init__(self, pipe: Pipe, identity: Identity, owner: ProvedUser, credit: int) -> None:
         self.pipe = pipe
+        self.owner = owner
         self.identity = identity
         self.changed = Signal()
         self.changed_ns = 0
@@ -236,16 +238,17 @@ class PipeReaders:
         """
         lock = self._opening.setdefault(pipe.name, asyncio.Lock())
         async with lock:
+            owner = await self._users.prove(identity)
             reader = self._readers.get(pipe.name)
             if reader is not None and reader.over:
                 await self.drop(pipe)
                 reader = None
             if reader is None:
-                self._check_room(identity)
-                reader = PipeReader(pipe, identity, credit)
+                self._check_room(owner)
+                reader = PipeReader(pipe, identity, owner, credit)
                 await reader.open(self._users, self._settings.timeout_seconds)
                 self._readers[pipe.name] = reader
-            elif reader.identity != identity:
+            elif reader.owner != owner:
                 raise AccessRefused(f"the pipe {pipe.name!r} is read by somebody else")
             reader.used_at = monotonic()
             await reader.join(shared())
@@ -262,10 +265,13 @@ class PipeReaders:
         for reader in self._readers.values():
             reader.end()
 
-    def _check_room(self, identity: Identity) -> None:
-        if len(self._readers) >= READERS_MAX:
-            raise TooMany(f"{len(self._readers)} pipes are read: expected at most {READERS_MAX}")
-        own = sum(one.identity == identity for one in self._readers.values())
+    def _check_room(self, owner: ProvedUser) -> None:
+        own = sum(one.owner.user == owner.user for one in self._readers.values())
+        if share_of(READERS_MAX, len(self._readers), own, named=bool(owner.user)) < 1:
+            raise TooMany(
+                f"{len(self._readers)} pipes are read: expected at most {READERS_MAX}, and a share for each "
+                f"user; this one has {own}"
+            )
         if own >= (most := self._settings.restms_pipes):
             raise TooMany(
                 f"{own} pipes are read by this user: expected at most {most}; those that nobody reads end in "

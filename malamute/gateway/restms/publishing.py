@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from malamute.gateway.restms.documents import TYPES, read
 from malamute.gateway.restms.messages import CONTENT_TYPE, PostedContent, PostedMessage, media_of, posted
 from malamute.gateway.restms.service import RestMS
 from malamute.gateway.restms.views import BaseUri, counted, name_in
+from malamute.gateway.state import gateway_of
 from malamute.protocol.limits import BATCH_MESSAGES_MAX
 
 
@@ -33,7 +35,7 @@ async def post(
     media = media_type(request)
     if media and media not in TYPES:
         return await _stage(restms, client, request, feed, body, user, base)
-    root = read(body, media)
+    root = await gateway_of(request).bodies.built(body, partial(read, body, media))
     messages = [posted(element) for element in root.each("message")]
     if not messages:
         raise InvalidValue("no message in the document: expected at least one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from malamute.aio import Client
 from malamute.client.session.message import Mail
 from malamute.errors import AccessRefused, InvalidValue, NotFound
-from malamute.gateway.bodies import media_type, read_body
+from malamute.gateway.bodies import media_type
 from malamute.gateway.header_text import value_of
 from malamute.gateway.queues import unless_gone
 from malamute.gateway.restms import messages
@@ -48,13 +49,17 @@ class Call(NamedTuple):
     base: BaseUri
 
     async def body(self) -> bytes:
-        """The body of the request. Raises as `read_body`."""
-        settings = self.restms.settings
-        return await read_body(self.request, settings.body_bytes, settings.body_seconds)
+        """The body of the request. Raises as `Gateway.body`."""
+        return await gateway_of(self.request).body(self.request)
 
     async def element(self, *kinds: str) -> Element:
         """The one resource in the document of the request. Raises `InvalidValue`, and as `read`."""
-        return _single(read(await self.body(), media_type(self.request)), *kinds)
+        return _single(await self.document(await self.body()), *kinds)
+
+    async def document(self, body: bytes) -> Element:
+        """The document in a body, which is read beside the loop if it is large. Raises as `read`."""
+        build = partial(read, body, media_type(self.request))
+        return await gateway_of(self.request).bodies.built(body, build)
 
 
 def _single(root: Element, *kinds: str) -> Element:
@@ -229,7 +234,7 @@ async def put(call: Call, found: Definition) -> Response:
     body = await call.body()
     if not body:
         return Response(status_code=204)
-    element = _single(read(body, media_type(call.request)), "feed" if isinstance(found, RestFeed) else "pipe")
+    element = _single(await call.document(body), "feed" if isinstance(found, RestFeed) else "pipe")
     given = dict(element.attributes)
     if isinstance(found, RestFeed) and found.private and not given.get("name"):
         # It was created without a name, and a client sends back what it has sent.
