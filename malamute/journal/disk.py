@@ -711,6 +711,11 @@ class DiskStore:
         self._defects.add_ranges(stream, found)
         return ReadResult(found, state.first)
 
+    def pop_firsts(self) -> Mapping[str, int]:
+        """Streams whose oldest messages were dropped since the last call, and their first sequences now."""
+        firsts, self._ring.firsts = self._ring.firsts, {}
+        return firsts
+
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
         with self._chunk_cursor(stream) as (_, chunks):

@@ -185,6 +185,11 @@ class MemoryStore:
                     break
             return ReadResult(found, state.first)
 
+    def pop_firsts(self) -> Mapping[str, int]:
+        """Streams whose oldest messages were dropped since the last call, and their first sequences now."""
+        firsts, self._ring.firsts = self._ring.firsts, {}
+        return firsts
+
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
         with self._open():

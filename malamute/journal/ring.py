@@ -120,6 +120,8 @@ class Ring:
         """What was set at run time."""
         self.given: dict[str, StreamRetention] = {}
         """What else is to hold, as it came with the last chunk."""
+        self.firsts: dict[str, int] = {}
+        """Streams whose oldest messages were dropped since that was asked last, and their first ones now."""
         self.late: set[str] = set()
         self.era = max((stream.last_era for stream in found), default=0)
         """That of the chunks that come now."""
@@ -230,6 +232,10 @@ class Ring:
             self.given.pop(name, None)
             self.passed.pop(name, None)
         self.given |= changes.given
+        for name, stream in changes.changed.items():
+            before = self.streams.get(name)
+            if before is not None and before.first != stream.first:
+                self.firsts[name] = stream.first
         self.streams.update(changes.changed)
         self.leaving = {number: stream for number, stream in changes.leaving.items() if stream.chunks}
         self.bytes = changes.bytes

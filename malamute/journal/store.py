@@ -176,6 +176,12 @@ class Store(Protocol):
         cannot be read is a Damage in its place. An unknown stream is an empty one.
         """
 
+    def pop_firsts(self) -> Mapping[str, int]:
+        """The streams whose oldest messages were dropped since the last call, with their first sequences now.
+
+        To be called by the thread that writes.
+        """
+
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence stored at or after a broker time; last + 1 if there is none."""
 

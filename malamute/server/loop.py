@@ -35,6 +35,7 @@ from malamute.server.worker import (
     Load,
     ReadDone,
     Results,
+    Trimmed,
     no_configuration,
 )
 from malamute.store.commit import Append
@@ -292,6 +293,8 @@ class Loop:
             result = self._results.done.popleft()
             if isinstance(result, ReadDone):
                 self._answered(result, now)
+            elif isinstance(result, Trimmed):
+                self.core.streams.trimmed(result.firsts)
             elif isinstance(result, DamageFound):
                 self.core.damaged(result.defects, now, result.store)
             elif isinstance(result, Faulty):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from pathlib import Path
@@ -81,7 +81,13 @@ class Crashed(NamedTuple):
     store: str = ""
 
 
-Result = Written | ReadDone | DamageFound | Faulty | Crashed
+class Trimmed(NamedTuple):
+    """The ring has dropped the oldest messages of these streams: the first sequences that are kept."""
+
+    firsts: Mapping[str, int]
+
+
+Result = Written | Trimmed | ReadDone | DamageFound | Faulty | Crashed
 
 
 class Results:
@@ -187,6 +193,8 @@ class WriterThread(Worker[Append]):
     def _write(self, operations: Sequence[Operation]) -> MalamuteError | None:
         try:
             self._store.write(operations)
+            if firsts := self._store.pop_firsts():
+                self._results.put(Trimmed(firsts))
         except StoreLost:
             raise
         except (StoreError, StorageFull) as error:

@@ -232,6 +232,8 @@ class Bench:
             return
         append = self.appends.popleft()
         self.store.write(append.operations)
+        if firsts := self.store.pop_firsts():
+            self.core.streams.trimmed(firsts)
         self.core.stored(append.token, self.now)
         self.iterate()
 

@@ -141,3 +141,85 @@ def test_dead_letters_are_counted_by_the_kind_of_queue(bench):
     bench.tell("bob", Reject(0, [(1, 1)], "no"))
     bench.settle()
     assert totals(bench)["dead_lettered"] == {"mailbox": 1}
+
+
+# Lag is of messages that are there
+
+
+def figures(bench: Bench, cursor: str = "c") -> tuple[int, int, int, int]:
+    """How many messages of `s` are stored, and are behind a cursor by four ways to ask."""
+    bench.tell("carl", Query(1, "stream", {"name": "s"}), Query(2, "cursors", {"stream": "s"}))
+    bench.settle()
+    details, cursors = [m.value for m in bench.sent("carl") if isinstance(m, Answer)]
+    [lag] = [row["lag"] for row in details["cursors"] if row["name"] == cursor]
+    [other] = [row["lag"] for row in cursors if row["name"] == cursor]
+    return details["stored"], lag, other, totals(bench)["readers"].get("cursor_lag", 0)
+
+
+def set_cursor(bench: Bench, start: str) -> None:
+    bench.tell("carl", Change(0, "cursor.set", {"stream": "s", "cursor": "c", "start": start}))
+    bench.settle()
+    bench.sent("carl")
+
+
+def put(bench: Bench, count: int) -> None:
+    for _ in range(count):
+        bench.tell("alice", publish(b"x"))
+        bench.settle()
+
+
+@pytest.mark.parametrize("end", ["crash", "restart"])
+def test_lag_counts_no_sequences_that_a_restart_left_out(bench, end):
+    put(bench, 5)
+    set_cursor(bench, "seq:3")
+    for life in range(1, 4):
+        getattr(bench, end)()
+        bench.open("alice", "bob", "carl")
+        assert figures(bench) == (2 + 3 * life, *[3 * life] * 3)
+        put(bench, 3)
+        assert figures(bench) == (5 + 3 * life, *[3 + 3 * life] * 3)
+
+
+def test_lag_counts_no_messages_that_were_purged_or_that_the_ring_has_dropped(bench):
+    put(bench, 9)
+    set_cursor(bench, "seq:1")
+    assert figures(bench) == (9, 9, 9, 9)
+    bench.tell("carl", Change(0, "stream.retain", {"stream": "s", "count": 4}))
+    bench.settle()
+    bench.sent("carl")
+    put(bench, 1)
+    assert figures(bench) == (4, 4, 4, 4)
+    bench.tell("carl", Change(0, "stream.purge", {"stream": "s"}))
+    bench.settle()
+    bench.sent("carl")
+    assert figures(bench) == (0, 0, 0, 0)
+
+
+def test_lag_counts_no_messages_that_the_disk_has_refused(bench):
+    put(bench, 2)
+    set_cursor(bench, "seq:1")
+    bench.tell("alice", publish(b"x", b"y"))
+    bench.iterate()
+    while bench.appends:
+        bench.fail()
+    bench.settle()
+    assert figures(bench) == (2, 2, 2, 2)
+    put(bench, 1)
+    assert figures(bench) == (3, 3, 3, 3)
+    bench.restart()
+    bench.open("alice", "bob", "carl")
+    assert figures(bench) == (3, 3, 3, 3)
+
+
+def test_the_lag_of_a_subscription_is_that_of_a_cursor(bench):
+    put(bench, 5)
+    bench.crash()
+    bench.open("alice", "bob", "carl")
+    put(bench, 2)
+    bench.tell("bob", subscribe(1, 1, start="seq:2"))
+    bench.settle()
+    bench.tell("carl", Query(1, "client", {"id": "bob"}), Query(2, "stream", {"name": "s"}))
+    bench.settle()
+    client, stream = [m.value for m in bench.sent("carl") if isinstance(m, Answer)]
+    assert (client["subscriptions"][0]["lag"], stream["readers"][0]["lag"]) == (5, 5)
+    assert totals(bench)["readers"]["lag"] == 5

@@ -8,14 +8,14 @@ the writer has to find out which part of a failed group can be stored.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from malamute.errors import StorageFull, StoreError
 from malamute.journal.format import CHUNK_HEADER_SIZE, decode_chunk_header
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Status
-from malamute.server.worker import ANSWERS, DamageFound, Faulty, ReadDone, WriterThread
+from malamute.server.worker import ANSWERS, DamageFound, Faulty, ReadDone, Trimmed, WriterThread
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Operation, ReadResult, Recovered, StoreRead
 from malamute.store.tables import CURSORS
@@ -74,6 +74,10 @@ class Disk:
         self.store.write(operations)
         self.on_commit(operations)
 
+    def pop_firsts(self) -> Mapping[str, int]:
+        """The streams whose oldest messages were dropped, as the store has it."""
+        return self.store.pop_firsts()
+
     def damage(self, stream: str, choice: int) -> range:
         """Wipe the body of a chunk of a stream. Returns the sequences that cannot be read any more."""
         state = self.store.status().streams.get(stream)
@@ -104,7 +108,7 @@ class Workers:
         """What the writer has met and would have reported: here each is a fault to be found."""
         self._writer = WriterThread("simulated", disk, self, of_store)  # type: ignore[arg-type]  # a part of a store
 
-    def put(self, result: Written | ReadDone | DamageFound | Faulty) -> None:
+    def put(self, result: Written | Trimmed | ReadDone | DamageFound | Faulty) -> None:
         """Take a result of the writer."""
         if isinstance(result, Faulty):
             self._faults.append(result.error)

@@ -31,7 +31,7 @@ from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server import clock
-from malamute.server.worker import DamageFound, ReadDone
+from malamute.server.worker import DamageFound, ReadDone, Trimmed
 from malamute.store.commit import Append, Written
 from malamute.store.operations import Defect, Recovered
 from malamute.store.policies import StreamPolicy, StreamRetention
@@ -228,6 +228,8 @@ class Machine:
         for result in [result for workers in self.all_workers for result in workers.take_results()]:
             if isinstance(result, ReadDone):
                 self.core.answered(result.question, result.result, self.now)
+            elif isinstance(result, Trimmed):
+                self.core.streams.trimmed(result.firsts)
             elif isinstance(result, DamageFound):
                 self._damaged(result)
             else:

@@ -19,6 +19,7 @@ from sim_origin import Author, Origin, Violation
 from sim_wants import Wants
 
 from malamute.client.session.sources import StreamSource
+from malamute.core.broker import Core
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import Columns, unpack_payload
 from malamute.protocol.messages import (
@@ -377,6 +378,25 @@ class StreamBook:
                 and len(kept) + len(self.damaged) < min(most - 40, len(stored))
             ):
                 raise Violation("the ring dropped too much", stream=stream, kept=len(kept))
+
+
+def check_counts(core: Core, store: MemoryStore, damaged: set[tuple[str, int]]) -> None:
+    """What lag is counted by is what is there, whatever was left out, refused or dropped."""
+    for name, stream in core.streams.by_name.items():
+        if not stream.journaled or stream.stage.name or name in {one for one, _ in damaged}:
+            continue
+        there = sorted(read_all(store, name))
+        for place in {0, len(there) // 3, len(there) - 1, len(there)} if there else {0}:
+            after = there[place - 1] if place > 0 else 0
+            counted = stream.messages_behind(after)
+            if counted != len(there) - max(place, 0):
+                raise Violation(
+                    "messages are counted that are not there",
+                    stream=name,
+                    after=after,
+                    counted=counted,
+                    there=len(there) - max(place, 0),
+                )
 
 
 def read_all(store: MemoryStore, stream: str) -> dict[int, tuple[str, Any]]:

@@ -23,6 +23,7 @@ from sim_origin import Violation
 from sim_plan import Plan, Step
 from sim_restore import Backup, back_up, restore
 from sim_story import Story
+from sim_streams import check_counts
 
 from malamute.client.session.session import State
 from malamute.errors import TooLarge
@@ -481,6 +482,7 @@ class World:
         self._check_broker()
         self.book.audit.check_done()
         self.book.streams.check_store(self.setup.kept_messages, ages=self.setup.age_seconds > 0)
+        check_counts(self.machine.core, self.disk.store, self.book.streams.damaged)
         if self.setup.age_seconds:
             self.book.streams.check_aged(self.setup.age_seconds)
         self.book.queues.check_store(self.disk.store.recover())

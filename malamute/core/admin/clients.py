@@ -95,7 +95,7 @@ def _subscription(subscription: Subscription) -> SubscriptionRow:
         credit=credit_left(subscription.credit.messages),
         credit_bytes=credit_left(subscription.credit.bytes),
         state="replay" if subscription.cursor else "live",
-        lag=stream.next - subscription.cursor if subscription.cursor else 0,
+        lag=stream.messages_behind(subscription.cursor - 1) if subscription.cursor else 0,
         delivered=subscription.delivered,
         skipped=subscription.skipped,
     )

@@ -56,7 +56,9 @@ def stream(core: Engines, query: StreamQuery) -> StreamDetails:
     everybody = chain.from_iterable(group.members.values() for group in found.audience.groups())
     # Of very many, those furthest behind: they are what is looked for.
     readers = nlargest(
-        pages.DETAILS_MAX, everybody, key=lambda reader: reader.cursor and found.next - reader.cursor
+        pages.DETAILS_MAX,
+        everybody,
+        key=lambda reader: reader.cursor and found.messages_behind(reader.cursor - 1),
     )
     core.effects.work -= ROW_WORK * len(readers)
     return StreamDetails(
@@ -137,7 +139,7 @@ def _stream(stream: Stream) -> StreamRow:
         name=stream.name,
         first=stream.first_kept,
         last=stream.last,
-        stored=stream.last_stored,
+        stored=stream.stored_messages,
         published=stream.messages,
         published_rate=stream.rate.each_second(stream.effects.now),
         journaled=stream.journaled,
@@ -147,7 +149,7 @@ def _stream(stream: Stream) -> StreamRow:
 
 def _reader(stream: Stream, reader: Reader) -> ReaderRow:
     client, address = reader.read_by
-    behind = stream.next - reader.cursor if reader.cursor else 0
+    behind = stream.messages_behind(reader.cursor - 1) if reader.cursor else 0
     return ReaderRow(
         client=client,
         address=address,
@@ -162,7 +164,7 @@ def _reader(stream: Stream, reader: Reader) -> ReaderRow:
 def _cursors(stream: Stream) -> list[CursorRow]:
     owner = stream.owners.get
     known = [
-        CursorRow(name=name, sequence=sequence, lag=stream.next - 1 - sequence, owner=owner(name, ""))
+        CursorRow(name=name, sequence=sequence, lag=stream.messages_behind(sequence), owner=owner(name, ""))
         for name, sequence in stream.cursors.items()
     ]
     lost = sorted(stream.lost_cursors)

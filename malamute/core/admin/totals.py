@@ -83,9 +83,9 @@ class _ReaderSums:
                 continue
             if isinstance(reader, int):
                 self._cursors += 1
-                self._cursor_lag = max(self._cursor_lag, stream.next - 1 - reader)
+                self._cursor_lag = max(self._cursor_lag, stream.messages_behind(reader))
                 continue
-            behind = stream.next - reader.cursor if reader.cursor else 0
+            behind = stream.messages_behind(reader.cursor - 1) if reader.cursor else 0
             self._readers["replay" if reader.cursor else "live"] += 1
             self._lag = max(self._lag, behind)
             if behind and reader.time_ns:

@@ -209,7 +209,7 @@ class StreamFeed(Reader, Feed):
         """What it does and where it stands, for people."""
         stream = self.stream
         # What is not on the disk is none of its business yet.
-        lag = max(0, stream.replay.durable + 1 - self.cursor) if self.cursor else 0
+        lag = stream.messages_behind(self.cursor - 1, stream.replay.durable) if self.cursor else 0
         working = "full" if self.full else "replay" if lag else "live"
         return FeedRow(
             **self.rule.shown(self.name, working),

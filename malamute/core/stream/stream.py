@@ -30,7 +30,7 @@ go on from there at half the pace until it has caught up.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import repeat
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ from malamute.core.stream.chunk_part import ChunkPart
 from malamute.core.stream.dispatch import Held, in_steps
 from malamute.core.stream.expiry import WAITING_PACE, BirthTimes, TimesBefore
 from malamute.core.stream.gaps import Gaps, Missing
+from malamute.core.stream.holes import Holes
 from malamute.core.stream.replay import Replay
 from malamute.core.stream.start import locate
 from malamute.core.stream.store import StreamStore, StreamStores
@@ -56,7 +57,7 @@ from malamute.errors import CursorLost, InUse, InvalidValue, MalamuteError, NotF
 from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
-from malamute.protocol.limits import Limits
+from malamute.protocol.limits import NUMBER_MAX, Limits
 from malamute.protocol.messages import ANOTHER_STORE, Commit, Subscribe
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.protocol.position import StorePosition
@@ -77,7 +78,7 @@ from malamute.store.operations import (
     StreamState,
 )
 from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, StreamRetention
-from malamute.store.tables import BEGINNINGS, CURSORS, OWNERS, RETENTIONS
+from malamute.store.tables import BEGINNINGS, CURSORS, HOLES, OWNERS, RETENTIONS
 
 if TYPE_CHECKING:
     from malamute.core.access import Permissions
@@ -218,6 +219,9 @@ class Stream:
         """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
         self.never_used = (owner.deleted.last_known(name) + 1, begin) if state is None else (1, 0)
         """The first and the last sequence in front of it that no stream of this name is known to have had."""
+        self.holes = Holes()
+        self._last_chunked = state.last if state else 0
+        self._holes_changed = False
         self.next_dispatch = self.next
         self.last_stored = state.last if state else 0
         self.first_kept = state.first if state else begin + 1
@@ -558,6 +562,7 @@ class Stream:
         chunk = loaded.chunk
         size_bytes = chunk_bytes(chunk.count, loaded.size_bytes, chunk.large)
         if self.journaled:
+            self._note_hole(chunk)
             if chunk.first == self.first_kept and self.never_used[0] <= self.never_used[1]:
                 # Its readers are not to be notified of these after a restart either.
                 self.stage.store(PutValue(BEGINNINGS, (self.name,), self.never_used))
@@ -577,6 +582,33 @@ class Stream:
             self.stage.when_stored(lambda error: self._stored(last, deletions, error), awaited=held)
         elif last + EPOCH // 2 > self.reserved:
             self._begin_epoch(last, size_bytes if last > self.reserved else 0)
+
+    def restore_numbering(self, never_used: Sequence[int], holes: Sequence[Sequence[int]]) -> None:
+        """Take up which sequences have no messages, as it was stored."""
+        self.never_used = never_used[0], never_used[1]
+        self.holes.restore(holes)
+
+    def _note_hole(self, chunk: Chunk) -> None:
+        """Store with a chunk what was left out before it."""
+        if 0 < self._last_chunked < chunk.first - 1:
+            self.holes.add(self._last_chunked + 1, chunk.first - 1)
+            self._holes_changed = True
+        self._last_chunked = chunk.last
+        if self._holes_changed:
+            self._holes_changed = False
+            self.holes.forget_before(self.first_kept)
+            self.stage.store(PutValue(HOLES, (self.name,), self.holes.ranges))
+
+    def messages_behind(self, sequence: int, last: int = NUMBER_MAX) -> int:
+        """Return how many messages are there behind a sequence, up to another one: none without a journal."""
+        if not self.journaled:
+            return 0
+        return self.holes.messages(max(sequence, self.first_kept - 1), min(last, self.last))
+
+    @property
+    def stored_messages(self) -> int:
+        """How many messages of it are on the disk."""
+        return self.holes.messages(self.first_kept - 1, self.last_stored)
 
     def _begin_epoch(self, last: int, held_bytes: int = 0) -> None:
         """Reserve sequences for a stream without a journal. What is held meanwhile counts as accepted."""
@@ -607,6 +639,8 @@ class Stream:
             self.replay.stored()
             return
         loaded = self.replay.refused()
+        self.holes.add(loaded.chunk.first, loaded.chunk.last)
+        self._holes_changed = True
         if sent:
             self._refused(loaded, sent=True)
         self.replay.advance()
@@ -844,9 +878,11 @@ class Streams:
     def restore(self, recovered: Recovered, recovery: Recovery, store: StreamStore | None = None) -> None:
         """Take up the streams that a store kept, with their cursors and what was set for them."""
         store = store or self.stores.own
+        beginnings, holes = recovered.table(BEGINNINGS), recovered.table(HOLES)
         for name, state in recovered.streams.items():
             refused = recovered.refused.get(name, ())
-            recovery.take_up("stream", name, self._restore, name, store, state, refused)
+            numbering = beginnings.get((name,), (1, 0)), holes.get((name,), ())
+            recovery.take_up("stream", name, self._restore, name, store, state, refused, numbering)
         for (name, cursor), sequence in recovered.table(CURSORS).items():
             if (stream := self.kept(name, store)) is not None:
                 stream.cursors[cursor] = sequence
@@ -858,9 +894,6 @@ class Streams:
 
     def _restore_values(self, recovered: Recovered, store: StreamStore) -> None:
         """Take up what is kept of the streams that are there."""
-        for (name,), (first, last) in recovered.table(BEGINNINGS).items():
-            if (stream := self.by_name.get(name)) is not None and stream.store is store:
-                stream.never_used = first, last
         for (name, cursor), user in recovered.table(OWNERS).items():
             self._restore_owner(store, name, cursor, str(user))
         for (name,), retention in recovered.table(RETENTIONS).items():
@@ -878,7 +911,12 @@ class Streams:
             stream.owners[cursor] = user
 
     def _restore(
-        self, name: str, store: StreamStore, state: StreamState, refused: Sequence[NoteRefused]
+        self,
+        name: str,
+        store: StreamStore,
+        state: StreamState,
+        refused: Sequence[NoteRefused],
+        numbering: tuple[Any, Any],
     ) -> None:
         """Take up one of them, and what the disk had `refused` of it.
 
@@ -893,6 +931,7 @@ class Streams:
         else:
             stream = self.by_name[name] = Stream(name, self, store, state)
             stream.gaps.restore(refused)
+            stream.restore_numbering(*numbering)
             if stream.policy.retention != KEEP_ALL:
                 store.stage.store(Retain(name, stream.policy.retention))
 
@@ -1042,6 +1081,12 @@ class Streams:
             if not stream.journaled:
                 self.effects.store(DeleteStream(stream.name), ForgetStream(stream.name))
             self.effects.event(f"stream.collected.{stream.name}")
+
+    def trimmed(self, firsts: Mapping[str, int]) -> None:
+        """The ring has dropped the oldest messages of some streams: these are their first ones now."""
+        for name, first in firsts.items():
+            if (stream := self.by_name.get(name)) is not None:
+                stream.first_kept = max(stream.first_kept, first)
 
     def keep(self, name: str) -> Stream:
         """The stream of this name, made if needed: the broker's own, or what was promised something.

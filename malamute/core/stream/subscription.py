@@ -75,6 +75,10 @@ class SourceStream(Protocol):
     next: int
     switches: Counter[str]
 
+    def messages_behind(self, sequence: int) -> int:
+        """Return how many messages are there behind a sequence."""
+        ...
+
     def wake(self, reader: Reader) -> None:
         """Serve a reader that is behind and has credit, at the end of this iteration."""
 
