@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from malamute.cli.options import ConnectionOptions
+from malamute.cli.options import ConnectionOptions, Function
 from malamute.cli.tables import show_map, show_rows
 from malamute.errors import NotFound
 
@@ -60,6 +61,25 @@ def make_change(connection: ConnectionOptions, change: admin.AdminChange[Any], *
     with connection.open() as client:
         done: admin.Row = client.change(change)
     show_map(done.as_map(), as_json=as_json)
+
+
+def removes(question: str) -> Callable[[Function], Function]:
+    """Add --dry-run and --yes to a command that removes something, and ask before it does.
+
+    Its arguments may stand in the question. The command gets `dry_run`.
+    """
+
+    def decorate(function: Function) -> Function:
+        @dry_run_option
+        @yes_option
+        @functools.wraps(function)
+        def command(*args: Any, dry_run: bool, yes: bool, **more: Any) -> Any:
+            confirm(question.format_map(more), yes=yes, dry_run=dry_run)
+            return function(*args, dry_run=dry_run, **more)
+
+        return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+
+    return decorate
 
 
 def confirm(question: str, *, yes: bool, dry_run: bool) -> None:

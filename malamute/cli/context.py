@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from malamute.cli.admin import removes
 from malamute.cli.error_output import BadInput
 from malamute.cli.options import (
     ConnectionOptions,
@@ -118,8 +119,9 @@ def show(*, connection: ConnectionOptions, as_json: bool) -> None:
 
 @context.command()
 @name_argument
+@removes("Forget the context {name}, with its credentials?")
 @json_option
-def delete(name: str, *, as_json: bool) -> None:
+def delete(name: str, *, dry_run: bool, as_json: bool) -> None:
     """Forget the context NAME."""
     path = file_of(os.environ)
     contexts = load(path)
@@ -128,7 +130,8 @@ def delete(name: str, *, as_json: bool) -> None:
     del contexts.by_name[name]
     if contexts.current == name:
         contexts.current = ""
-    save(path, contexts)
+    if not dry_run:
+        save(path, contexts)
     show_map({**row, **removed.shown()}, as_json=as_json)
 
 

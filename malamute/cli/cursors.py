@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from malamute.cli import completion
-from malamute.cli.admin import dry_run_option, make_change, show_found
+from malamute.cli.admin import dry_run_option, make_change, removes, show_found
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 
 stream_argument = click.argument("name", metavar="STREAM", shell_complete=completion.names("streams"))
@@ -62,7 +62,7 @@ def reset(
 @cursor.command("delete")
 @stream_argument
 @cursor_argument
-@dry_run_option
+@removes("Forget the cursor {cursor_name} of {name}? Its reader begins anew.")
 @connects
 @json_option
 def forget(

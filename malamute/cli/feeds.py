@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from malamute.cli import completion
-from malamute.cli.admin import dry_run_option, make_change, show_found
+from malamute.cli.admin import dry_run_option, make_change, removes, show_found
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option, selects
 from malamute.cli.tables import criteria_words, show_whole
 
@@ -139,12 +139,12 @@ def show_feed(name: str, source: str, *, connection: ConnectionOptions, as_json:
     show_whole(row if as_json else criteria_words(row), as_json=as_json)
 
 
-def _add_change(verb: str, topic: str, words: str) -> None:
-    """Add a command that changes one feed."""
+def _add_change(verb: str, topic: str, words: str, asks: Callable[[Any], Any] = dry_run_option) -> None:
+    """Add a command that changes one feed; `asks` adds what it asks before."""
 
     @feed.command(verb, help=words, epilog=examples(f"malamute feed {verb} billing stream/orders"))
     @_named
-    @dry_run_option
+    @asks
     @connects
     @json_option
     def change(
@@ -161,4 +161,9 @@ _add_change("enable", "feed.enable", "Let a feed go on where it is.")
 _add_change(
     "disable", "feed.disable", "Let a feed rest where it is, over restarts, until it is enabled or set again."
 )
-_add_change("delete", "feed.delete", "End a feed; what it has passed on stays.")
+_add_change(
+    "delete",
+    "feed.delete",
+    "End a feed; what it has passed on stays.",
+    removes("End the feed {name} of {source}?"),
+)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from malamute.cli.admin import dry_run_option, make_change
+from malamute.cli.admin import dry_run_option, make_change, removes
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.tables import show_map, show_rows
 from malamute.errors import NotFound
@@ -89,7 +89,7 @@ def set_(
 
 @group.command()
 @click.argument("name")
-@dry_run_option
+@removes("Remove the group {name}? Its users lose what it allows.")
 @connects
 @json_option
 def remove(name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:

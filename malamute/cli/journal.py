@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from malamute.cli.admin import removes
 from malamute.cli.exit_codes import ERROR
 from malamute.cli.journal_export import data_option, export
 from malamute.cli.options import examples, json_option
@@ -246,8 +247,9 @@ def repair_command(ctx: click.Context, directory: Path, *, dry_run: bool, as_jso
 )
 @click.argument("name")
 @data_option
+@removes("Forget the store {name} of {data}? What was in it is lost.")
 @json_option
-def forget_store(name: str, data: Path, *, as_json: bool) -> None:
+def forget_store(name: str, data: Path, *, dry_run: bool, as_json: bool) -> None:
     """Forget the store NAME, which is gone for good, while no broker uses the data directory.
 
     A broker does not start a store anew under a name that had one before: its disk may only not be mounted.
@@ -261,7 +263,8 @@ def forget_store(name: str, data: Path, *, as_json: bool) -> None:
         if not known.get((name,)):
             there = ", ".join(sorted(each for (each,), ident in known.items() if ident)) or "none"
             raise NotFound(f"no store {name!r} is known in {data}: expected one of {there}")
-        store.write([PutValue(STORES, (name,), b"")])
+        if not dry_run:
+            store.write([PutValue(STORES, (name,), b"")])
     show_map({"store": name, "data": str(data)}, as_json=as_json)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 from click.core import ParameterSource
 
+from malamute.cli.admin import removes
 from malamute.cli.options import (
     ConnectionOptions,
     Function,
@@ -38,8 +39,8 @@ class Book(Protocol):
     def set(self, name: str, **fields: Any) -> Row:
         """Change those fields of an account that are not None."""
 
-    def remove(self, name: str) -> Row:
-        """Remove an account."""
+    def remove(self, name: str, *, dry_run: bool) -> Row:
+        """Remove an account, or only look whether it could be."""
 
     def list(self) -> Iterable[Row]:
         """All accounts, by name."""
@@ -61,13 +62,14 @@ class BrokerBook:
         """Change an account in the store."""
         from malamute.protocol.admin import UserSet
 
-        return self._change(UserSet(name=name, **fields))
+        given = {field: value for field, value in fields.items() if value is not None}
+        return self._change(UserSet(name=name, **given))
 
-    def remove(self, name: str) -> Row:
+    def remove(self, name: str, *, dry_run: bool) -> Row:
         """Remove an account from the store."""
         from malamute.protocol.admin import UserRemove
 
-        return self._change(UserRemove(name=name))
+        return self._change(UserRemove(name=name, dry_run=dry_run))
 
     def list(self) -> Iterable[Row]:
         """The accounts of the broker's file, and those in its store, with what each uses of its own quota."""
@@ -103,13 +105,14 @@ class FileBook:
         accounts = self._load()
         return self._put(accounts, _account(accounts, name), fields)
 
-    def remove(self, name: str) -> Row:
+    def remove(self, name: str, *, dry_run: bool) -> Row:
         """Remove an account."""
         from malamute.config.accounts import save_accounts
 
         accounts = self._load()
         accounts.remove(_account(accounts, name).name)
-        save_accounts(accounts, self.path)
+        if not dry_run:
+            save_accounts(accounts, self.path)
         return {"name": name}
 
     def list(self) -> Iterable[Row]:
@@ -125,7 +128,7 @@ class FileBook:
         from malamute.config.accounts import save_accounts
 
         given = {field: value for field, value in fields.items() if value is not None}
-        if given.pop("access_rules", ()):
+        if any(given.pop(field, ()) for field in ("access_rules", "added_rules", "removed_rules")):
             raise ConfigError("--rule with --accounts: rules stand in [[access.user]] of the configuration")
         if "groups" in given:
             given["groups"] = tuple(given["groups"])
@@ -231,9 +234,8 @@ def _describes(function: Function) -> Function:
             "uid": uid,
             # An empty one is none, so that all can be taken away.
             "groups": [*filter(None, groups)] if groups else None,
-            "access_rules": [*filter(None, rules)] if rules else None,
         }
-        return function(*args, fields=fields, **more)
+        return function(*args, fields=fields, rules=rules, **more)
 
     return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
 
@@ -248,8 +250,9 @@ def _describes(function: Function) -> Function:
 @click.argument("name")
 @_describes
 @_keeps
-def add(name: str, *, fields: Row, book: Book, as_json: bool) -> None:
+def add(name: str, *, fields: Row, rules: Sequence[str], book: Book, as_json: bool) -> None:
     """Add an account, with a key, a password, a uid, or more than one of them."""
+    fields["access_rules"] = [*filter(None, rules)] or None
     if all(fields[proof] is None for proof in ("key", "password", "uid")):
         raise ConfigError("no --key, no --password and no --uid: expected at least one of them")
     show_map(book.add(name, **fields), as_json=as_json)
@@ -259,18 +262,27 @@ def add(name: str, *, fields: Row, book: Book, as_json: bool) -> None:
     "set",
     epilog=examples(
         "malamute user set ann --group traders --group staff",
-        "malamute user set bob --rule 'subscribe stream/prices' --rule 'receive mailbox/bob'",
+        "malamute user set bob --rule 'receive mailbox/bob' --remove-rule 'subscribe stream/prices'",
         "malamute user set bob --group ''",
     ),
 )
 @click.argument("name")
 @_describes
+@click.option(
+    "--remove-rule", "removed", multiple=True, help="A rule of his own to take away; may be given again."
+)
 @_keeps
-def set_(name: str, *, fields: Row, book: Book, as_json: bool) -> None:
+def set_(
+    name: str, *, fields: Row, rules: Sequence[str], removed: Sequence[str], book: Book, as_json: bool
+) -> None:
     """Change an account: what is given takes the place of what it has.
 
-    With --group '' it is in no group, and with --rule '' it has no rules.
+    --rule and --remove-rule leave its other rules as they are. With --group '' it is in no group, and with
+    --rule '' it has no rules but those that are given as well.
     """
+    added = [*filter(None, rules)]
+    fields["access_rules"] = [] if "" in rules else None
+    fields |= {"added_rules": added or None, "removed_rules": [*removed] or None}
     if all(value is None for value in fields.values()):
         raise click.UsageError("nothing to change: expected at least one of the options")
     show_map(book.set(name, **fields), as_json=as_json)
@@ -302,10 +314,11 @@ def enable(name: str, *, book: Book, as_json: bool) -> None:
 
 @user.command()
 @click.argument("name")
+@removes("Remove the account {name}? Its sessions end.")
 @_keeps
-def remove(name: str, *, book: Book, as_json: bool) -> None:
+def remove(name: str, *, dry_run: bool, book: Book, as_json: bool) -> None:
     """Remove an account. Its sessions end."""
-    show_map(book.remove(name), as_json=as_json)
+    show_map(book.remove(name, dry_run=dry_run), as_json=as_json)
 
 
 user.add_command(show)

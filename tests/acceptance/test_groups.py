@@ -70,7 +70,7 @@ def test_a_group_is_in_force_at_once_and_after_a_kill(secured: Daemon) -> None:
     row = {"name": "staff", "source": "store", "access_rules": ["publish stream/s"]}
     assert json.loads(run(secured, "group", "show", "staff", "--json")) == row
     assert "there is no group 'none'" in run(secured, "group", "set", "none", "--rule", "", code=1)
-    run(secured, "group", "remove", "staff")
+    run(secured, "group", "remove", "staff", "--yes")
     assert json.loads(run(secured, "group", "list", "--json")) == []
     changes = run(secured, "auth", "changes", "op", "--start", "first", "-n", "4")
     assert changes.count("group.") == 4

@@ -243,8 +243,8 @@ def test_a_store_that_is_gone_for_good_is_made_anew_when_an_operator_says_so(pla
         publish(client, "ticks", b"1")
     shutil.rmtree(place.archive)
     data = str(place.directory / "data")
-    assert command("journal", "forget-store", "other", "--data", data).returncode != 0
-    assert command("journal", "forget-store", "archive", "--data", data).returncode == 0
+    assert command("journal", "forget-store", "other", "--yes", "--data", data).returncode != 0
+    assert command("journal", "forget-store", "archive", "--yes", "--data", data).returncode == 0
     with place.start() as broker, malamute.connect(broker.url) as client:
         # No reader that had the first one takes it for that.
         assert publish(client, "ticks", b"2") > 1 << 40

@@ -64,9 +64,9 @@ def test_contexts_are_listed_replaced_and_deleted(run: Run, known: None) -> None
         ("here", True, "tcp://new:5"),
         ("there", False, "tcp://there:2"),
     ]
-    run("context", "delete", "here")
+    run("context", "delete", "here", "--yes")
     assert _shown(run)["context"] is None
-    run("context", "delete", "there")
+    run("context", "delete", "there", "--yes")
     assert run("context", "list").stderr == "no contexts\n"
 
 
@@ -83,7 +83,7 @@ def test_a_context_keeps_a_password_and_never_shows_it(run: Run) -> None:
     assert load(file_of(os.environ)).get("lab").credentials() == {"user": "ann", "password": "s3cret"}
     assert _shown(run)["user"] == "ann"
     printed += [run("context", command).stdout for command in ("list", "show")]
-    printed.append(run("context", "delete", "lab").stdout)
+    printed.append(run("context", "delete", "lab", "--yes").stdout)
     assert "s3cret" not in "".join(printed)
 
 

@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import NoReturn
 
 import click
 import pytest
 from cli_commands import ROOT, Run
+from click.testing import CliRunner
 
 from malamute import __version__
 from malamute.cli.lazy import LazyGroup
@@ -169,3 +171,45 @@ def test_errors_are_listed_and_explained(run: Run) -> None:
     assert "TryLater" in run("errors", "503").stdout
     assert json.loads(run("errors", "503", "--json").stdout)["name"] == "TryLater"
     assert run("errors", "999", exit_code=1).stderr.startswith("error 404: no error has the number 999")
+
+
+REMOVALS = re.compile(r"\b(delete|remove|purge|disconnect|forget|drop|clear|prune|wipe|erase|kill)")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        words
+        for words, command in COMMANDS.items()
+        if REMOVALS.search(words[-1]) and not isinstance(command, click.Group)
+    ],
+    ids=" ".join,
+)
+def test_what_removes_something_asks_first_and_has_a_dry_run(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked of a broker, and nothing is opened, before a person has said yes."""
+    command = COMMANDS[words]
+    options = {name for parameter in command.params for name in parameter.opts}
+    assert {"--yes", "--dry-run"} <= options
+    for place in ("malamute.cli.options.ConnectionOptions.open", "malamute.cli.journal._opened"):
+        monkeypatch.setattr(place, _refuse)
+    for name in ("malamute.cli.context.save", "malamute.cli.users.FileBook.remove"):
+        monkeypatch.setattr(name, _refuse)
+    # Several kinds of arguments are taken: a name, a place, and a stream with its cursor.
+    given = [
+        "stream/x" if p.name == "source" else "x" for p in command.params if isinstance(p, click.Argument)
+    ]
+    for answer in ("n\n", ""):
+        result = CliRunner().invoke(cli, [*words, *given], input=answer)
+        assert (result.exit_code, "[y/N]" in result.stderr) == (1, True), result.output
+
+
+def _refuse(*args: object, **more: object) -> NoReturn:
+    raise AssertionError("something was done before the answer")
+
+
+def test_the_removals_are_found_by_their_names() -> None:
+    found = {" ".join(words) for words in COMMANDS if REMOVALS.search(words[-1])}
+    assert found >= {"user remove", "group remove", "cursor delete", "feed delete", "context delete"}
+    assert found >= {"journal forget-store", "stream purge", "stream delete", "client disconnect"}

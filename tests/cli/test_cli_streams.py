@@ -195,8 +195,8 @@ def test_a_cursor_is_reset_listed_and_forgotten(run: Run) -> None:
     run(*reset)
     (row,) = json.loads(run("cursor", "list", "weather", "--json").stdout)
     assert row == {"stream": "weather", "name": "c", "sequence": 2, "lag": 3}
-    run("cursor", "delete", "weather", "c")
-    run("cursor", "delete", "weather", "c", exit_code=1)
+    run("cursor", "delete", "weather", "c", "--yes")
+    run("cursor", "delete", "weather", "c", "--yes", exit_code=1)
 
 
 def test_replay_keeps_the_pace_of_publishing() -> None:
@@ -257,7 +257,7 @@ def test_feeds_are_set_listed_switched_and_deleted(run: Run, client: malamute.Cl
     assert json.loads(run("feed", "enable", *named, "--json").stdout)["enabled"]
     assert "topic temp.1" in run("feed", "show", *named).stdout
     assert "expected stream/NAME" in run("feed", "show", "billing", "weather", exit_code=1).stderr
-    run("feed", "delete", *named)
+    run("feed", "delete", *named, "--yes")
     assert json.loads(run("feed", "list", "--json").stdout) == []
 
 

@@ -120,7 +120,7 @@ COMMANDS = [
     ("stream", "explain", "s", HOSTILE.replace("\0", "")),
     ("cursor", "list"),
     ("cursor", "reset", TURNED, "c", "--to", "first"),
-    ("cursor", "delete", TURNED, TURNED),
+    ("cursor", "delete", TURNED, TURNED, "--yes"),
     ("service", "list"),
     ("feed", "list"),
     ("feed", "show", TURNED, "stream/s"),
@@ -171,7 +171,7 @@ COMMANDS = [
     ("group", "list"),
     ("group", "list", "--json"),
     ("group", "show", TURNED),
-    ("group", "remove", TURNED),
+    ("group", "remove", TURNED, "--yes"),
     ("user", "list"),
     ("user", "list", "--json"),
     ("user", "show", TURNED),
@@ -180,7 +180,7 @@ COMMANDS = [
     ("user", "set", TURNED, "--uid", "9"),
     ("user", "disable", TURNED),
     ("user", "enable", TURNED),
-    ("user", "remove", TURNED),
+    ("user", "remove", TURNED, "--yes"),
 ]
 
 OFFLINE = [

@@ -72,7 +72,7 @@ def test_accounts_are_added_changed_disabled_and_listed(run: Run, tmp_path: Path
     assert load_accounts(path).by_name["bob"].groups == ("c",)
     run("user", "set", "bob", "--group", "", *accounts)
     assert load_accounts(path).by_name["bob"].groups == ()
-    assert json.loads(run("user", "remove", "bob", "--json", *accounts).stdout) == {"name": "bob"}
+    assert json.loads(run("user", "remove", "bob", "--yes", "--json", *accounts).stdout) == {"name": "bob"}
     assert load_accounts(path).by_name.keys() == {"ann", "carl"}
 
 
@@ -135,7 +135,7 @@ def test_accounts_of_a_running_broker_are_changed_and_listed(run: Run, broker: B
     refused = run("user", "add", "bob", "--uid", "7", exit_code=1).stderr
     assert "accounts 'ann' and 'bob' have one uid" in refused
     run("user", "enable", "ann")
-    run("user", "remove", "ann")
+    run("user", "remove", "ann", "--yes")
     assert json.loads(run("user", "list", "--json").stdout) == []
 
 

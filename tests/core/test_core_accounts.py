@@ -233,6 +233,24 @@ def test_groups_and_rules_of_a_stored_account_are_in_force_with_the_answer():
     assert not bench.core.access.explain("eve", "publish", "stream/s").decision.allowed
 
 
+def test_rules_of_an_account_that_are_added_and_taken_away_leave_the_others():
+    bench = made("admin user/#", "view broker/users")
+    a, b, c = ("publish stream/a", "publish stream/b", "publish stream/c")
+    change(bench, "user.add", name="ann", password=HASH, access_rules=[a])
+
+    def rules(**fields: list[str]) -> list[str]:
+        return change(bench, "user.set", name="ann", **fields).value["access_rules"]
+
+    assert rules(added_rules=[b]) == [a, b]
+    assert rules(added_rules=[b, c], removed_rules=[a]) == [b, c]
+    assert rules(groups=["x"]) == [b, c]
+    assert rules(access_rules=[], added_rules=[a]) == [a]
+    refused = change(bench, "user.set", name="ann", removed_rules=[b])
+    assert (refused.code, refused.text) == (416, f"the account 'ann' has no rule {b!r}")
+    assert change(bench, "user.set", name="ann", added_rules=["nonsense"]).code == 417
+    assert listed(bench)["ann"]["access_rules"] == [a]
+
+
 def test_the_first_rule_of_all_is_not_a_stored_one(bench):
     refused = change(bench, "user.add", name="ann", access_rules=["view broker/#"])
     assert refused.code == 416

@@ -602,6 +602,32 @@ def test_rules_of_a_group_that_two_operators_change_from_pages_of_before_are_all
         assert [change("group.remove"), change("group.remove")] == [303, 404]
 
 
+def test_the_form_of_an_account_shows_its_rules_and_adds_and_takes_away(tmp_path: Path) -> None:
+    rules = ("admin user/#", "view broker/#")
+    with (
+        secured_gateway(tmp_path, {"ann": "geheim"}, rules) as gateway,
+        gateway.client(headers={"origin": gateway.url}) as http,
+    ):
+        _sign_in(http, "ann", "geheim")
+        csrf = Page(http.get("/").text).csrf
+
+        def change(topic: str, **fields: str | list[str]) -> int:
+            given = {"csrf": csrf, "topic": topic, "name": "carl", "back": "/console/users", **fields}
+            return http.post("/console/change", data=given).status_code
+
+        def ticks() -> list[str]:
+            form = Page(http.get("/console/users").text)
+            return [found["value"] for _, found in form.tags if found.get("name") == "removed_rules"]
+
+        assert change("user.add", password="orange", access_rules="publish stream/a\npublish stream/b") == 303
+        # Two operators with the same page: neither takes away what the other one has added.
+        for name in "cd":
+            assert change("user.set", groups="", added_rules=f"publish stream/{name}", disabled="no") == 303
+        assert ticks() == [f"publish stream/{name}" for name in "abcd"]
+        assert change("user.set", groups="", added_rules="", removed_rules=["publish stream/b"]) == 303
+        assert ticks() == [f"publish stream/{name}" for name in "acd"]
+
+
 def test_a_tail_and_the_watch_end_with_their_session(secured: RunningGateway) -> None:
     with secured.client(headers={"origin": secured.url}) as http:
         _sign_in(http, "ann", "geheim")

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from malamute.access import AccessRule
 from malamute.core.admin.pages import first
-from malamute.core.admin.users import FILE, STORE, UNREADABLE, check_first_rule, check_last_rule
+from malamute.core.admin.users import (
+    FILE,
+    STORE,
+    UNREADABLE,
+    changed_rules,
+    check_first_rule,
+    check_last_rule,
+)
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.admin import GroupAdd, GroupRemove, GroupRemoved, GroupRow, GroupSet, GroupsQuery
 
@@ -73,11 +80,7 @@ def set_group(core: Engines, session: Session, wanted: GroupSet, answered: Answe
         rules = _parsed(wanted.access_rules)
     else:
         rules = [*core.groups.known(name)]
-    for rule in _parsed(wanted.removed_rules):
-        if rule not in rules:
-            raise InvalidValue(f"the group {name!r} has no rule {str(rule)!r}")
-        rules.remove(rule)
-    rules += [rule for rule in _parsed(wanted.added_rules) if rule not in rules]
+    rules = changed_rules(rules, wanted, f"the group {name!r}")
     _put(core, name, rules, answered, _row(core, name), dry_run=wanted.dry_run)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from malamute.access import Account
+from malamute.access import AccessRule, Account
 from malamute.access.quota import USER
 from malamute.core.admin.pages import first
 from malamute.core.admin.quotas import quota_figures
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.session import Session
     from malamute.errors import MalamuteError
+    from malamute.protocol.admin import GroupSet
 
 FILE, STORE, UNREADABLE = "file", "store", "unreadable"
 """Where an account is."""
@@ -65,7 +67,8 @@ def add_user(core: Engines, session: Session, wanted: UserAdd, answered: Answere
     core.accounts.check_name(name)
     if core.accounts.named(name) is not None or name in core.accounts.unreadable:
         raise InvalidValue(f"there is an account {name!r} already: change it, or remove it first")
-    _put(core, Account(name), wanted, answered)
+    rules = tuple(map(AccessRule.parse, wanted.access_rules or ()))
+    _put(core, Account(name, rules=rules), wanted, answered)
 
 
 def set_user(core: Engines, session: Session, wanted: UserSet, answered: Answered, failed: Failed) -> None:
@@ -73,13 +76,31 @@ def set_user(core: Engines, session: Session, wanted: UserSet, answered: Answere
 
     Raises:
         NotFound: there is no account of this name in the store that can be read.
-        InvalidValue, InvalidRule: as `add_user`.
+        InvalidValue: a rule to be taken away is not there, or as `add_user`.
+        InvalidRule: a rule is none.
     """
     core.accounts.check_name(wanted.name)
     before = core.accounts.stored.named(wanted.name)
     if before is None:
         raise _no_account(core, wanted.name)
-    _put(core, before, wanted, answered, _row_of(before))
+    rules = before.rules if wanted.access_rules is None else map(AccessRule.parse, wanted.access_rules)
+    whole = changed_rules(rules, wanted, f"the account {wanted.name!r}")
+    _put(core, before._replace(rules=tuple(whole)), wanted, answered, _row_of(before))
+
+
+def changed_rules(rules: Iterable[AccessRule], wanted: UserSet | GroupSet, owner: str) -> list[AccessRule]:
+    """Return rules without those that a change takes away, and with those that it adds.
+
+    Raises:
+        InvalidValue: a rule to be taken away is not there.
+        InvalidRule: a rule is none.
+    """
+    found = [*rules]
+    for rule in map(AccessRule.parse, wanted.removed_rules):
+        if rule not in found:
+            raise InvalidValue(f"{owner} has no rule {str(rule)!r}")
+        found.remove(rule)
+    return found + [rule for rule in map(AccessRule.parse, wanted.added_rules) if rule not in found]
 
 
 def _put(
@@ -89,9 +110,8 @@ def _put(
     answered: Answered,
     row_before: UserRow | None = None,
 ) -> None:
-    given = {name: value for name, value in vars(wanted).items() if value is not None and name != "dry_run"}
+    given = {name: value for name, value in vars(wanted).items() if value is not None}
     fields = {**before._asdict(), "rules": tuple(map(str, before.rules)), **given}
-    fields["rules"] = fields.pop("access_rules", fields["rules"])
     account = Account.of(*(fields[name] for name in Account._fields))
     core.accounts.check(account, core.settings.limits.accounts)
     if account.rules:

@@ -59,7 +59,7 @@ _QUEUE: Mapping[str, Reader] = {
 }
 _GROUP: Mapping[str, Reader] = {"name": str, "access_rules": forms.lines}
 # What is added and taken away leaves alone what another operator has changed since the page was made.
-_RULES: Mapping[str, Reader] = {**_GROUP, "added_rules": forms.lines, "removed_rules": str}
+_CHANGED: Mapping[str, Reader] = {"added_rules": forms.lines, "removed_rules": str}
 _ACCOUNT: Mapping[str, Reader] = {
     "name": str,
     "password": _hashed,
@@ -136,10 +136,14 @@ ACTS: Mapping[str, Act] = {
     "broker.reload": Act("Read the configuration again?", "Reload", {}, destroys=False),
     "journal.backup": Act("Copy the store into {directory}?", "Back up", {"directory": str}, destroys=False),
     "group.add": Act("Add the group {name}?", "Add", _GROUP, destroys=False),
-    "group.set": Act("Change the rules of the group {name}?", "Change", _RULES, destroys=False),
+    "group.set": Act(
+        "Change the rules of the group {name}?", "Change", {**_GROUP, **_CHANGED}, destroys=False
+    ),
     "group.remove": Act("Remove the group {name}? Its users lose what it allows.", "Remove", {"name": str}),
     "user.add": Act("Add the user {name}?", "Add", _ACCOUNT, asks=False, destroys=False),
-    "user.set": Act("Change the user {name}?", "Change", _ACCOUNT, asks=False, destroys=False),
+    "user.set": Act(
+        "Change the user {name}?", "Change", {**_ACCOUNT, **_CHANGED}, asks=False, destroys=False
+    ),
     "user.remove": Act("Remove the user {name}?", "Remove", {"name": str}),
 }
 """What can be done, by the topic of the change."""

@@ -63,9 +63,15 @@ class UserAdd(_UserChange):
 
 
 class UserSet(_UserChange):
-    """Change an account in the store. What is None stays as it is; an empty password or key is none."""
+    """Change an account in the store. What is None stays as it is; an empty password or key is none.
+
+    Rules that are added or taken away leave what others have changed meanwhile as it is.
+    """
 
     topic = "user.set"
+
+    added_rules: Sequence[str] = argument(RULES, default=())
+    removed_rules: Sequence[str] = argument(RULES, default=())
 
 
 class UserRemove(AdminChange[UserRemoved]):
