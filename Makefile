@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check demo bench simulate torture crash-states fuzz spark-cluster-test docs screenshots clean
+.PHONY: help setup run test quick check demo bench simulate torture crash-states fuzz spark-cluster-test docs screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,10 +41,14 @@ run: setup ## start a broker on ./malamute-data, and its console on CONSOLE=127.
 test: setup ## run the tests; ARGS="-k name" runs some
 	@$(BIN)/python -m pytest -n 4 $(ARGS)
 
-check: check-style check-types check-imports ## lint, formatting, types, and who imports whom
+quick: setup ## run the tests of the pure parts: about a minute, for the inner loop
+	@$(BIN)/python -m pytest -n 4 tests/access tests/client/session tests/core tests/matching tests/protocol \
+	    tests/transcripts tests/unit $(ARGS)
+
+check: check-style check-types check-imports check-commits ## lint, formatting, types, imports, subjects of commits
 
 # The parts, which may run beside each other.
-.PHONY: check-style check-types check-imports compile-tests
+.PHONY: check-style check-types check-imports check-commits compile-tests
 check-style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,6 +58,11 @@ check-types: setup
 
 check-imports: setup
 	$(BIN)/lint-imports --no-cache
+
+# Subjects of commits since the rule came, where git has the history.
+check-commits:
+	@long=$$(git log --format=%s e3a92a63..HEAD 2>/dev/null | awk 'length > 72'); \
+	    if [ -n "$$long" ]; then echo "subjects of commits have at most 72 characters:"; echo "$$long"; exit 1; fi
 
 # In a new checkout each process of the tests would do it by itself. What is wrong with one is told when they run.
 compile-tests: setup
