@@ -286,6 +286,47 @@ def test_an_identity_is_known_for_a_window_after_a_start_with_a_grace_period(mai
     assert len(mail.core.mailboxes.by_name["bob"].entries) == 3
 
 
+def test_a_delay_gets_the_time_back_that_it_has_lost_by_a_wrong_start(bench):
+    """It is that of a message, a moment, or one after a NAK."""
+    bench.open("carl")
+    bench.tell("alice", send("carl", b"nak"))
+    bench.tell("carl", mail_credit())
+    bench.settle()
+    bench.tell("carl", Nak(0, [[1, 1]], 7_200_000))
+    at = int((START + 2 * HOUR) * 1e9)
+    bench.tell("alice", send("bob", b"delay", delay=7_200_000), send("bob", b"at", at=at))
+    bench.settle()
+    restart(bench, HOUR)
+    bench.open("carl")
+    bench.bodies("carl")
+    for name in ("bob", "carl"):
+        bench.tell(name, mail_credit())
+    seen(bench, -HOUR)
+    for seconds, found in ((2 * HOUR - 10, ([], [])), (20, ([b"delay", b"at"], [b"nak"]))):
+        bench.wait(seconds)
+        bench.settle()
+        assert (sorted(bench.bodies("bob"), reverse=True), bench.bodies("carl")) == found
+    assert "clock.corrected" in bench.events
+
+
+def test_a_delay_that_begins_after_a_wrong_start_gets_no_time_beyond_its_own(bench):
+    bench.tell("alice", send("bob", b"1"))
+    bench.settle()
+    restart(bench, YEAR)
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+    bench.tell("bob", Nak(0, [[1, 1]], 3_600_000))
+    bench.settle()
+    seen(bench, -YEAR)
+    bench.wait(HOUR - 1)
+    bench.settle()
+    assert bench.bodies("bob") == []
+    bench.wait(2)
+    bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+
+
 # A start on a clock that was set back, or forward while the broker ran
 
 

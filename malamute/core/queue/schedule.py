@@ -47,6 +47,8 @@ class Schedule:
         self.delayed: dict[int, Timer] = {}
         self.claimed: dict[int, float] = {}
         """When those are redelivered that were delayed before they were to leave, or before a restart."""
+        self._restored: dict[int, float] = {}
+        """When messages are due by the clock of the start, of which nobody knows yet whether it was right."""
         self._effects = effects
         self._timers = timers
         self._grace_period = grace_period
@@ -64,6 +66,8 @@ class Schedule:
             sequence: to_seconds(time - max(0, entries[sequence].time_ns - now_ns))
             for sequence, time in due.items()
         }
+        if self._grace_period.until:
+            self._restored = dict(self.claimed)
 
     def times_of(self, sequences: Iterable[int]) -> Times:
         """Which of some messages may be delivered now."""
@@ -139,11 +143,23 @@ class Schedule:
 
     def give_time_back(self, seconds: float) -> None:
         """The clock was wrong by so much when the broker started: what was here before has longer."""
+        restored, self._restored = self._restored, {}
         for sequence, asked in self._options.items():
-            if asked.expires and self._entries[sequence].time_ns < self._grace_period.began:
+            if self._entries[sequence].time_ns >= self._grace_period.began:
+                continue
+            if asked.due:
+                restored.setdefault(sequence, asked.due)
+                asked.due += seconds
+            if asked.expires:
                 asked.expires += seconds
                 self._timers.cancel(asked.timer)
                 self.watch(sequence, asked.expires)
+        for sequence, due in restored.items():
+            timer = self.delayed.get(sequence)
+            # One that was delayed anew since has its time by the clock that counts.
+            if timer is not None and timer.due == due:
+                self._timers.cancel(timer)
+                self.delay(sequence, due + seconds)
 
     def drop(self, sequences: Iterable[int]) -> None:
         """Messages are gone."""
