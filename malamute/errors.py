@@ -46,13 +46,14 @@ from typing import ClassVar
 class MalamuteError(Exception):
     """The base of every error that Malamute raises.
 
-    `text` says what was wrong with this one; `code` and `hint` belong to the class. `about` is the
-    opcode of the command that was refused and `ref` its number or source; 0 where there is none.
+    `text` says what was wrong with this one; `code` and `hint` belong to the class, unless an error has a
+    hint of its own. `about` is the opcode of the command that was refused and `ref` its number or source; 0
+    where there is none.
     After `retry_after` seconds the same command is not refused for this reason; 0.0 is not known.
     """
 
     code: ClassVar[int] = 0
-    hint: ClassVar[str] = ""
+    hint: str = ""
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text)

@@ -133,11 +133,26 @@ def open_environment(
         _check_length(environment, data)
         _check_meta(environment)
         if preallocate and there < size:
-            allocate(data, size)
+            _allocate_whole(data, size)
     except BaseException:
         environment.close()
         raise
     return environment, size
+
+
+def _allocate_whole(data: Path, size: int) -> None:
+    """Give the file its full size. Raises `StorageFull` with what there is room for."""
+    try:
+        allocate(data, size)
+    except StorageFull as error:
+        free = os.statvfs(data.parent)
+        room = data.stat().st_blocks * BLOCK_BYTES + free.f_bavail * free.f_frsize
+        full = StorageFull(f"{error.text}: its disk has room for {room} bytes")
+        full.hint = (
+            "lower storage.size, give storage.directory a larger disk, or free this one; "
+            "`storage.preallocate = false` takes the space only as it is needed"
+        )
+        raise full from error
 
 
 def _create(path: Path, size: int) -> None:

@@ -56,7 +56,7 @@ from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.privileges import ProcessUser
 from malamute.server.stalls import FOR_EVER, Patience
-from malamute.server.stores import open_named, open_stores
+from malamute.server.stores import open_named, open_stores, report_size
 from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
 from malamute.server.worker import no_configuration
@@ -200,6 +200,7 @@ def open_broker(
             user.become()
         clock = Clock()
         # Half of the memory stays free for what comes.
+        report_size(store, config.storage.size)
         recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
         opening = partial(open_named, reads_all=reads_all)
         named = open_stores(config.storage.store, store, recovered, clock(), opening)

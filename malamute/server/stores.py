@@ -20,17 +20,21 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 
+import structlog
+
 from malamute.config import STREAMS_SHARE
 from malamute.config.sections import StoreTable
 from malamute.core.stores import FoundStore
 from malamute.errors import MalamuteError, StorageFull, StoreError
-from malamute.journal.directory import check_private
+from malamute.journal.directory import PAGE, check_private
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Store, next_incarnation
 from malamute.server.clock import counted
 from malamute.store.operations import PutValue, Recovered
 from malamute.store.tables import OWN, OWNER, STORES
+
+log = structlog.get_logger("malamute")
 
 OPEN_SECONDS = 30.0
 """How long the broker waits at the start for a store that it knows."""
@@ -169,6 +173,20 @@ def _check(table: StoreTable, known: bytes | None, found: Recovered, owner: byte
         )
 
 
+def report_size(store: Store, configured: int, name: str = "") -> None:
+    """Report a size that was lowered: the file stays as large as it is."""
+    size = store.status().size
+    # A size is rounded up to whole pages.
+    if size - configured >= PAGE:
+        which = {"store": name} if name else {}
+        log.warning(
+            "the size of the store was lowered: a store never shrinks, and stays as large as it is",
+            **which,
+            configured=configured,
+            size=size,
+        )
+
+
 def open_named(table: StoreTable, *, reads_all: bool = False) -> Store:
     """Open the store that a table of the configuration names, and read all of it first if asked for.
 
@@ -180,7 +198,7 @@ def open_named(table: StoreTable, *, reads_all: bool = False) -> Store:
         # What it had before is gone: as with a copy, what it gives out now is another incarnation.
         store.copied = True
         return store
-    return DiskStore.open(
+    disk = DiskStore.open(
         Path(str(table.directory)),
         size=table.size,
         preallocate=table.preallocate,
@@ -188,3 +206,5 @@ def open_named(table: StoreTable, *, reads_all: bool = False) -> Store:
         counted=counted,
         reads_all=reads_all,
     )
+    report_size(disk, table.size, table.name)
+    return disk

@@ -19,6 +19,7 @@ import yaml
 from malamute.cli.root import cli
 from malamute.config import Config
 from malamute.gateway.app import ENDPOINTS
+from malamute.protocol.limits import Limits
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY.parent / "docs" / "operations" / "monitoring.md"
@@ -148,6 +149,21 @@ def test_compose_publishes_to_this_machine_alone() -> None:
         assert all(PLAIN_PORTS.fullmatch(port) for port in service.get("ports", [])), name
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+START_SECONDS_EACH = 30e-6
+"""What a start takes for a queued message on a machine that is busy; 6 µs on one that is not."""
+
+
+def test_a_start_with_as_many_messages_as_may_be_queued_is_waited_for() -> None:
+    longest = Limits().queues_messages * START_SECONDS_EACH
+    [period] = re.findall(r"--start-period=(\d+)s", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"))
+    probe = _containers()["broker"]["startupProbe"]
+    [unit] = re.findall(
+        r"^TimeoutStartSec=(\d+)$", (DEPLOY / "malamute.service").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    for seconds in (int(period), probe["periodSeconds"] * probe["failureThreshold"], int(unit)):
+        assert seconds >= longest
 
 
 def test_compose_has_options_of_the_broker() -> None:

@@ -286,8 +286,12 @@ def test_no_room_for_the_file_is_said(disk, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(StorageFull, match="No space left"):
+    with pytest.raises(
+        StorageFull, match=r"No space left on device: its disk has room for \d+ bytes"
+    ) as found:
         disk()
+    # To raise the size, as the advice is for a store that is full, would not help.
+    assert found.value.hint.startswith("lower storage.size")
     monkeypatch.undo()
     disk()
 
