@@ -75,7 +75,7 @@ class Malformed(Refused):
     """Raised when bytes cannot be read: they are of another form than expected, or damaged."""
 
     code = 400
-    hint = "compare what was sent with docs/protocol.md"
+    hint = "send what the text expects; `/v1/openapi.json` of a gateway describes every request of HTTP"
 
 
 class AccessRefused(Refused):
@@ -155,7 +155,7 @@ class InvalidSelector(Refused):
     """
 
     code = 415
-    hint = "docs/matching.md shows the families and the match expression"
+    hint = "a pattern is such as temp.*, and a match expression such as unit = 'C' and level > 3"
 
     def __init__(self, text: str = "", position: int | None = None) -> None:
         super().__init__(text if position is None else f"{text} at position {position}")
@@ -166,7 +166,7 @@ class InvalidValue(Refused):
     """Raised when a field has the right type and a value that cannot be used."""
 
     code = 416
-    hint = "docs/protocol.md says what each field may hold"
+    hint = "give a value such as the text expects; `--help` of a command shows examples"
 
 
 class InvalidRule(Refused):
@@ -176,7 +176,7 @@ class InvalidRule(Refused):
     """
 
     code = 417
-    hint = "docs/security.md shows the language of rules"
+    hint = "a rule is such as 'publish,subscribe stream/news.#'; `malamute auth explain` shows what rules do"
 
     def __init__(self, text: str = "", position: int | None = None) -> None:
         super().__init__(text if position is None else f"{text} at position {position}")
@@ -349,7 +349,7 @@ class NotInstalled(ConfigError):
     """Raised when a library or a program is missing that only an extra needs. The text says how to get it."""
 
     code = 701
-    hint = "install the extra that the text names; docs/spark.md says what exporting, and what Spark needs"
+    hint = "install the extra that the text names, such as pip install 'malamute[spark]'"
 
 
 class StoreError(MalamuteError):
