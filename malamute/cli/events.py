@@ -8,7 +8,7 @@ import click
 
 from malamute.cli.exit_codes import TIMED_OUT
 from malamute.cli.options import ConnectionOptions, connects, examples, waits
-from malamute.cli.printing import Render, printable, prints_messages
+from malamute.cli.printing import Render, content_of, printable, prints_messages
 from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import follow, window
 
@@ -21,7 +21,9 @@ STREAM = "$sys"
 
 def as_event(message: Message) -> bytes:
     """An event as a line for people: when, what, and its details."""
-    details = " ".join(f"{name}={printable(str(value))}" for name, value in message.headers.items())
+    details = " ".join(
+        f"{name}={printable(str(value))}" for name, value in content_of(message).headers.items()
+    )
     when = message.time.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
     return f"{when}Z  {printable(message.subject)}  {details}".rstrip().encode() + b"\n"
 

@@ -88,8 +88,14 @@ def send(
         messages = _messages(rows, subject or "", headers)
     with connection.open() as client:
         for message in messages:
+            own = {} if message.ttl is None else {"ttl": message.ttl}
             sent = client.send(
-                mailbox, message.subject, message.body, message.headers, assurance=assurance, **options
+                mailbox,
+                message.subject,
+                message.body,
+                message.headers,
+                assurance=assurance,
+                **{**options, **own},
             )
         if outcome:
             ended, reason = (

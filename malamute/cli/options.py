@@ -116,6 +116,9 @@ class Reporter:
             self.refused = self.refused or event.error
         elif not isinstance(event, Switched):
             kind, fields = type(event).__name__.lower(), event._asdict()
+            if not fields.get("store", True):
+                # Only a gap behind which another store is read names one.
+                del fields["store"]
             click.echo(to_json({kind: fields}) if self.as_json else _words(kind, fields), err=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import os
 import select
 import stat
@@ -31,7 +32,8 @@ class OutgoingMessage(NamedTuple):
 
     subject: str
     headers: dict[str, Value] | None
-    body: bytes
+    body: bytes | list[bytes]
+    ttl: float | None = None
 
 
 def parse_value(text: str) -> Value:
@@ -138,7 +140,42 @@ def row_of(line: bytes, subject: str) -> OutgoingMessage:
     subject, headers = fields.get("subject", subject), fields.get("headers")
     if not isinstance(headers, dict | None):
         raise BadInput("invalid headers: expected a JSON object")
-    return OutgoingMessage(subject, headers, _body_of(fields))
+    floats = _list(fields, "floats")
+    for name in floats:
+        _make_float(headers or {}, name)
+    return OutgoingMessage(subject, headers, _content_of(fields), _ttl_of(fields))
+
+
+def _make_float(headers: dict[str, Any], name: Any) -> None:
+    value = headers.get(name) if isinstance(name, str) else None
+    if value not in ("nan", "inf", "-inf"):
+        raise BadInput(f"invalid floats: expected names of headers that are nan, inf or -inf, found {name!r}")
+    headers[name] = float(value)
+
+
+def _list(fields: dict[str, Any], name: str) -> list[Any]:
+    value = fields.get(name, [])
+    if not isinstance(value, list):
+        raise BadInput(f"invalid {name}: expected a list")
+    return value
+
+
+def _ttl_of(fields: dict[str, Any]) -> float | None:
+    ttl = fields.get("ttl")
+    if ttl is not None and (
+        isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < math.inf
+    ):
+        raise BadInput(f"invalid ttl {str(ttl)[:40]}: expected seconds, such as 30")
+    return ttl
+
+
+def _content_of(fields: dict[str, Any]) -> bytes | list[bytes]:
+    if "frames" not in fields:
+        return _body_of(fields)
+    frames = _list(fields, "frames")
+    if not all(isinstance(frame, dict) for frame in frames):
+        raise BadInput('invalid frames: expected a list of {"body": …} or {"body_base64": …}')
+    return [*map(_body_of, frames)]
 
 
 def _body_of(fields: dict[str, Any]) -> bytes:
@@ -153,10 +190,25 @@ def _body_of(fields: dict[str, Any]) -> bytes:
     return body.encode("utf-8", "surrogatepass")
 
 
+def unreadable_in(line: bytes) -> bool:
+    """Whether a line stands for a message that was unreadable when it was printed."""
+    if b'"unreadable"' not in line:
+        return False
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and "unreadable" in fields and "body" not in fields
+
+
 def rows_of(lines: Iterable[tuple[int, bytes]], subject: str, place: str) -> Iterator[OutgoingMessage]:
     """The messages of numbered lines. Raises `BadInput` with the place and the number of the line."""
     for number, line in lines:
         if line.strip():
+            if unreadable_in(line):
+                # Nobody can make it again, and the others are to be there.
+                click.echo(f"{place}, line {number}: a message that was unreadable is left out", err=True)
+                continue
             try:
                 yield row_of(line, subject)
             except BadInput as error:

@@ -6,8 +6,8 @@ import base64
 import codecs
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -40,19 +40,54 @@ def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: jsonable(value) for name, value in headers.items()}
 
 
+class Content(NamedTuple):
+    """What a message has in it; nothing if its record is damaged, and why it is."""
+
+    headers: Mapping[str, Any]
+    frames: Sequence[bytes]
+    damage: str = ""
+
+    @property
+    def body(self) -> bytes:
+        """The frames as one piece."""
+        return b"".join(self.frames)
+
+
+def content_of(message: Message) -> Content:
+    """The content of a message. Anybody may have published a record that is none: who reads goes on."""
+    from malamute.errors import Malformed
+
+    try:
+        return Content(message.headers, message.frames)
+    except Malformed as error:
+        return Content({}, (), f"unreadable: {error.text}")
+
+
 def fields_of(message: Message) -> dict[str, Any]:
-    """A message for JSON. A body that is no text is `body_base64`."""
+    """A message for JSON, from which `OutgoingMessage` makes the same one again.
+
+    A body that is no text is `body_base64`. `frames` are there unless the body is one; `floats` names the
+    headers that are numbers and have no form in JSON, which stand as text.
+    """
+    content = content_of(message)
     fields: dict[str, Any] = {
         "sequence": message.sequence,
         "time": message.time.isoformat(),
         "sender": message.sender,
         "subject": message.subject,
-        "headers": plain_headers(message.headers),
+        "headers": plain_headers(content.headers),
     }
-    attempts = getattr(message, "attempts", 0)
-    if attempts:
+    if floats := [name for name, value in content.headers.items() if jsonable(value) is not value]:
+        fields["floats"] = floats
+    if attempts := getattr(message, "attempts", 0):
         fields["attempts"] = attempts
-    return {**fields, **body_fields(message.body)}
+    if message.expires is not None:
+        fields["ttl"] = message.ttl
+    if content.damage:
+        return {**fields, "unreadable": content.damage}
+    if len(content.frames) != 1:
+        fields["frames"] = [body_fields(frame) for frame in content.frames]
+    return {**fields, **body_fields(content.body)}
 
 
 def body_fields(body: bytes) -> dict[str, str]:
@@ -82,35 +117,41 @@ def as_json(message: Message) -> bytes:
 
 def as_line(message: Message) -> bytes:
     """A message as a line for people: sequence, subject, body and headers with tabs between them."""
-    parts = [str(message.sequence), printable(message.subject), printable(_text(message.body))]
-    if message.headers:
-        parts.append(printable(to_json(plain_headers(message.headers))))
+    content = content_of(message)
+    body = f"({content.damage})" if content.damage else _text(content.body)
+    parts = [str(message.sequence), printable(message.subject), printable(body)]
+    if content.headers:
+        parts.append(printable(to_json(plain_headers(content.headers))))
     return ("\t".join(parts) + "\n").encode("utf-8", "backslashreplace")
 
 
 def as_body(message: Message) -> bytes:
     """The body, and the end of a line if it has none."""
-    body = message.body
+    body = as_raw(message)
     return body if body.endswith(b"\n") else body + b"\n"
 
 
 def as_raw(message: Message) -> bytes:
-    """The body as it is."""
-    return message.body
+    """The body as it is. One that cannot be read is nothing, and a word on standard error."""
+    content = content_of(message)
+    if content.damage:
+        click.echo(f"message {message.sequence} is {content.damage}", err=True)
+    return content.body
 
 
 def as_format(template: str) -> Render:
     """A message by a template such as `{subject} {header[unit]} {body}`."""
 
     def render(message: Message) -> bytes:
+        content = content_of(message)
         values = {
             "sequence": message.sequence,
             "time": message.time.isoformat(),
             "sender": message.sender,
             "subject": message.subject,
-            "headers": to_json(plain_headers(message.headers)),
-            "header": _Missing(message.headers),
-            "body": _text(message.body),
+            "headers": to_json(plain_headers(content.headers)),
+            "header": _Missing(content.headers),
+            "body": f"({content.damage})" if content.damage else _text(content.body),
         }
         return f"{template.format_map(values)}\n".encode("utf-8", "backslashreplace")
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 COPIES = 1000
 """Copies of a message that are given to the client at once."""
+
+PUBLISHERS = 64
+"""Publishers that are open at once, each for another time to live."""
 
 
 @click.command(
@@ -91,16 +97,16 @@ def pub(
     sequence = None
     given = b"" if lines or rows is not None else body_given(body, connection.timeout_seconds)
     with connection.open() as client:
-        publisher = partial(client.publisher, stream, assurance=assurance, ttl=ttl)
+        publisher = partial(client.publisher, stream, assurance=assurance)
         if rows is not None:
-            published = _publish_rows(publisher, _rows(rows, subject, headers))
+            published = _publish_rows(publisher, _rows(rows, subject, headers), ttl)
         elif lines:
             chunks = chunks_of_lines(standard_input())
             many = ([OutgoingMessage(subject, headers, line) for line in chunk] for chunk in chunks)
-            published = _publish_rows(publisher, many)
+            published = _publish_rows(publisher, many, ttl)
         elif count > 1:
             copies = _copies(OutgoingMessage(subject, headers, given), count)
-            published = _publish_rows(publisher, copies, count)
+            published = _publish_rows(publisher, copies, ttl, count)
         else:
             sequence = client.publish(stream, subject, given, headers, assurance=assurance, ttl=ttl)
             published = 1
@@ -131,22 +137,48 @@ def _copies(row: OutgoingMessage, count: int) -> Iterator[list[OutgoingMessage]]
 
 
 def _publish_rows(
-    publisher: Callable[[], Publisher],
+    publisher: Callable[..., Publisher],
     chunks: Iterator[list[OutgoingMessage]],
+    ttl: float | None,
     total: int | None = None,
 ) -> int:
+    """Publish messages in order; those without a time to live of their own get `ttl`."""
     published = 0
-    with publisher() as out, bar("publish", "messages") as progress:
+    with _PublishersByTtl(publisher) as out, bar("publish", "messages") as progress:
         try:
             for rows in chunks:
-                subjects, headers, bodies = zip(*rows, strict=True) if rows else ((), (), ())
-                out.publish_many(subjects, bodies, [h or {} for h in headers])
+                for own, some in groupby(rows, key=attrgetter("ttl")):
+                    subjects, headers, bodies, _ = zip(*some, strict=True)
+                    out.of(own or ttl).publish_many(subjects, bodies, [h or {} for h in headers])
                 published += len(rows)
                 progress(published, total)
         except BadInput as error:
             out.flush()
             raise BadInput(f"{error.text} ({published} messages before it were published)") from None
     return published
+
+
+class _PublishersByTtl(ExitStack):
+    """A publisher for each time to live. All that is published goes out in order."""
+
+    def __init__(self, publisher: Callable[..., Publisher]) -> None:
+        super().__init__()
+        self._publisher = publisher
+        self._open: dict[float | None, Publisher] = {}
+
+    def of(self, ttl: float | None) -> Publisher:
+        """The publisher of messages with this time to live, in seconds."""
+        if ttl not in self._open:
+            if len(self._open) >= PUBLISHERS:
+                self.close()
+                self._open.clear()
+            self._open[ttl] = self.enter_context(self._publisher(ttl=ttl))
+        return self._open[ttl]
+
+    def flush(self) -> None:
+        """Wait until all that was published is durable."""
+        for one in self._open.values():
+            one.flush()
 
 
 def _report(stream: str, published: int, sequence: int | None, *, confirm: bool, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from malamute.cli import completion
 from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, waits
 from malamute.cli.payload import body_given, headers_option
-from malamute.cli.printing import Render, as_body, printable, prints_messages, show
+from malamute.cli.printing import Render, as_body, content_of, printable, prints_messages, show
 from malamute.cli.sending import ACKNOWLEDGED, message_options, print_outcome
 
 
@@ -68,7 +68,7 @@ def request(
         )
         for reply in replies:
             show([reply], render)
-            error = reply.headers.get(ERROR_HEADER)
+            error = content_of(reply).headers.get(ERROR_HEADER)
             if error is not None:
                 failed = True
                 click.echo(f"the worker failed: {printable(str(error))}", err=True)

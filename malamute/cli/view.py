@@ -12,7 +12,7 @@ import click
 from malamute.cli import completion
 from malamute.cli.keyboard import LEAVING, keys, pressed
 from malamute.cli.options import ConnectionOptions, connects, examples, selects
-from malamute.cli.printing import Render, excerpt, prints_messages, show
+from malamute.cli.printing import Render, content_of, excerpt, prints_messages, show
 from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import window
 from malamute.cli.tables import show_rows
@@ -154,4 +154,7 @@ def _wants_more() -> bool:
 
 def _row(message: Message) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in ("sequence", "time", "sender", "subject")}
-    return {**fields, **excerpt(message.headers, message.body)}
+    content = content_of(message)
+    if content.damage:
+        return {**fields, "headers": "", "body": f"({content.damage})"}
+    return {**fields, **excerpt(content.headers, content.body)}

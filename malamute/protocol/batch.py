@@ -18,6 +18,7 @@ fast as an object for each message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, NamedTuple
 
@@ -172,6 +173,49 @@ def unpack_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
 
 
 _BODY: frozenset[type] = frozenset((bytes,))
+
+
+class _Pairs(list[tuple[Any, Any]]):
+    """A map as it stands: with keys of any type, none of which is hashed."""
+
+
+_unpack_oddly = partial(
+    msgpack.unpackb,
+    strict_map_key=False,
+    object_pairs_hook=_Pairs,
+    max_array_len=ITEMS_MAX,
+    unicode_errors="replace",
+)
+
+
+def readable_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
+    """The headers and the body frames of a record, without headers that cannot be any.
+
+    For whoever shows what another has published: a header with a name that is no text, or with a value that
+    is a list, does not hide the body. Raises `Malformed` when the body cannot be told.
+    """
+    try:
+        return unpack_record(record)
+    except (Malformed, TooLarge) as error:
+        refused = Malformed(error.text)
+    if len(record) > SCANNED_BYTES:
+        raise refused
+    try:
+        body = msgpack.unpackb(
+            record,
+            strict_map_key=False,
+            object_pairs_hook=_Pairs,
+            max_array_len=ITEMS_MAX,
+            unicode_errors="replace",
+        )
+    except _UNPACK_ERRORS:
+        raise refused from None
+    if type(body) is not list or not body or not _BODY.issuperset(map(type, body[1:])):
+        raise refused
+    pairs = body[0] if isinstance(body[0], _Pairs) else ()
+    return {name: value for name, value in pairs if type(name) is str and type(value) in _HEADER_TYPES}, body[
+        1:
+    ]
 
 
 def headers_of(records: Sequence[Frame]) -> list[dict[str, Any]]:

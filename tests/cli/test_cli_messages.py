@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
+import msgpack
 import pytest
 from cli_commands import Run, Start
+from lab.raw_peer import RawPeer
 
 import malamute
 from malamute import matching
 from malamute.cli.options import FAMILIES, JSON_FAMILIES, ConnectionOptions, Reporter, criteria_of
 from malamute.client.events import Gap, Refusal, Switched
 from malamute.errors import Closed, TryLater
+from malamute.protocol.batch import pack_record
+from malamute.protocol.messages import Publish, Stored
 from malamute.testing import Broker
 
 
@@ -82,6 +87,44 @@ def test_what_sub_prints_as_json_can_be_published(run: Run, client: malamute.Cli
         ("a.b", {"n": 1}, b"\xff"),
         ("a.c", {"p": None}, "ä".encode()),
     ]
+
+
+def test_an_odd_record_ends_nobodys_reading(run: Run, broker: Broker, client: malamute.Client) -> None:
+    """Any client may publish bytes that are no record of ours; who reads the stream goes on."""
+    records = [pack_record(None, b"1"), msgpack.packb([{1: 2}, b"x"]), b"\xc1", pack_record(None, b"4")]
+    with RawPeer(broker.url, "") as peer:
+        peer.send(Publish("odd", 1, ["s"] * 4, records))
+        peer.next(Stored)
+    for arguments in ([], ["--json"], ["--body"], ["--raw"], ["--format", "{sequence} {headers} {body}"]):
+        found = run("sub", "odd", "--start", "first", "-n", "4", *arguments)
+        assert "x" in found.stdout
+        assert "4" in found.stdout
+    viewed = run("stream", "view", "odd", "--start", "first")
+    assert "unreadable" in viewed.stdout
+    copied = run(
+        "pub", "two", "--file", "-", stdin=run("sub", "odd", "--start", "first", "-n", "4", "--json").stdout
+    )
+    assert copied.stdout == "3 messages stored in two\n"
+    assert "left out" in copied.stderr
+    assert _bodies(client, "two", 3) == [b"1", b"x", b"4"]
+
+
+def test_a_copy_is_the_same_stream(run: Run, client: malamute.Client) -> None:
+    client.publish(
+        "one", "a", [b"f1", b"\xff", b""], {"n": math.nan, "i": -math.inf}, ttl=3600, assurance="stored"
+    )
+    client.publish("one", "b", [], {"z": -0.0}, ttl=7200.5, assurance="stored")
+    client.publish("one", "c", b"x", assurance="stored")
+    text = run("sub", "one", "--start", "first", "-n", "3", "--json").stdout
+    assert run("pub", "two", "--ttl", "1h", "--file", "-", stdin=text).stdout == "3 messages stored in two\n"
+    both = []
+    for stream in ("one", "two"):
+        with client.subscribe(stream, start="first") as messages:
+            found = [messages.receive(timeout=10) for _ in range(3)]
+        both.append([(m.subject, repr(m.headers), m.frames, m.ttl) for m in found])
+    assert both[0][:2] == both[1][:2]
+    # One that has no time to live of its own gets that of the command.
+    assert [row[3] for row in both[1]] == [3600.0, 7200.5, 3600.0]
 
 
 def test_a_file_may_leave_subjects_and_headers_to_the_options(run: Run, client: malamute.Client) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from typing import Any
 
 import click
+import msgpack
 import pytest
 from cli_commands import Run
+from hypothesis import given
+from hypothesis import strategies as st
 
 from malamute.cli.error_output import BadInput
 from malamute.cli.options import ConnectionOptions
-from malamute.cli.payload import OutgoingMessage, chunks_of_lines, parse_header, row_of
+from malamute.cli.payload import OutgoingMessage, chunks_of_lines, parse_header, row_of, rows_of
 from malamute.cli.printing import as_body, as_format, as_json, as_line, as_raw
 from malamute.cli.tables import cell, show_rows
 from malamute.cli.work import environment
+from malamute.client.session.batch import record_of
 from malamute.client.session.message import Message
 from malamute.client.sync.consumers import Request
 from malamute.errors import InvalidName
@@ -110,9 +115,75 @@ def test_json_of_a_message() -> None:
         "sender": "bob",
         "subject": "a.b",
         "headers": {"n": "inf", "p": None},
+        "floats": ["n"],
         "body": "ä",
     }
     assert json.loads(as_json(_message(b"\xff")))["body_base64"] == "/w=="
+
+
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, "nan", "inf", "-inf"])
+    | st.text(max_size=5)
+)
+
+
+@given(
+    subject=st.text(max_size=8),
+    headers=st.dictionaries(st.text(max_size=4), VALUES, max_size=4),
+    frames=st.lists(st.binary(max_size=8) | st.text(max_size=5).map(str.encode), max_size=3),
+    ttl=st.sampled_from([0, 1, 999, 60_000, 315_360_000_000]),
+)
+def test_what_is_printed_as_json_is_the_same_message_again(
+    subject: str, headers: dict[str, Any], frames: list[bytes], ttl: int
+) -> None:
+    record = record_of(headers, frames)
+    message = Message(7, 1_500_000_000, "bob", subject, record).expiring(ttl)
+    [row] = rows_of([(1, as_json(message))], "another", "a test")
+    body = row.body if isinstance(row.body, list) else [row.body]
+    assert (row.subject, body, row.ttl) == (subject, frames, ttl / 1000 or None)
+    # NaN is not equal to itself, and -0.0 is to 0.0: what is packed says it all.
+    assert record_of(row.headers, body) == record
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"floats": 5}',
+        '{"floats": ["n"]}',
+        '{"floats": ["n"], "headers": {"n": "x"}}',
+        '{"floats": [[]], "headers": {"n": "nan"}}',
+        '{"ttl": "5"}',
+        '{"ttl": true}',
+        '{"ttl": -1}',
+        '{"ttl": Infinity}',
+        '{"frames": "x"}',
+        '{"frames": ["x"]}',
+        '{"frames": [{"body": 5}]}',
+        '{"frames": [{"body_base64": "?"}]}',
+    ],
+)
+def test_fields_that_cannot_be_are_refused_with_the_line(line: str) -> None:
+    with pytest.raises(BadInput, match="a test, line 3: invalid"):
+        [*rows_of([(3, line.encode())], "s", "a test")]
+
+
+def test_an_unreadable_message_is_shown_as_far_as_it_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = Message(7, 1_500_000_000, "bob", "a.b", msgpack.packb([{1: 2}, b"x"]))
+    assert as_line(odd) == b"7\ta.b\tx\n"
+    assert json.loads(as_json(odd))["body"] == "x"
+    broken = Message(8, 1_500_000_000, "bob", "a.b", b"\xc1")
+    assert as_line(broken).startswith(b"8\ta.b\t(unreadable: ")
+    assert json.loads(as_json(broken))["unreadable"].startswith("unreadable: ")
+    assert as_format("{sequence} {header[x]} {body}")(broken).startswith(b"8  (unreadable: ")
+    assert capsys.readouterr().err == ""
+    assert (as_raw(broken), as_body(broken)) == (b"", b"\n")
+    assert capsys.readouterr().err.startswith("message 8 is unreadable: ")
+    assert [*rows_of([(4, as_json(broken))], "s", "a test")] == []
+    assert capsys.readouterr().err == "a test, line 4: a message that was unreadable is left out\n"
 
 
 def test_bodies_alone() -> None:

@@ -116,7 +116,7 @@ def _publish(
     messages = size_bytes = 0
     with client.publisher(stream) as out:
         while batch := [*islice(rows, BATCH)]:
-            subjects, headers, bodies = zip(*batch, strict=True)
+            subjects, headers, bodies, _ = zip(*batch, strict=True)
             out.publish_many(subjects, bodies, headers)
             messages += len(batch)
             size_bytes += sum(map(len, bodies))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from malamute.client.options import Span, milliseconds
 from malamute.errors import InvalidValue, NotOutstanding
-from malamute.protocol.batch import Frame, unpack_record
+from malamute.protocol.batch import Frame, readable_record
 from malamute.protocol.bounce import BOUNCED, why_not_bounced
 from malamute.protocol.limits import TEXT_BYTES_MAX
 from malamute.protocol.texts import fitting, shown
@@ -53,12 +53,12 @@ class Message:
 
     def _open(self) -> tuple[dict[str, Any], list[bytes]]:
         if self._opened is None:
-            self._opened = unpack_record(self._record)
+            self._opened = readable_record(self._record)
         return self._opened
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers; empty when there are none.
+        """The headers; empty when there are none. One that is no text, number, boolean or None is left out.
 
         Raises:
             Malformed: the record is damaged.
@@ -107,6 +107,12 @@ class Message:
         subscription from there begins at the first message, behind a `Gap` with the reason `another-store`.
         """
         return f"after:{self.sequence}@{self.store}" if self.store else f"seq:{self.sequence + 1}"
+
+    @property
+    def ttl(self) -> float | None:
+        """After how many seconds from its time a message of a stream expires; None if it does not."""
+        ttl = getattr(self, "_ttl", 0)
+        return ttl / 1000 if ttl else None
 
     @property
     def expires(self) -> datetime | None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from malamute.client.session.outbox import Command
 from malamute.client.session.window import Window
 from malamute.client.sync.consumers import Request
 from malamute.client.sync.receipts import Receipt
-from malamute.protocol.batch import pack_record, unpack_record
+from malamute.protocol.batch import are_headers, pack_record, readable_record, unpack_record
 
 HEADERS = st.dictionaries(
     st.text(max_size=8), st.one_of(st.text(max_size=8), st.integers(-(2**63), 2**63), st.floats(), st.none())
@@ -141,6 +142,68 @@ def test_a_damaged_record_is_an_error_when_it_is_looked_at():
     message = Message(1, 0, "", "a", b"\xc1")
     with pytest.raises(errors.Malformed):
         _ = message.headers
+
+
+def odd(headers):
+    return msgpack.packb([headers, b"x", b"y"], use_bin_type=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "readable"),
+    [
+        ({1: 2}, {}),
+        ({1: 2, "a": 3}, {"a": 3}),
+        ({"a": [1], "b": True, b"c": 4}, {"b": True}),
+        ({"a": b"bytes", "b": 1.5}, {"b": 1.5}),
+        ("no map", {}),
+        ([1, 2], {}),
+    ],
+)
+def test_headers_that_cannot_be_any_hide_neither_the_others_nor_the_body(headers, readable):
+    message = Message(1, 0, "", "a", odd(headers))
+    assert (message.headers, message.body, message.frames) == (readable, b"xy", [b"x", b"y"])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"\xc1",
+        b"\x90",
+        b"\x91\xc0\x01",
+        msgpack.packb([None, "text"]),
+        msgpack.packb([{}, 5]),
+        msgpack.packb({1: 2}),
+    ],
+)
+def test_a_record_whose_body_cannot_be_told_is_an_error_of_one_kind(record):
+    with pytest.raises(errors.Malformed):
+        _ = Message(1, 0, "", "a", record).body
+
+
+@given(
+    st.binary(max_size=60)
+    | st.recursive(
+        st.none() | st.integers(-9, 9) | st.text(max_size=2) | st.binary(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.integers(0, 3) | st.text(max_size=2), inner, max_size=3)
+        ),
+        max_leaves=12,
+    ).map(msgpack.packb)
+)
+def test_any_bytes_are_readable_or_malformed_and_right_ones_are_as_ever(record):
+    try:
+        expected = unpack_record(record)
+    except errors.MalamuteError:
+        try:
+            headers, frames = readable_record(record)
+        except errors.Malformed:
+            return
+        assert are_headers(headers)
+        assert all(type(frame) is bytes for frame in frames)
+    else:
+        assert readable_record(record) == expected
 
 
 def test_mail_without_properties_is_final_and_new():
