@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from shared_folders import PATHS
 from xdist.scheduler import LoadScopeScheduling
 
@@ -29,6 +29,8 @@ SLOW = [HealthCheck.too_slow]
 settings.register_profile(
     "fixed", deadline=None, derandomize=True, max_examples=50, suppress_health_check=SLOW
 )
+FOUND = (Phase.explicit, Phase.generate)
+settings.register_profile("unshrunk", settings.get_profile("fixed"), phases=FOUND)
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=SLOW)
 settings.load_profile("fixed")
 

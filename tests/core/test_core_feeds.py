@@ -189,6 +189,19 @@ def test_xu2_a_queue_without_workers_holds_all_and_drains_in_order(bench):
     assert bench.bodies("bob") == [b"1", b"2", b"3"]
 
 
+def test_zn19_over_crashes_a_feed_goes_on_behind_what_it_has_put(bench):
+    for body in (b"1", b"2", b"3"):
+        bench.tell("alice", publish(body))
+        bench.settle()
+        bench.crash()
+        bench.settle()
+        bench.open("alice")
+    bench.open("bob")
+    bench.tell("bob", offer())
+    bench.settle()
+    assert bench.bodies("bob") == [b"1", b"2", b"3"]
+
+
 def test_xu2_a_queue_with_a_ready_worker_holds_nothing_back(bench):
     bench.tell("bob", offer())
     bench.tell("alice", publish(b"1"))

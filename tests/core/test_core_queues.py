@@ -57,6 +57,27 @@ def test_wp30_a_message_is_removed_by_the_ack_alone(bench):
     assert [(item.body, item.attempt) for item in bench.got("bob")] == [(b"2", 2)]
 
 
+def test_wp30_what_a_recipient_held_when_it_went_is_redelivered_once_more_and_never_after_its_ack(bench):
+    bench.tell("alice", send("bob", b"1", b"2"))
+    bench.tell("bob", mail_credit())
+    bench.settle()
+    bench.tell("bob", ack(0, (1, 1)))
+    bench.settle()
+    for attempt, wanted in ((2, [b"2"]), (3, [b"2"]), (4, [])):
+        bench.sent("bob")
+        bench.lost("bob")
+        bench.settle()
+        bench.open("bob")
+        bench.tell("bob", mail_credit())
+        bench.settle()
+        assert [(item.body, item.attempt) for item in bench.got("bob")] == [
+            (body, attempt) for body in wanted
+        ]
+        if attempt == 3:
+            bench.tell("bob", ack(0, (2, 2)))
+            bench.settle()
+
+
 def test_wp29_what_was_not_acknowledged_is_redelivered_in_order(bench):
     bench.tell("alice", send("bob", b"1", b"2", b"3"))
     bench.tell("bob", mail_credit(2))
@@ -163,6 +184,20 @@ def test_wp14_a_worker_with_credit_for_one_holds_one(bench):
     bench.tell("carl", offer(credit=5))
     bench.settle()
     assert bench.bodies("carl") == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_wp14_a_worker_that_comes_first_is_not_flooded(bench, together):
+    """With credit for one it holds one, whether what comes then comes at once or one by one."""
+    bench.tell("bob", offer(credit=1))
+    bodies = [b"1", b"2", b"3"]
+    for some in [bodies] if together else [[body] for body in bodies]:
+        bench.tell("alice", request(*some))
+        bench.settle()
+    assert bench.bodies("bob") == [b"1"]
+    bench.tell("carl", offer(credit=5))
+    bench.settle()
+    assert (bench.bodies("bob"), bench.bodies("carl")) == ([], [b"2", b"3"])
 
 
 def test_workers_alternate(bench):

@@ -93,6 +93,12 @@ def _fields(page: Any, **values: str) -> None:
         page.fill(f"main [name={name}]:visible", value)
 
 
+def _go_on(page: Any, button: str) -> None:
+    """Click a button that leads to another page, and be there: else it would interrupt what follows."""
+    with page.expect_navigation():
+        page.get_by_role("button", name=button).click()
+
+
 def test_a_tour_by_keys_of_every_page_on_a_phone_and_on_a_wide_screen(
     browser: Any, running: RunningGateway
 ) -> None:
@@ -397,9 +403,9 @@ def test_two_users_see_what_each_may(browser: Any, tmp_path: Path) -> None:
         for page, user, password in ((ann, "ann", "geheim"), (bob, "bob", "secret")):
             page.goto("/console/stream?name=ann" if user == "bob" else "/")
             _fields(page, user=user, password=password)
-            page.get_by_role("button", name="Sign in").click()
+            _go_on(page, "Sign in")
         bob.get_by_text("is not allowed").wait_for()
-        ann.get_by_role("button", name="Sign out").click()
+        _go_on(ann, "Sign out")
         ann.get_by_role("button", name="Sign in").wait_for()
         ann.goto("/console/streams")
         assert ann.url.startswith(f"{gateway.url}/console/sign-in")

@@ -94,3 +94,15 @@ def test_bit_0_and_the_last_bit():
     assert bitmap.previous(2**32 - 1) == 0
     assert bitmap.next(2**32 - 1) is None
     assert bitmap.previous(0) is None
+
+
+def test_wp57_a_bitmap_is_compressed():
+    """A bit for each number up to the highest would be 512 MB, and four bytes for each of a million 4 MB."""
+    few, many = BytesIO(), BytesIO()
+    Bitmap([*range(0, 2**32, 2**22)]).write(few)
+    Bitmap(range(2**20)).write(many)
+    assert len(few.getvalue()) < 20 * 2**10
+    assert len(many.getvalue()) < 2**20 / 8 * 1.01
+    for stream, numbers in ((few, range(0, 2**32, 2**22)), (many, range(2**20))):
+        stream.seek(0)
+        assert [*Bitmap.read(stream)] == [*numbers]

@@ -55,6 +55,22 @@ def test_a_fields_vector(case, mode):
     assert counted == case["hits"]
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        [["currency", "USD"], ["currency", "GBP"]],
+        {"currency": ["USD", "GBP"]},
+        "currency=USD, currency=GBP",
+    ],
+    ids=["a list", "a mapping", "text"],
+)
+@pytest.mark.parametrize("mode", ["any", "all"])
+def test_rq3_one_field_may_be_asked_for_with_several_values_of_which_any_will_do(request_, mode):
+    index = index_of("fields", [{mode: request_}])
+    wanted = {"USD": [0], "GBP": [0], "EUR": [], "": [], None: []}
+    assert {value: matched(index, "", {"currency": value}) for value in wanted} == wanted
+
+
 @pytest.mark.parametrize("title", VECTORS["optimised_tables"])
 def test_wk3_the_constituent_tables_are_the_printed_ones_row_by_row(title):
     case = VECTORS["optimised_tables"][title]

@@ -1,0 +1,52 @@
+"""Each mutant still fits the code, and each requirement that is met has one, of a test that its row names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "mutants"))
+
+from mutants import MUTANTS, UNBROKEN, Mutant  # noqa: E402
+from run_mutants import MADE, RECORD, Result, places_of, words_of  # noqa: E402
+
+PAGE = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
+ROWS = dict(re.findall(r"^\| ((?:RQ|WK|XU|WP|ZN|ADD)\d+) \| (.+) \|$", PAGE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_other_code_of_which_a_test_of_its_row_is_run(name: str) -> None:
+    mutant = MUTANTS[name]
+    code = (ROOT / "malamute" / mutant.file).read_text(encoding="utf-8")
+    changed = mutant.applied_to(code)
+    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(code))
+    assert f"`{mutant.test}`" in ROWS[name]
+    assert len(places_of(mutant.test)) == 1
+
+
+def test_every_requirement_that_is_met_has_a_mutant_or_a_reason() -> None:
+    met = {name for name, row in ROWS.items() if not re.search(r" \| (?:met by |not yet)", row)}
+    assert met == {*MUTANTS, *UNBROKEN}
+    assert not MUTANTS.keys() & UNBROKEN.keys()
+    assert all(reason for reason in UNBROKEN.values())
+
+
+@pytest.mark.parametrize("code", ["none", "twice twice"])
+def test_a_text_that_is_not_there_once_is_refused(code: str) -> None:
+    with pytest.raises(ValueError, match="expected it once"):
+        Mutant("a.py", "twice", "", "test_a").applied_to(code)
+
+
+def test_the_page_says_what_was_recorded_last() -> None:
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+    results = [Result(**row) for row in recorded["results"]]
+    assert {result.id for result in results} <= {*MUTANTS}
+    found = MADE.search(PAGE)
+    assert found is not None
+    assert found[0] == found[1] + words_of(results, recorded["date"], recorded["commit"]) + found[2]
