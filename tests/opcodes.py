@@ -23,11 +23,11 @@ GENERATED = "<string>"
 
 
 class Counter:
-    """The instructions in the files below some places of the package, counted while it is on."""
+    """The instructions in the files below some places, counted while it is on. They are of the package."""
 
     def __init__(self, *places: str) -> None:
         self.instructions = 0
-        self._counted = tuple(PACKAGE + place for place in places)
+        self._counted = tuple(os.path.join(PACKAGE, place) for place in places)
 
     @contextmanager
     def on(self) -> Iterator[None]:

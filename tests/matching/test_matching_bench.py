@@ -101,7 +101,7 @@ def test_wk2_wk6_neither_seen_subjects_nor_values_that_nobody_names_fill_the_mem
     """With 5,000 selectors: 200,000 subjects of even ten bytes each would be seen."""
     program = """
 import random
-from malamute.bench import match
+from lab import match
 for row in (*match.memory(5_000, 200_000, random.Random(1)), *match.values(5_000, 200_000, random.Random(1))):
     print(row.value)
 """
@@ -115,7 +115,7 @@ def test_rq13_5_000_selectors_of_100_000_criteria_fit_into_62_megabytes():
     """As much as RFC 003 counts for bitmaps that are not compressed, 100,000 bits for each selector."""
     program = """
 import random
-from malamute.bench import match
+from lab import match
 for row in match.capacity(5_000, 20, random.Random(1)):
     print(row.value)
 """

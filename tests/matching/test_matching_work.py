@@ -7,9 +7,9 @@ from functools import partial
 from typing import NamedTuple
 
 import pytest
+from lab import match
 from opcodes import instructions
 
-from malamute.bench import match
 from malamute.errors import InvalidSelector
 from malamute.matching import FAMILIES, CompiledSelector, ConstituentTables, Filter, Index, Selector, parse
 from malamute.matching import regex as regex_module
@@ -240,7 +240,7 @@ def test_wk16_in_which_order_the_ways_to_match_cost():
     filtered.matches("compiled.at.first")
 
     def bit_by_bit(subject):
-        return instructions(lambda: bits.match(subject), "bench/")
+        return instructions(lambda: bits.match(subject), match.__file__)
 
     ways = {
         "naive": 100 * naive(patterns, subjects),
