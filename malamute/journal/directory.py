@@ -83,22 +83,60 @@ def _open_to_others(path: Path, mode: int, remedy: str) -> StoreError:
     return StoreError(f"{path} is open to others (mode {mode:04o}): expected chmod o-rwx, {remedy}")
 
 
-def acquire_lock(path: Path) -> int:
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of a store's own, never through a link: what it led to would be written in its place.
+
+    Raises:
+        OSError: it is a link, or is the same file as another name; or it cannot be opened.
+    """
+    # What is no file might wait for somebody else to open it.
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, "it is a link, or no file")
+    return descriptor
+
+
+def _open_own_or_refuse(path: Path, flags: int) -> int:
+    try:
+        return open_own(path, flags)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise StoreError(
+            f"{path} is a link, or no file: expected one of the store's own; remove it"
+        ) from error
+
+
+def refuse_links(path: Path) -> None:
+    """Raise `StoreError` if the lock of LMDB in a directory is a link: LMDB would write where it leads."""
+    with suppress(FileNotFoundError):
+        os.close(_open_own_or_refuse(path / "lock.mdb", os.O_RDONLY))
+
+
+def acquire_lock(path: Path, *, names_process: bool = True) -> int:
     """Lock the directory for this process; returns the descriptor that holds the lock.
+
+    Who only reads writes nothing into it: then it does not name the process.
 
     Raises:
         StoreLocked: another process has it.
+        StoreError: it is a link.
     """
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    refuse_links(path)
+    descriptor = _open_own_or_refuse(path / "lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
         os.close(descriptor)
-        raise StoreLocked(f"{path} is in use by process {holder or 'unknown'}") from error
+        raise StoreLocked(f"{path} is in use by {_in_words(holder)}") from error
     except BaseException:
         os.close(descriptor)
         raise
+    if not names_process:
+        return descriptor
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, b"%d\n" % os.getpid())
@@ -106,6 +144,19 @@ def acquire_lock(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _in_words(holder: str) -> str:
+    """The process that has written its id into the lock, unless it has ended: a reader writes none."""
+    gone = not holder.isdigit()
+    if not gone:
+        try:
+            os.kill(int(holder), 0)
+        except (ProcessLookupError, OverflowError):
+            gone = True
+        except PermissionError:
+            gone = False
+    return "another process" if gone else f"process {holder}"
 
 
 def open_environment(

@@ -212,8 +212,9 @@ class DiskStore:
         streams_budget: int | None = None,
         counted: Counted | None = None,
         reads_all: bool = False,
+        names_process: bool = True,
     ) -> DiskStore:
-        """Open the store in `directory`, creating it if needed.
+        """Open the store in `directory`, creating it if needed; its lock names the process if it is to.
 
         `size` is that of the file in bytes; a larger file that is already there keeps its size. The
         space is allocated at once unless `preallocate` is false. `streams_budget` is what all streams may
@@ -227,7 +228,7 @@ class DiskStore:
         path = Path(directory)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = acquire_lock(path)
+            lock = acquire_lock(path, names_process=names_process)
         except OSError as error:
             raise StoreError(f"cannot use {path}: {error.strerror}") from error
         environment = None
@@ -260,7 +261,7 @@ class DiskStore:
         """
         if not (Path(directory) / "data.mdb").is_file():
             raise StoreError(f"there is no store in {Path(directory)}")
-        return cls.open(directory, size=0, preallocate=False, reads_all=reads_all)
+        return cls.open(directory, size=0, preallocate=False, reads_all=reads_all, names_process=False)
 
     # --- opening
 

@@ -22,7 +22,13 @@ import lmdb
 
 from malamute.errors import StoreError
 from malamute.journal.chunk_cursor import ChunkCursor
-from malamute.journal.directory import READING_TRIES, check_pages_for_reading, read_meta, translated
+from malamute.journal.directory import (
+    READING_TRIES,
+    check_pages_for_reading,
+    read_meta,
+    refuse_links,
+    translated,
+)
 from malamute.journal.format import StreamMeta
 from malamute.journal.page_cursor import PageCursor
 from malamute.journal.states import read_states
@@ -49,6 +55,7 @@ class StoreReader:
         data = Path(directory) / "data.mdb"
         if not data.is_file():
             raise StoreError(f"there is no store in {Path(directory)}")
+        refuse_links(Path(directory))
         check_pages_for_reading(Path(directory))
         with translated():
             environment = lmdb.open(str(directory), readonly=True, create=False, map_size=0)

@@ -9,9 +9,12 @@ process, and not one after the other.
 from __future__ import annotations
 
 import faulthandler
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from malamute.journal.directory import open_own
 
 REPORT = "crash.txt"
 """The name of the report in a data directory."""
@@ -22,8 +25,8 @@ READ = "crash.before.txt"
 
 def report_in(directory: Path) -> str:
     """What a process that crashed has left in a directory; empty if none did."""
-    with suppress(OSError):
-        return (directory / REPORT).read_text(errors="replace").strip()
+    with suppress(OSError), open(open_own(directory / REPORT, os.O_RDONLY), errors="replace") as report:
+        return report.read().strip()
     return ""
 
 
@@ -53,7 +56,8 @@ class CrashReport:
         if self._directory is not None:
             with suppress(OSError):
                 self._is_new = not (self._directory / REPORT).exists()
-                self._file = (self._directory / REPORT).open("a")
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+                self._file = os.fdopen(open_own(self._directory / REPORT, flags), "a")
                 faulthandler.enable(self._file)
 
     def close(self) -> None:
