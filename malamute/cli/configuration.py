@@ -30,8 +30,13 @@ def config() -> None:
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @json_option
 def check(file: Path | None, *, as_json: bool) -> None:
-    """Check FILE and the environment. If they cannot be used, the error is printed and the exit code is 1."""
-    load(file, {}, os.environ)
+    """Check FILE and the environment, and the files of accounts and keys that they name.
+
+    If they cannot be used, the error is printed and the exit code is 1.
+    """
+    from malamute.config.access_files import AccessFiles
+
+    AccessFiles.read(load(file, {}, os.environ).access)
     if as_json:
         click.echo(to_json({"file": file and str(file), "good": True}))
     else:

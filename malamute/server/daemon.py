@@ -24,8 +24,7 @@ from structlog.typing import EventDict
 from malamute.access import Accounts, Policy
 from malamute.access.token import Issuers
 from malamute.config import Config, LogConfig
-from malamute.config.accounts import accounts_of, read_secret_key
-from malamute.config.issuers import read_issuers
+from malamute.config.access_files import AccessFiles
 from malamute.config.options import options_in_force
 from malamute.config.reload import reloaded
 from malamute.core.accounts import AccountDirectory
@@ -139,7 +138,7 @@ class Configuration:
         """Read it and check it as a whole. Any thread may call this: it changes nothing."""
         try:
             config, changed, waiting = reloaded(self._running, self._read())
-            accounts, issuers = accounts_of(config.access), read_issuers(config.access.issuer)
+            accounts, issuers, _ = AccessFiles.read(config.access)
         except ConfigError as error:
             return error
         settings = _settings(config, self._started, self._endpoints, accounts, issuers)
@@ -181,8 +180,7 @@ def open_broker(
     learns how it goes. This process runs as the `user` from when it listens, if there is one. With
     `reads_all` all that is stored is read first.
     """
-    accounts, issuers = accounts_of(config.access), read_issuers(config.access.issuer)
-    key = read_secret_key(Path(config.access.key)) if config.access.key else ""
+    accounts, issuers, key = AccessFiles.read(config.access)
     with user.acting() if user is not None else nullcontext():
         store = open_store(config, reads_all=reads_all)
     listeners = config.listen.listeners

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 from cli_commands import Run
+from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from malamute.cli.root import cli
 from malamute.config import Config
+from malamute.errors import ConfigError
+from malamute.server.daemon import open_broker
 
 
 @pytest.fixture
@@ -72,3 +82,50 @@ def test_a_setting_has_a_form(run: Run, setting: str) -> None:
 def test_a_wrong_setting_is_reported_as_it_was_given(run: Run) -> None:
     wrong = run("config", "show", "--set", "storage.size=much", exit_code=1)
     assert wrong.stderr.startswith("error 700: --set storage.size: storage.size = 'much': expected a size")
+
+
+def _public(kind: Any) -> bytes:
+    key = kind.generate() if kind is Ed25519PrivateKey else generate_private_key(SECP256R1())
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+FAULTS: dict[str, tuple[str, int, str]] = {
+    "no file of accounts": ('accounts = "{there}/none.toml"', 700, "accounts cannot be read"),
+    "accounts that others read": ('accounts = "{there}/open.toml"', 700, "accounts are open to others"),
+    "no key of the broker": ('key = "{there}/none.key_secret"', 700, "none.key_secret"),
+    "a key that fits no algorithm": (
+        '[[access.issuer]]\nname = "i"\naudience = "a"\nkeys = "{there}/ed.pem"\nalgorithms = ["ES256"]',
+        700,
+        "ES256",
+    ),
+    "no library for tokens": (
+        '[[access.issuer]]\nname = "i"\naudience = "a"\nkeys = "{there}/ec.pem"\nalgorithms = ["ES256"]',
+        701,
+        "tokens need jwt: pip install 'malamute[jwt]'",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_broker_refuses_the_check_refuses_in_the_same_words(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, code, words = FAULTS[fault]
+    (tmp_path / "open.toml").write_text("")
+    (tmp_path / "open.toml").chmod(0o644)
+    (tmp_path / "ed.pem").write_bytes(_public(Ed25519PrivateKey))
+    (tmp_path / "ec.pem").write_bytes(_public(None))
+    for name in ("ed.pem", "ec.pem"):
+        (tmp_path / name).chmod(0o644)
+    file = tmp_path / "malamute.toml"
+    file.write_text("[access]\n" + text.format(there=tmp_path) + '\n[storage]\nkind = "memory"\n')
+    if code == 701:
+        monkeypatch.setitem(sys.modules, "jwt", None)
+    done = CliRunner().invoke(cli, ["config", "check", str(file)])
+    context: zmq.Context[Any] = zmq.Context()
+    with pytest.raises(ConfigError) as refused:
+        open_broker(Config.load(file, {}, {}), context)
+    context.term()
+    assert (done.exit_code, refused.value.code) == (1, code)
+    assert words in refused.value.text
+    assert refused.value.text in done.output
