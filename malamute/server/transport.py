@@ -191,6 +191,8 @@ class Transport:
         self.blocked: dict[bytes, Unsent] = {}
         self.unsent = AllUnsent()
         self.lost: list[bytes] = []
+        self._ended: dict[bytes, None] = {}
+        """Peers whose connections have ended, and of which something may still be to be read."""
         self.flows = Flows(windows)
         self._stuck: set[bytes] = set()
         """Those of the blocked peers from which a RECEIVED has to come first."""
@@ -274,16 +276,27 @@ class Transport:
             # What woke the loop now came since then.
             self.guard.read_until = self._now
         self._now = now
+        if self._ended and self.drained:
+            self._lose_ended()
         if self.guard.monitor in ready:
             self._update()
+        if self._ended and not zmq.zmq_poll(self._has_input, 0):
+            self._lose_ended()
         asking = self._authenticator
         if asking is not None and any(source in ready for source in asking.inputs):
             asking.update(now)
         self.guard.check(now)
         self.intake.check(now)
 
+    def _lose_ended(self) -> None:
+        """All that came of those whose connections have ended was read: they are lost."""
+        self.lost += self._ended
+        self._ended.clear()
+
     def next_check(self, now: float) -> float | None:
         """When to call `watch` and `retry` though nothing happens; None for not at all."""
+        if self._ended:
+            return now
         guard, intake = self.guard.next_check(), self.intake.next_check()
         due = guard if intake is None or (guard is not None and guard < intake) else intake
         if len(self.blocked) > len(self._stuck):
@@ -312,6 +325,7 @@ class Transport:
             if peer is not None and self._descriptors.get(peer, descriptor) == descriptor:
                 self._descriptors.pop(peer, None)
                 self._disconnected(peer)
+                self._ended[peer] = None
         guard.ended.clear()
 
     def _disconnected(self, peer: bytes) -> None:
@@ -410,6 +424,7 @@ class Transport:
                 yield peer, outcome
             else:
                 self._principal, self._origin = outcome, address
+                self._ended.pop(peer, None)
                 self._promises[peer] = hello.heartbeat / 1000
                 self._hellos[peer] = descriptor
                 yield peer, hello
@@ -441,6 +456,7 @@ class Transport:
             self._principal = principal
             self._promises[peer] = message.heartbeat / 1000
             self._origin = address_of(part)
+            self._ended.pop(peer, None)
         self._hellos[peer] = descriptor_of(part)
         return message
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +22,8 @@ from malamute import errors
 from malamute.client.events import Connected, Event, Gap, Lost, Recalled, Refusal, Slow, Switched
 from malamute.client.link import connection as link_connection
 from malamute.config import Config
-from malamute.testing import Broker
+from malamute.server.daemon import open_broker
+from malamute.testing import Broker, small_config
 
 PATIENCE = 60.0
 DEAD = "tcp://127.0.0.1:1"
@@ -547,3 +550,44 @@ def test_what_a_handler_asks_in_vain_comes_out_there(hearts: Broker) -> None:
         client.send("alice", "a", b"")
         client.run()
         assert [type(error) for error in caught] == [errors.TimedOut, errors.InvalidValue, errors.TooLarge]
+
+
+KILLED = """
+import sys, malamute
+client = malamute.connect(sys.argv[1], address="killed")
+for number in range(int(sys.argv[2])):
+    client.publish("s", "a", b"%d" % number)
+client.publish("s", "a", b"last", assurance="stored")
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_who_is_killed_has_left_at_once_where_the_system_says_so(tmp_path: Path, scheme: str) -> None:
+    """No probe finds it out: it would come within hours. What was sent before is there."""
+    config = small_config()
+    listen = replace(config.listen, endpoints=(f"ipc://{tmp_path}/socket", "tcp://127.0.0.1:*"))
+    config = replace(config, listen=listen, session=replace(config.session, probe_interval=3600.0))
+    context: zmq.Context[Any] = zmq.Context()
+    loop = open_broker(replace(config, storage=replace(config.storage, kind="memory")), context)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    url = next(endpoint for endpoint in loop.endpoints if endpoint.startswith(scheme))
+    try:
+        with malamute.connect(url) as watcher, watcher.subscribe("$sys", "client.#") as events:
+            program = subprocess.Popen(
+                [sys.executable, "-c", KILLED, url, "100"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            with program:
+                assert program.stdout is not None
+                assert program.stdout.readline() == b"up\n"
+                program.kill()
+            left = next(e for e in iter(lambda: events.receive(PATIENCE), None) if "left" in e.subject)
+            assert (left.subject, left.headers["reason"]) == ("client.left.killed", "lost")
+            with watcher.subscribe("s", start="first") as stream:
+                assert [stream.receive(PATIENCE).body for _ in range(101)][-1] == b"last"
+    finally:
+        loop.stop()
+        thread.join()
+        context.term()
