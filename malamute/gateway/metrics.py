@@ -153,6 +153,7 @@ NAMED_STORE = (
 """The same of a store that has a name, which is the label `store`; its own has none."""
 
 STREAM = (
+    MetricField("malamute_stream_first_sequence", "first", "The oldest sequence that is kept."),
     MetricField("malamute_stream_last_sequence", "last", "The newest sequence."),
     MetricField(
         "malamute_stream_published_messages", "published", "Messages published.", CounterMetricFamily
@@ -355,11 +356,9 @@ def _own(gateway: Gateway) -> Iterator[Metric]:
 
 
 def _stored(streams: Iterable[StoredStream]) -> Iterator[Metric]:
-    """What the store has of streams: that of them which leaves, the broker hears of when somebody reads."""
     for stream in streams:
         labels = {"stream": stream.name}
         for name, words, value in (
-            ("malamute_stream_first_sequence", "The oldest sequence that is kept.", stream.first),
             ("malamute_stream_stored_messages", "Messages of the stream in the store.", stream.count),
             ("malamute_stream_stored_bytes", "Bytes of the stream in the store.", stream.bytes),
             (

@@ -28,9 +28,11 @@ import malamute
 from malamute.config import Config, QueueRule, QueuesConfig
 from malamute.errors import TryLater
 from malamute.protocol.admin import (
+    JournalBackup,
     QueuePurge,
     QueueRedrive,
     StreamCreate,
+    StreamPurge,
     StreamRetain,
 )
 from malamute.testing import Broker, small_config
@@ -245,6 +247,30 @@ def test_dead_letters_are_an_alert_as_long_as_there_are_any_and_new_ones_another
         story.record(20, "MalamuteDeadLetters")
         story.client.change(QueueRedrive(kind="service", name="print"))
         story.record(20)
+    check_alerts(story, tmp_path)
+
+
+def test_a_purge_and_a_restore_are_no_lag(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "data" / "backups" / "monday"
+    with Story(small_config(), data) as story:
+        story.publish(LAG)
+        story.client.change("cursor.set", stream="weather", cursor="archive", start="first")
+        story.client.change(StreamPurge(stream="weather"))
+        story.record(40)
+        story.publish(1)
+        story.client.change(JournalBackup(directory="monday"), timeout=WAIT_SECONDS)
+        story.record(20)
+
+        def restore() -> None:
+            restored = tmp_path / "restored"
+            _malamute("journal", "restore", str(backup), str(restored))
+            data.rename(tmp_path / "old")
+            restored.rename(data)
+
+        story.start_again(restore)
+        story.record(40)
+        story.publish(1)
+        story.record(40)
     check_alerts(story, tmp_path)
 
 
