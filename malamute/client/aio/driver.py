@@ -21,6 +21,7 @@ from time import monotonic
 
 from malamute.client.link.connection import Connection
 from malamute.client.link.driver import Driver
+from malamute.client.link.leaving import dropped
 from malamute.client.link.link import Link
 from malamute.client.session.session import ClientSession
 from malamute.errors import TimedOut
@@ -114,6 +115,8 @@ class AioDriver(Driver):
         if self.session.outbox.next_to_send() is not None:
             super().send()
             self._look_soon()
+
+    __del__ = dropped
 
     def take_over(self) -> None:
         """Let the caller own it: its loop is over, and nothing of that is asked any more."""

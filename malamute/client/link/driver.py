@@ -11,7 +11,6 @@ to another is said in `sync/driver`; nothing else is shared between threads.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from collections import deque
@@ -23,7 +22,6 @@ from weakref import WeakSet
 
 from malamute.client.events import Connected, Event, log_event
 from malamute.client.link.connection import Connection
-from malamute.client.link.leaving import leave, say_lost, words_of_loss
 from malamute.client.link.link import Link
 from malamute.client.session.pacing import Backlog
 from malamute.client.session.session import ClientSession, State
@@ -35,7 +33,8 @@ ITERATION_SECONDS = 0.001
 a small command. If the connection was replaced in that time, the broker refuses the number that left a gap,
 and the session resyncs."""
 
-_FORKED = -1
+FORKED = -1
+"""The thread of a client that was made before a fork."""
 
 
 class Driver:
@@ -62,7 +61,7 @@ class Driver:
         self._iteration_due = 0.0
         self._backlog = Backlog()
         self._owner = threading.get_ident()
-        _drivers.add(self)
+        drivers.add(self)
 
     @property
     def link(self) -> Link:
@@ -90,19 +89,15 @@ class Driver:
 
     def not_owner(self) -> LinkError:
         """The error of a caller that does not own this client."""
-        if self._owner == _FORKED:
+        if self._owner == FORKED:
             return LinkError("client was made before a fork: connect again in the child")
         return LinkError("client belongs to another thread: connect one client for each thread")
 
     def disown(self) -> None:
         """The process was forked, and this is the child."""
-        self._owner = _FORKED
+        self._owner = FORKED
 
     # The end of a client that nobody closes
-
-    def __del__(self) -> None:
-        if not (self.closed or self._owner == _FORKED):
-            leave(self)
 
     @property
     def thread(self) -> int:
@@ -300,27 +295,13 @@ def _waiting(session: ClientSession) -> str:
     return f"{len(session.outbox)} commands wait for their confirmation"
 
 
-_drivers: WeakSet[Driver] = WeakSet()
+drivers: WeakSet[Driver] = WeakSet()
+"""Those of this process."""
 
 
 def _disown_all() -> None:
-    for driver in _drivers:
+    for driver in drivers:
         driver.disown()
 
 
 os.register_at_fork(after_in_child=_disown_all)
-
-
-def _leave_all() -> None:
-    running = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-    for driver in [*_drivers]:
-        if driver.closed or driver.thread == _FORKED:
-            continue
-        if driver.thread not in running:
-            leave(driver)
-        elif words := words_of_loss(driver):
-            # A thread that the end of the program does not wait for may be in the middle of a call.
-            say_lost(driver, words)
-
-
-atexit.register(_leave_all)

@@ -7,22 +7,27 @@ a call may take. What is lost after that is said on standard error, where a scri
 
 from __future__ import annotations
 
+import atexit
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from malamute.client.link.driver import FORKED, Driver, drivers
 from malamute.client.session.questions import PendingQuery
 from malamute.errors import MalamuteError
-
-if TYPE_CHECKING:
-    from malamute.client.link.driver import Driver
 
 LEAVING_SECONDS_MAX = 30.0
 """How long the end of a program may take for one client, however long its own calls may."""
 
 ADVICE = "close the client, or use `with malamute.connect() as client`"
+
+
+def dropped(driver: Driver) -> None:
+    """Leave a client that its program has dropped."""
+    if not (driver.closed or driver.thread == FORKED):
+        leave(driver)
 
 
 def leave(driver: Driver) -> None:
@@ -88,3 +93,18 @@ def words_of_loss(driver: Driver) -> str:
     outbox = driver.session.outbox
     messages = outbox.lost or outbox.messages
     return f"{messages} messages were not confirmed and may be lost" if messages else ""
+
+
+def _leave_all() -> None:
+    running = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    for driver in [*drivers]:
+        if driver.closed or driver.thread == FORKED:
+            continue
+        if driver.thread not in running:
+            leave(driver)
+        elif words := words_of_loss(driver):
+            # A thread that the end of the program does not wait for may be in the middle of a call.
+            say_lost(driver, words)
+
+
+atexit.register(_leave_all)

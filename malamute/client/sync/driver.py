@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from malamute.client.link.connection import Connection
 from malamute.client.link.driver import Driver
+from malamute.client.link.leaving import dropped
 from malamute.client.session.session import ClientSession
 from malamute.errors import TimedOut
 from malamute.protocol.batch import Frame
@@ -155,6 +156,8 @@ class BlockingDriver(Driver):
             return False
         self.send()
         return True
+
+    __del__ = dropped
 
     @property
     def thread(self) -> int:
