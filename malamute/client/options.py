@@ -1,17 +1,22 @@
 """The options of the client's calls, each in one place for both edges, and how the protocol says them.
 
-Durations are seconds or a `timedelta`; moments are a `datetime`, in UTC if it does not say otherwise.
+Durations are seconds or a `timedelta`; moments are a `datetime`, in UTC if it does not say otherwise. A value
+of a class derived from `str` or `int`, such as a member of an enumeration, is that text or number.
+
+Each option is checked where it is given, by `checked` and `properties_of`, before anything is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any, TypedDict
 
 from malamute.errors import InvalidName, InvalidValue
-from malamute.protocol.limits import DURATION_MS_MAX
-from malamute.protocol.names import NAME_FORM, is_name
+from malamute.protocol.limits import BATCH_MESSAGES_MAX, DURATION_MS_MAX, NUMBER_MAX, TEXT_BYTES_MAX
+from malamute.protocol.messages import UNLIMITED
+from malamute.protocol.names import NAME_FORM, RESERVED_PREFIX, is_name
 from malamute.protocol.start import Start
 from malamute.protocol.texts import shown
 
@@ -37,7 +42,11 @@ Criteria = Sequence[tuple[str, Any]]
 """Pairs of a family and a pattern."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
+_MICROSECOND, _SECOND = timedelta(microseconds=1), timedelta(seconds=1)
+_LONGEST_SECONDS = DURATION_MS_MAX / 1000
+UNSIGNED_MAX = 2**64 - 1
+CONCURRENCY_MAX = 10_000
+"""Calls of one handler at a time: each is a thread, or a task."""
 
 
 class PublisherOptions(TypedDict, total=False):
@@ -48,10 +57,10 @@ class PublisherOptions(TypedDict, total=False):
     batch: int
     """The most messages in one command; 64 KiB end one, too. With 1, each goes at once where the connection
     is free, and those that wait for it go together. Default: 1000."""
-    linger: float
-    """How long a message may wait for others, in seconds; 0: each is sent at once. Default: 0.005."""
-    timeout: float
-    """How long to wait for a broker that does not confirm, in seconds. Default: 30."""
+    linger: Span
+    """How long a message may wait for others; 0: each is sent at once. Default: 0.005 seconds."""
+    timeout: Span
+    """How long to wait for a broker that does not confirm. Default: 30 seconds."""
 
 
 class SelectorOptions(TypedDict, total=False):
@@ -68,8 +77,8 @@ class SelectorOptions(TypedDict, total=False):
     subscription, 1 for an offer to work."""
     credit_bytes: int
     """The same in bytes. Default: 8 MiB for a subscription, without limit for an offer to work."""
-    timeout: float | None
-    """How long to wait for the broker's answer, in seconds. Default: the client's own."""
+    timeout: Span | None
+    """How long to wait for the broker's answer. Default: the client's own."""
 
 
 class SubscribeOptions(SelectorOptions, total=False):
@@ -172,90 +181,202 @@ def check_name(what: str, name: str) -> None:
         raise InvalidName(f"invalid {what} {shown(name)}: expected {NAME_FORM}")
 
 
-def milliseconds(span: Span) -> int:
-    """Return a duration in milliseconds, as the protocol has it; a part of a millisecond counts as a whole.
-
-    Raises:
-        InvalidValue: it is no duration, or negative.
-
-    """
-    if not isinstance(span, timedelta):
-        if isinstance(span, bool) or not isinstance(span, int | float):
-            raise InvalidValue(f"invalid time {span!r}: expected seconds or a timedelta")
-        try:
-            span = timedelta(seconds=span)
-        except (OverflowError, ValueError):
-            raise InvalidValue(f"invalid time {span!r}: expected seconds that a clock can count") from None
-    if span < timedelta():
-        raise InvalidValue(f"invalid time {span!r}: expected 0 seconds or more")
-    return -(-(span // _MICROSECOND) // 1000)
+def text(name: str, value: str) -> str:
+    """Return a text as plain text: that of an enumeration, or of a class derived from `str`, too."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise _invalid(name, value, "text")
 
 
-def ttl_milliseconds(ttl: Span | None) -> int:
-    """Return a time to live in milliseconds; 0, which is for ever, for None.
+def flag(name: str, value: bool) -> bool:
+    """Return a boolean. A number would mean something else in another place."""
+    if isinstance(value, bool):
+        return value
+    raise _invalid(name, value, "True or False")
 
-    Raises:
-        InvalidValue: it is no duration, or not longer than nothing, or longer than ten years.
 
-    """
-    found = 0 if ttl is None else milliseconds(ttl)
-    if ttl is not None and not 0 < found <= DURATION_MS_MAX:
-        raise InvalidValue(f"invalid ttl {ttl!r}: expected more than 0 seconds and at most ten years")
+def count(name: str, value: int, low: int, high: int) -> int:
+    """Return a whole number from `low` to `high`, as a plain `int`."""
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return int.__index__(value)
+    raise _invalid(name, value, f"a whole number from {low} to {high}")
+
+
+def window(name: str, value: float) -> int:
+    """Return how many may be here: a whole number from 1 on, or -1, which is without limit."""
+    if isinstance(value, int | float) and value in (inf, UNLIMITED):
+        return UNLIMITED
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= NUMBER_MAX:
+        return int.__index__(value)
+    raise _invalid(name, value, f"a whole number from 1 to {NUMBER_MAX}, or -1 for no limit")
+
+
+def seconds(name: str, value: Span) -> float:
+    """Return a time-out in seconds. What is over already, below 0, is as good as 0; infinite is for ever."""
+    if isinstance(value, timedelta):
+        value = value / _SECOND
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise _invalid(name, value, "seconds or a timedelta")
+    try:
+        return float(value)
+    except OverflowError:
+        raise _invalid(name, value, "seconds that a clock can count") from None
+
+
+def patience(name: str, value: Span | None) -> float | None:
+    """Return a time-out in seconds; None, which has a meaning of its own, for None."""
+    return None if value is None else seconds(name, value)
+
+
+def pause(name: str, value: Span) -> float:
+    """Return a span of 0 seconds or more, and not without end."""
+    found = seconds(name, value)
+    if not 0 <= found < inf:
+        raise _invalid(name, value, "0 seconds or more")
     return found
 
 
-def nanoseconds(moment: datetime) -> int:
-    """Return a moment in nanoseconds since 1970, as the protocol has it.
-
-    Raises:
-        InvalidValue: it is no datetime.
-
-    """
-    if not isinstance(moment, datetime):
-        raise InvalidValue(f"invalid moment {moment!r}: expected a datetime")
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0, (moment - _EPOCH) // _MICROSECOND) * 1000
+def milliseconds(name: str, value: Span) -> int:
+    """Return a duration in milliseconds, as the protocol has it; a part of one counts as a whole."""
+    found = pause(name, value)
+    exact = value if isinstance(value, timedelta) else timedelta(seconds=min(found, _LONGEST_SECONDS))
+    if found > _LONGEST_SECONDS:
+        raise _invalid(name, value, "at most ten years")
+    return -(-(exact // _MICROSECOND) // 1000)
 
 
-_CONVERT: dict[str, Callable[[Any], Any]] = {
-    "ttl": milliseconds,
+def time_to_live(name: str, value: Span | None) -> int:
+    """Return a time to live in milliseconds; 0, which is for ever, for None."""
+    if value is None:
+        return 0
+    if found := milliseconds(name, value):
+        return found
+    raise _invalid(name, value, "more than 0 seconds and at most ten years")
+
+
+def nanoseconds(name: str, value: datetime) -> int:
+    """Return a moment in nanoseconds since 1970, as the protocol has it. One before that is 1970."""
+    # A datetime of pandas may be none, which is not equal to itself.
+    if not isinstance(value, datetime) or value != value:
+        raise _invalid(name, value, "a datetime")
+    aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+    found = max(0, int((aware - _EPOCH) // _MICROSECOND)) * 1000
+    if found > NUMBER_MAX:
+        raise _invalid(name, value, "a datetime before 2262-04-11")
+    return found
+
+
+def start_words(name: str, value: When) -> str:
+    """Return a start in the words of the protocol."""
+    if isinstance(value, datetime) or value != value:
+        words = f"time:{nanoseconds(name, value)}"  # type: ignore[arg-type]  # checked there
+    elif isinstance(value, timedelta):
+        words = f"since:{value // timedelta(milliseconds=1)}ms"
+    elif isinstance(value, bool) or not isinstance(value, int | str):
+        raise _invalid(name, value, "text, a sequence, a datetime or a timedelta")
+    else:
+        words = str.__str__(value) if isinstance(value, str) else f"seq:{int.__index__(value)}"
+    Start.parse(words)
+    return words
+
+
+def _short_text(name: str, value: str) -> str:
+    found = text(name, value)
+    if 0 < len(found.encode("utf-8", "replace")) <= TEXT_BYTES_MAX:
+        return found
+    raise _invalid(name, value, f"text of 1 to {TEXT_BYTES_MAX} bytes")
+
+
+def _correlation(name: str, value: int | str) -> int | str:
+    if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= TEXT_BYTES_MAX:
+        return text(name, value)
+    if isinstance(value, int) and not isinstance(value, bool) and -NUMBER_MAX - 1 <= value <= UNSIGNED_MAX:
+        return int.__index__(value)
+    raise _invalid(name, value, f"a whole number of 64 bits, or text of at most {TEXT_BYTES_MAX} bytes")
+
+
+def _cursor(name: str, value: str) -> str:
+    if value != "":
+        check_name(name, value)
+    return text(name, value)
+
+
+def _address(name: str, value: str) -> str:
+    if not isinstance(value, str) or not is_name(value) or value.startswith(RESERVED_PREFIX):
+        raise _invalid(name, value, f"an address: {NAME_FORM}")
+    return text(name, value)
+
+
+def _invalid(name: str, value: object, expected: str) -> InvalidValue:
+    return InvalidValue(f"invalid {name} {shown(value)}: expected {expected}")
+
+
+def _from(low: int, high: int) -> Callable[[str, Any], int]:
+    return lambda name, value: count(name, value, low, high)
+
+
+_OPTIONS: dict[str, Callable[[str, Any], Any]] = {
+    "timeout": patience,
+    "heartbeat": pause,
+    "linger": pause,
+    "refresh": pause,
+    "batch": _from(1, BATCH_MESSAGES_MAX),
+    "concurrency": _from(1, CONCURRENCY_MAX),
+    "credit": window,
+    "credit_bytes": window,
+    "ack_timeout": lambda name, value: 0 if value is None else milliseconds(name, value),
+    "family": text,
+    "where": text,
+    "start": start_words,
+    "cursor": _cursor,
+    "committed": flag,
+    "existing": flag,
+    "auto_ack": flag,
+    "address": text,
+    "software": text,
+    "token": text,
+    "act_as": text,
+    "user": text,
+    "password": text,
+}
+"""What each option of a call means, and whether it can be one: from its name and its value."""
+
+_PROPERTIES: dict[str, Callable[[str, Any], Any]] = {
+    "id": _short_text,
+    "tracker": _short_text,
+    "key": _short_text,
+    "correlation": _correlation,
+    "reply_to": _address,
+    "ttl": time_to_live,
     "delay": milliseconds,
     "at": nanoseconds,
+    "priority": _from(0, 9),
+    "immediate": flag,
 }
+"""The same for the options of a message."""
+
+
+def checked(**options: Any) -> dict[str, Any]:
+    """Return the options of a call as the session takes them.
+
+    Raises:
+        InvalidValue: one is of the wrong type, or beyond its range.
+        InvalidName: it is to be a name, and is none.
+
+    """
+    return {name: _OPTIONS[name](name, value) for name, value in options.items()}
 
 
 def properties_of(options: Any) -> dict[str, Any]:
     """Return the properties of a message with these options.
 
-    Whether a value is in its range is for the broker to say.
-
     Raises:
-        InvalidValue: an option is of the wrong type, or two exclude each other.
+        InvalidValue: an option is unknown, of the wrong type or beyond its range, or two exclude each other.
 
     """
+    if not options.keys() <= _PROPERTIES.keys():
+        unknown = next(iter(options.keys() - _PROPERTIES.keys()))
+        raise InvalidValue(f"unknown option {shown(unknown)}: expected {', '.join(_PROPERTIES)}")
     if "delay" in options and "at" in options:
         raise InvalidValue("options 'delay' and 'at' together: expected one of them")
-    return {
-        name: _CONVERT.get(name, lambda same: same)(value)
-        for name, value in options.items()
-        if value is not None
-    }
-
-
-def start_words(when: When) -> str:
-    """Return a start in the words of the protocol.
-
-    Raises:
-        InvalidValue: it is no start.
-
-    """
-    if isinstance(when, datetime):
-        words = f"time:{nanoseconds(when)}"
-    elif isinstance(when, timedelta):
-        words = f"since:{when // timedelta(milliseconds=1)}ms"
-    elif isinstance(when, bool) or not isinstance(when, int | str):
-        raise InvalidValue(f"invalid start {when!r}: expected text, a sequence, a datetime or a timedelta")
-    else:
-        words = when if isinstance(when, str) else f"seq:{when}"
-    Start.parse(words)
-    return words
+    return {name: _PROPERTIES[name](name, value) for name, value in options.items() if value is not None}

@@ -37,7 +37,8 @@ from malamute.protocol.limits import (
 from malamute.protocol.scan import has_too_many_values
 
 Headers = Mapping[str, str | int | float | bool | None]
-Body = bytes | Sequence[bytes]
+Buffer = bytes | bytearray | memoryview
+Body = Buffer | Sequence[Buffer]
 Frame = bytes | memoryview
 
 pack = msgpack.Packer(autoreset=True).pack

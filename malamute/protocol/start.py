@@ -22,6 +22,7 @@ from typing import NamedTuple
 from malamute.errors import InvalidValue
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.position import StorePosition
+from malamute.protocol.texts import shown
 
 NEW, FIRST, LAST, LAST_PER_SUBJECT = "new", "first", "last", "last-per-subject"
 SEQ, TIME, SINCE, AFTER = "seq", "time", "since", "after"
@@ -51,9 +52,11 @@ class Start(NamedTuple):
             return cls(kind, *position)
         read = _READERS.get(kind)
         value = read(rest) if read and colon else None
-        if value is None or value > NUMBER_MAX:
+        if value is not None and value > NUMBER_MAX:
+            raise InvalidValue(f"invalid start {shown(text)}: expected {_MOST[kind]}")
+        if value is None:
             raise InvalidValue(
-                f"invalid start {text!r}: expected new, first, last, last-per-subject, "
+                f"invalid start {shown(text)}: expected new, first, last, last-per-subject, "
                 "seq:N, after:N@STORE, time:T or since:1h"
             )
         return cls(kind, value)
@@ -84,4 +87,9 @@ def _duration(text: str) -> int | None:
     return nanoseconds
 
 
+_MOST = {
+    SEQ: f"a sequence from 1 to {NUMBER_MAX}",
+    TIME: "a time before 2262-04-11",
+    SINCE: "at most 106751 days",
+}
 _READERS = {SEQ: _sequence, TIME: _time, SINCE: _duration}

@@ -113,7 +113,7 @@ class Client(ClientBase):
         headers: Headers | None = None,
         *,
         assurance: str = "none",
-        timeout: float | None = None,
+        timeout: Span | None = None,
         ttl: Span | None = None,
     ) -> int:
         """Publish one message, and return its sequence; with the assurance `stored`, when it is durable.
@@ -133,7 +133,7 @@ class Client(ClientBase):
         bodies: Sequence[Body],
         headers_list: Sequence[Headers | None] | None = None,
         *,
-        timeout: float | None = None,
+        timeout: Span | None = None,
         ttl: Span | None = None,
     ) -> int:
         """Publish messages as one command, stored as a whole or not at all; return the first sequence.
@@ -151,7 +151,7 @@ class Client(ClientBase):
         """
         return Publisher(self._driver, self._to_stream(stream, ttl), **options)
 
-    def demand(self, stream: str, *, refresh: float = DEMAND_REFRESH_SECONDS) -> Demand:
+    def demand(self, stream: str, *, refresh: Span = DEMAND_REFRESH_SECONDS) -> Demand:
         """Return what is wanted of a stream without a journal: the rest need not be published.
 
         Raises as `malamute.Client.demand`.
@@ -180,7 +180,7 @@ class Client(ClientBase):
         headers: Headers | None = None,
         *,
         assurance: str = "stored",
-        timeout: float | None = None,
+        timeout: Span | None = None,
         **options: Unpack[SendOptions],
     ) -> Sent:
         """Send one message to a mailbox, whether its owner is connected or not.
@@ -193,7 +193,7 @@ class Client(ClientBase):
         return Sent(command, tracking, self._wait_for_outcome)
 
     async def withdraw(
-        self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None
+        self, kind: str, name: str, correlation: int | str, *, timeout: Span | None = None
     ) -> int:
         """Withdraw the messages that this client sent under a correlation and that are not settled.
 
@@ -233,7 +233,7 @@ class Client(ClientBase):
         self._keep_shared(mailbox)
         return mailbox
 
-    async def receive(self, timeout: float | None = None) -> Mail:
+    async def receive(self, timeout: Span | None = None) -> Mail:
         """Return the next mail. It is acknowledged when the one after it is asked for.
 
         Raises as `malamute.Client.receive`.
@@ -252,7 +252,7 @@ class Client(ClientBase):
         body: Body = b"",
         headers: Headers | None = None,
         *,
-        timeout: float | None = None,
+        timeout: Span | None = None,
         assurance: str = "stored",
         **options: Unpack[RequestOptions],
     ) -> Opening[Replies, Mail]:
@@ -268,8 +268,8 @@ class Client(ClientBase):
         )
         return Opening(self._replies(call, timeout))
 
-    async def _replies(self, call: Coroutine[Any, Any, Any], timeout: float | None) -> Replies:
-        return Replies(self._driver, await call, self._driver.timeout if timeout is None else timeout)
+    async def _replies(self, call: Coroutine[Any, Any, Any], timeout: Span | None) -> Replies:
+        return Replies(self._driver, await call, timeout)
 
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Opening[Work, Request]:
         """Offer to work on the requests to a service whose subject matches any of the patterns.
@@ -331,13 +331,13 @@ class Client(ClientBase):
     # The connection
 
     @overload
-    async def query(self, topic: admin.AdminQuery[Answer], *, timeout: float | None = None) -> Answer: ...
+    async def query(self, topic: admin.AdminQuery[Answer], *, timeout: Span | None = None) -> Answer: ...
 
     @overload
-    async def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
+    async def query(self, topic: str, *, timeout: Span | None = None, **arguments: Any) -> Any: ...
 
     async def query(
-        self, topic: str | admin.AdminQuery[Any], *, timeout: float | None = None, **arguments: Any
+        self, topic: str | admin.AdminQuery[Any], *, timeout: Span | None = None, **arguments: Any
     ) -> Any:
         """Query the broker. docs/protocol.md lists the topics.
 
@@ -346,13 +346,13 @@ class Client(ClientBase):
         return await self._ask(topic, arguments, timeout, change=False)
 
     @overload
-    async def change(self, topic: admin.AdminChange[Answer], *, timeout: float | None = None) -> Answer: ...
+    async def change(self, topic: admin.AdminChange[Answer], *, timeout: Span | None = None) -> Answer: ...
 
     @overload
-    async def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
+    async def change(self, topic: str, *, timeout: Span | None = None, **arguments: Any) -> Any: ...
 
     async def change(
-        self, topic: str | admin.AdminChange[Any], *, timeout: float | None = None, **arguments: Any
+        self, topic: str | admin.AdminChange[Any], *, timeout: Span | None = None, **arguments: Any
     ) -> Any:
         """Change something in the broker. docs/protocol.md lists the topics.
 
@@ -360,14 +360,14 @@ class Client(ClientBase):
         """
         return await self._ask(topic, arguments, timeout, change=True)
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def flush(self, timeout: Span | None = None) -> None:
         """Wait until the broker has everything that was given to this client, confirmed where asked for.
 
         Raises as `malamute.Client.flush`.
         """
         await self._flush(timeout)
 
-    async def close(self, timeout: float | None = None) -> None:
+    async def close(self, timeout: Span | None = None) -> None:
         """Wait until everything is confirmed, end the session, and close the connection.
 
         Raises as `malamute.Client.close`.

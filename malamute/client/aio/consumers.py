@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from malamute.client.aio.receipts import Receipt
 from malamute.client.link.consumers import MailboxBase, ReplyStream, SubscriptionBase, WorkerBase
+from malamute.client.options import Span
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import Closed
 from malamute.protocol.batch import Body, Columns, Headers
@@ -48,7 +49,7 @@ class Subscription(SubscriptionBase, _Scope):
                 return message
         raise StopAsyncIteration
 
-    async def receive(self, timeout: float | None = None) -> Message:
+    async def receive(self, timeout: Span | None = None) -> Message:
         """Return the next message. `timeout` is in seconds; None waits without end.
 
         Raises:
@@ -58,7 +59,7 @@ class Subscription(SubscriptionBase, _Scope):
         """
         return await self._receive(timeout)
 
-    async def take(self, most: int, timeout: float | None = None) -> list[Message]:
+    async def take(self, most: int, timeout: Span | None = None) -> list[Message]:
         """Return up to `most` of the next messages: those that are here, after waiting for one at least.
 
         The list is empty when none came within `timeout` seconds (None waits without end), or when the
@@ -71,7 +72,7 @@ class Subscription(SubscriptionBase, _Scope):
         return Batches(self, most)
 
     async def columns(
-        self, timeout: float | None = None, *, enough: Callable[[], object] = bool
+        self, timeout: Span | None = None, *, enough: Callable[[], object] = bool
     ) -> Columns | None:
         """Return the next run of messages as columns; None at the end, or when `enough()` is true.
 
@@ -79,7 +80,7 @@ class Subscription(SubscriptionBase, _Scope):
         """
         return await self._columns(timeout, enough)
 
-    async def commit(self, message: Message | int, *, timeout: float | None = None) -> None:
+    async def commit(self, message: Message | int, *, timeout: Span | None = None) -> None:
         """Advance the subscription's cursor on the broker behind a message, and wait until that is durable.
 
         `timeout` is in seconds.
@@ -128,7 +129,7 @@ class Mailbox(MailboxBase, _Scope):
     async def __anext__(self) -> Mail:
         return await self._receive(None)
 
-    async def receive(self, timeout: float | None = None) -> Mail:
+    async def receive(self, timeout: Span | None = None) -> Mail:
         """Return the next message. `timeout` is in seconds; None waits without end.
 
         Raises:
@@ -185,7 +186,7 @@ class Work(WorkerBase, _Scope):
             raise StopAsyncIteration
         return Request(*item, self)
 
-    async def receive(self, timeout: float | None = None) -> Request:
+    async def receive(self, timeout: Span | None = None) -> Request:
         """Return the next request. `timeout` is in seconds; None waits without end.
 
         Raises:
@@ -218,7 +219,7 @@ class Replies(ReplyStream, _Scope):
             raise StopAsyncIteration
         return reply
 
-    async def wait(self, timeout: float | None = None) -> str:
+    async def wait(self, timeout: Span | None = None) -> str:
         """Wait for the outcome of a request with the assurance `confirmed`, and return it.
 
         `timeout` is in seconds.

@@ -23,8 +23,10 @@ from malamute.client.link.connection import Connection
 from malamute.client.link.driver import Driver
 from malamute.client.link.leaving import dropped
 from malamute.client.link.link import Link
+from malamute.client.options import Span, patience
 from malamute.client.session.session import ClientSession
-from malamute.errors import TimedOut
+from malamute.errors import LinkError, TimedOut
+from malamute.protocol.batch import Frame
 
 ROOM_SECONDS = 0.02
 """How soon what has found no room is tried again."""
@@ -46,6 +48,25 @@ class AioDriver(Driver):
         self._watched: tuple[Link, tuple[int, int]] | None = None
         self.connection.before_close = self._unwatch
         self._watch()
+
+    def check_owner(self) -> None:
+        """Raise `LinkError` unless the caller is in the thread, and on the loop, that owns this client."""
+        super().check_owner()
+        if not self._is_on_loop():
+            raise LinkError(
+                "client belongs to another event loop: connect one on each, such as in each asyncio.run"
+            )
+
+    def _is_on_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            # Called by no task, such as by a signal handler.
+            return not self._loop.is_closed()
+
+    def publish_unconfirmed(self, stream: str, subject: str, record: Frame) -> bool:
+        """Publish a message whose parts were checked, if nothing is in its way. Returns whether it was."""
+        return self._is_on_loop() and super().publish_unconfirmed(stream, subject, record)
 
     # What the loop calls
 
@@ -138,8 +159,10 @@ class AioDriver(Driver):
 
     # Waiting
 
-    async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
+    async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
         """Let the loop go on until `done()`, for `timeout` seconds at the most."""
+        self.check_owner()
+        timeout = patience("timeout", timeout)
         deadline = inf if timeout is None else monotonic() + timeout
         while not done():
             if self.session.error is not None:

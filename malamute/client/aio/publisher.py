@@ -8,6 +8,7 @@ from typing import Self
 
 from malamute.client.aio.receipts import Receipt
 from malamute.client.link.publisher import PublisherBase
+from malamute.client.options import Span
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers
 
@@ -21,6 +22,7 @@ class Publisher(PublisherBase):
         Raises as `malamute.Publisher.publish`. When it raises, or is cancelled before it returns, and the
         message was not refused, the message is published or not as a whole.
         """
+        self._driver.check_owner()
         command, place = await self._publish(subject, body, headers)
         if self._batch.records:
             self._driver.within(self._linger)
@@ -38,7 +40,7 @@ class Publisher(PublisherBase):
         """
         await self._publish_many(subjects, bodies, headers_list)
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def flush(self, timeout: Span | None = None) -> None:
         """Send what is left, and wait until all of it is confirmed, with the assurance `stored`.
 
         `timeout` is in seconds. Raises as `malamute.Publisher.flush`.

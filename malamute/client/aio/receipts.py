@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from malamute.client.options import Span
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import Confirmation, OutcomeTracking, SentBase
 
@@ -14,12 +15,12 @@ class Receipt(Confirmation):
     __slots__ = ("_wait",)
 
     def __init__(
-        self, command: Command, place: int, wait: Callable[[Command, float | None], Awaitable[None]]
+        self, command: Command, place: int, wait: Callable[[Command, Span | None], Awaitable[None]]
     ) -> None:
         super().__init__(command, place)
         self._wait = wait
 
-    async def wait(self, timeout: float | None = None) -> int:
+    async def wait(self, timeout: Span | None = None) -> int:
         """Wait for the broker's answer, and return `sequence`. `timeout` is in seconds; None is without end.
 
         Raises:
@@ -41,12 +42,12 @@ class Sent(SentBase):
         self,
         command: Command,
         tracking: OutcomeTracking | None,
-        wait: Callable[[SentBase, float | None], Awaitable[str]],
+        wait: Callable[[SentBase, Span | None], Awaitable[str]],
     ) -> None:
         super().__init__(command, tracking)
         self._wait = wait
 
-    async def wait(self, timeout: float | None = None) -> str:
+    async def wait(self, timeout: Span | None = None) -> str:
         """Wait for the outcome, and return it. `timeout` is in seconds; None is without end.
 
         Without the assurance `confirmed` there is nothing to wait for, and the result is empty.

@@ -10,7 +10,6 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from malamute.client.events import Event
@@ -19,7 +18,7 @@ from malamute.client.link.consumers import MailboxBase, outcome_of
 from malamute.client.link.credentials import credentials
 from malamute.client.link.demand import Ask
 from malamute.client.link.driver import Driver
-from malamute.client.link.handlers import Registration, registration
+from malamute.client.link.handlers import Registration, check_handling, registration
 from malamute.client.link.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
 from malamute.client.link.publisher import Carry
 from malamute.client.options import (
@@ -34,12 +33,21 @@ from malamute.client.options import (
     SendOptions,
     Span,
     When,
-    milliseconds,
+    checked,
+    patience,
     properties_of,
-    start_words,
-    ttl_milliseconds,
+    seconds,
+    text,
+    time_to_live,
 )
-from malamute.client.session.batch import check_subject, check_subjects, is_stored, record_of, records_of
+from malamute.client.session.batch import (
+    check_columns,
+    check_subject,
+    check_subjects,
+    is_stored,
+    record_of,
+    records_of,
+)
 from malamute.client.session.outbox import Command
 from malamute.client.session.questions import PendingChange, PendingQuery
 from malamute.client.session.receipts import OutcomeTracking, SentBase
@@ -52,6 +60,7 @@ from malamute.protocol.batch import Body, Headers
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import UNLIMITED
 from malamute.protocol.names import Kind, signature
+from malamute.protocol.texts import shown
 from malamute.version import __version__
 
 if TYPE_CHECKING:
@@ -63,14 +72,14 @@ class ConnectOptions(TypedDict, total=False):
 
     address: str
     """The name of the client's mailbox, and what it is known by as a sender. Default: it is anonymous."""
-    timeout: float
-    """How long to wait for the broker, in seconds: when connecting, and in every later call that waits for it
-    and is not given another. Default: 5."""
+    timeout: Span
+    """How long to wait for the broker: when connecting, and in every later call that waits for it and is not
+    given another. Default: 5 seconds."""
     software: str
     """What the broker shows as the name of the program. Default: `malamute-python` and its version."""
-    heartbeat: float
-    """How often a thread of the library asks the broker for a sign of life, in seconds; both take the
-    connection for broken when nothing has come for three of them. Default: 5."""
+    heartbeat: Span
+    """How often a thread of the library asks the broker for a sign of life; both take the connection for
+    broken when nothing has come for three of them. Default: 5 seconds."""
     user: str
     """The user's name, for a broker that asks for a password. Default: MALAMUTE_USER of the environment."""
     password: str
@@ -106,9 +115,9 @@ async def open_driver(
     url: str | Sequence[str],
     *,
     address: str = "",
-    timeout: float = TIMEOUT_SECONDS,
+    timeout: Span = TIMEOUT_SECONDS,
     software: str = "",
-    heartbeat: float = HEARTBEAT_SECONDS,
+    heartbeat: Span = HEARTBEAT_SECONDS,
     user: str = "",
     password: str = "",
     curve: str | os.PathLike[str] = "",
@@ -124,35 +133,46 @@ async def open_driver(
         ConnectTimeout, InvalidValue, and more: as `connect`.
         TryLater: the broker did not look at the credentials in time.
     """
+    given = checked(
+        timeout=timeout,
+        heartbeat=heartbeat,
+        address=address,
+        software=software,
+        user=user,
+        password=password,
+        token=token,
+        act_as=act_as,
+    )
+    patience_seconds, every_seconds = seconds("timeout", timeout), given["heartbeat"]
     # The first byte of a routing id must not be 0: such ids belong to ZeroMQ.
     identity = bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
-    if not HEARTBEAT_MIN <= heartbeat <= HEARTBEAT_MAX:
+    if not HEARTBEAT_MIN <= every_seconds <= HEARTBEAT_MAX:
         raise InvalidValue(
-            f"invalid heartbeat {heartbeat!r}: expected {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds"
+            f"invalid heartbeat {shown(heartbeat)}: expected {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds"
         )
     proof = credentials(os.environ, user, password, curve, server_key, token, act_as)
     session = ClientSession(
         identity,
         address=address,
         software=software or _software(),
-        heartbeat=heartbeat,
+        heartbeat=every_seconds,
         token=proof.token,
         act_as=proof.act_as,
         signed=signed,
     )
     route = Route(urls_of(url))
-    connection = Connection(context or shared_context(), route, identity, heartbeat, proof.options)
-    driver = make(session, connection, timeout)
+    connection = Connection(context or shared_context(), route, identity, every_seconds, proof.options)
+    driver = make(session, connection, patience_seconds)
     try:
-        await driver.wait(lambda: session.state is State.READY, timeout, "connecting")
+        await driver.wait(lambda: session.state is State.READY, patience_seconds, "connecting")
     except TimedOut:
         driver.close()
         if connection.link.deferred:
             raise TryLater(
-                f"the broker at {route} did not look at the credentials within {timeout} s: too many from "
-                "there were wrong, or too many come at a time"
+                f"the broker at {route} did not look at the credentials within {patience_seconds} s: too "
+                "many from there were wrong, or too many come at a time"
             ) from None
-        raise ConnectTimeout(f"no broker answered at {route} within {timeout} s") from None
+        raise ConnectTimeout(f"no broker answered at {route} within {patience_seconds} s") from None
     except BaseException:
         driver.close()
         raise
@@ -238,7 +258,7 @@ class ClientBase:
         """Publish to the stream of the last message, if nothing is in the way. Returns whether it did."""
         if stream != self._stream:
             return False
-        check_subject(subject)
+        subject = check_subject(subject)
         record = record_of(headers, body)
         return len(record) < RECORD_LARGE_BYTES and self._driver.publish_unconfirmed(stream, subject, record)
 
@@ -250,11 +270,12 @@ class ClientBase:
         headers: Headers | None,
         *,
         assurance: str,
-        timeout: float | None,
+        timeout: Span | None,
         ttl: Span | None,
     ) -> int:
-        check_subject(subject)
-        record, ttl_ms = record_of(headers, body), ttl_milliseconds(ttl)
+        timeout = patience("timeout", timeout)
+        subject = check_subject(subject)
+        record, ttl_ms = record_of(headers, body), time_to_live("ttl", ttl)
         command = Command() if is_stored(assurance) else None
         await self._driver.make_room(numbered=command is not None, timeout=timeout)
         self._session.sending.publish_single(stream, subject, record, command, ttl_ms)
@@ -268,13 +289,15 @@ class ClientBase:
         subjects: Sequence[str],
         bodies: Sequence[Body],
         headers_list: Sequence[Headers | None] | None,
-        timeout: float | None,
+        timeout: Span | None,
         ttl: Span | None,
     ) -> int:
-        if not subjects or {len(subjects)} != {len(bodies), len(headers_list or subjects)}:
-            raise InvalidValue("invalid batch: expected columns of one length, and at least one message")
-        check_subjects(subjects)
-        records, ttl_ms = records_of(headers_list, bodies), ttl_milliseconds(ttl)
+        check_columns(subjects, bodies, headers_list or None)
+        if not len(subjects):
+            raise InvalidValue("invalid batch: expected at least one message")
+        timeout = patience("timeout", timeout)
+        subjects = check_subjects(subjects)
+        records, ttl_ms = records_of(headers_list, bodies), time_to_live("ttl", ttl)
         command = Command()
         await self._driver.make_room(numbered=True, timeout=timeout)
         self._session.sending.publish(stream, subjects, records, command, ttl_ms)
@@ -289,10 +312,11 @@ class ClientBase:
         headers: Headers | None,
         *,
         assurance: str,
-        timeout: float | None,
+        timeout: Span | None,
         options: SendOptions,
     ) -> tuple[Command, OutcomeTracking | None]:
-        check_subject(subject)
+        timeout = patience("timeout", timeout)
+        subject = check_subject(subject)
         record = record_of(headers, body)
         properties = properties_of(options)
         confirmed = _is_confirmed(assurance, properties)
@@ -311,15 +335,16 @@ class ClientBase:
             command.settle()
         return command, tracking
 
-    async def _wait_for_outcome(self, delivery: SentBase, timeout: float | None) -> str:
+    async def _wait_for_outcome(self, delivery: SentBase, timeout: Span | None) -> str:
         return await outcome_of(self._driver, delivery, timeout)
 
-    async def _withdraw(self, kind: str, name: str, correlation: int | str, timeout: float | None) -> int:
+    async def _withdraw(self, kind: str, name: str, correlation: int | str, timeout: Span | None) -> int:
+        timeout = patience("timeout", timeout)
         self._driver.check()
         query = self._session.questions.withdraw(kind, name, correlation)
         return int(await self._answered(query, timeout, "no answer to a withdrawal") or 0)
 
-    async def _settle(self, command: Command | None, timeout: float | None) -> int:
+    async def _settle(self, command: Command | None, timeout: Span | None) -> int:
         if command is None:
             return 0
         await self._driver.wait_for_broker(lambda: command.done, timeout, "waiting for the confirmation")
@@ -335,10 +360,11 @@ class ClientBase:
         headers: Headers | None,
         *,
         assurance: str,
-        timeout: float | None,
+        timeout: Span | None,
         options: RequestOptions,
     ) -> PendingRequest:
-        check_subject(subject)
+        timeout = patience("timeout", timeout)
+        subject = check_subject(subject)
         record = record_of(headers, body)
         properties = properties_of(options)
         tracked = _is_confirmed(assurance, properties)
@@ -358,7 +384,7 @@ class ClientBase:
 
     def _to_stream(self, stream: str, ttl: Span | None) -> Carry:
         self._driver.check()
-        return partial(self._session.sending.publish_batch, stream, ttl=ttl_milliseconds(ttl))
+        return partial(self._session.sending.publish_batch, stream, ttl=time_to_live("ttl", ttl))
 
     def _to_mailbox(self, address: str) -> Carry:
         self._driver.check()
@@ -380,19 +406,22 @@ class ClientBase:
         existing: bool = False,
         credit: float = CREDIT_MESSAGES,
         credit_bytes: float = CREDIT_BYTES,
-        timeout: float | None = None,
+        timeout: Span | None = None,
     ) -> StreamSource:
         self._driver.check()
+        timeout = patience("timeout", timeout)
         source = self._session.inbox.subscribe(
             stream,
             _criteria_of(patterns, family, criteria),
-            where=where,
-            start=start_words(start),
-            cursor=cursor,
-            committed=committed,
-            existing=existing,
-            credit=_window(credit),
-            credit_bytes=_window(credit_bytes),
+            **checked(
+                where=where,
+                start=start,
+                cursor=cursor,
+                committed=committed,
+                existing=existing,
+                credit=credit,
+                credit_bytes=credit_bytes,
+            ),
         )
         await self._opened(source, timeout)
         return source
@@ -408,16 +437,15 @@ class ClientBase:
         credit: float = 1,
         credit_bytes: float = UNLIMITED,
         ack_timeout: Span | None = None,
-        timeout: float | None = None,
+        timeout: Span | None = None,
     ) -> ConsumerSource:
         self._driver.check()
+        timeout = patience("timeout", timeout)
         source = self._session.inbox.offer(
             name,
             _criteria_of(patterns, family, criteria),
-            credit=_window(credit),
-            credit_bytes=_window(credit_bytes),
-            ack_timeout=0 if ack_timeout is None else milliseconds(ack_timeout),
             kind=kind,
+            **checked(credit=credit, credit_bytes=credit_bytes, ack_timeout=ack_timeout),
         )
         await self._opened(source, timeout)
         return source
@@ -431,7 +459,7 @@ class ClientBase:
         """It consumes from this one, too. Those that are closed are forgotten: there may be ever new ones."""
         self._shared = [*(kept for kept in self._shared if not kept.closed), mailbox]
 
-    async def _opened(self, source: Source, timeout: float | None) -> None:
+    async def _opened(self, source: Source, timeout: Span | None) -> None:
         try:
             await self._driver.wait_for_broker(lambda: source.open or source.ended, timeout, "no answer")
         except BaseException:
@@ -447,7 +475,7 @@ class ClientBase:
         self._driver.check()
         if not self.address:
             raise InvalidValue("no mailbox without an address: connect with address=NAME")
-        source = self._session.inbox.open_mailbox(_window(credit), _window(credit_bytes))
+        source = self._session.inbox.open_mailbox(**checked(credit=credit, credit_bytes=credit_bytes))
         self._driver.send()
         return source
 
@@ -464,7 +492,9 @@ class ClientBase:
         ack_timeout: Span | None = None,
         on_error: str = "nak",
     ) -> Callable[[Any], Any]:
-        open_ = partial(work, name, *patterns, credit=max(credit, concurrency), ack_timeout=ack_timeout)
+        checked(credit=credit, concurrency=concurrency, ack_timeout=ack_timeout)
+        credit = credit if credit == UNLIMITED else max(credit, concurrency)
+        open_ = partial(work, name, *patterns, credit=credit, ack_timeout=ack_timeout)
         return self._handler(open_, concurrency=concurrency, on_error=on_error)
 
     def _mail_handler(
@@ -475,12 +505,14 @@ class ClientBase:
         concurrency: int = 1,
         on_error: str = "nak",
     ) -> Callable[[Any], Any]:
+        checked(credit=credit, concurrency=concurrency)
         return self._handler(partial(open_mailbox, credit), concurrency=concurrency, on_error=on_error)
 
     def _handler(
         self, open_: Callable[[], Any], *, concurrency: int = 1, on_error: str = "nak"
     ) -> Callable[[Any], Any]:
         """A decorator that keeps a function, to be called with what the consumer that `open_` makes takes."""
+        check_handling(concurrency=concurrency, on_error=on_error)
 
         def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
             self._handlers.append(
@@ -493,14 +525,20 @@ class ClientBase:
     # The connection
 
     async def _ask(
-        self, topic: str | AdminTopic[Any], arguments: dict[str, Any], timeout: float | None, *, change: bool
+        self, topic: str | AdminTopic[Any], arguments: dict[str, Any], timeout: Span | None, *, change: bool
     ) -> Any:
+        timeout = patience("timeout", timeout)
         if not isinstance(topic, str):
+            if not hasattr(topic, "decode_answer"):
+                raise InvalidValue(
+                    f"invalid topic {shown(topic)}: expected text such as 'status', or a value of "
+                    "malamute.protocol.admin such as StreamQuery(name='weather')"
+                )
             value = await self._ask(topic.topic, topic.as_map(), timeout, change=change)
             return topic.decode_answer(value)
         self._driver.check()
         questions = self._session.questions
-        what = f"no answer about {topic!r}"
+        what = f"no answer about {shown(topic)}"
         if not change:
             return await self._query(topic, arguments, timeout, what)
         await self._driver.wait_for_broker(lambda: questions.may_change, timeout, "room for one more change")
@@ -519,7 +557,7 @@ class ClientBase:
 
         return ask
 
-    async def _query(self, topic: str, arguments: dict[str, Any], timeout: float | None, what: str) -> Any:
+    async def _query(self, topic: str, arguments: dict[str, Any], timeout: Span | None, what: str) -> Any:
         query = self._session.questions.query
         # Not before somebody asks: most programs never do.
         from malamute.protocol.admin import QUERIES
@@ -534,7 +572,7 @@ class ClientBase:
             arguments = {**arguments, "after_name": found[-1][key]}
         return rows
 
-    async def _answered(self, query: PendingQuery | PendingChange, timeout: float | None, what: str) -> Any:
+    async def _answered(self, query: PendingQuery | PendingChange, timeout: Span | None, what: str) -> Any:
         try:
             await self._driver.wait_for_broker(lambda: query.done, timeout, what)
         finally:
@@ -543,7 +581,8 @@ class ClientBase:
             raise query.error
         return query.value
 
-    async def _flush(self, timeout: float | None) -> None:
+    async def _flush(self, timeout: Span | None) -> None:
+        timeout = patience("timeout", timeout)
         self._driver.check()
         questions, outbox = self._session.questions, self._session.outbox
         ping: PendingQuery | None = None
@@ -560,8 +599,9 @@ class ClientBase:
         if ping is not None and ping.error is not None:
             raise ping.error
 
-    async def _close(self, timeout: float | None) -> None:
+    async def _close(self, timeout: Span | None) -> None:
         driver, session = self._driver, self._session
+        timeout = patience("timeout", timeout)
         driver.check_owner()
         if driver.closed:
             return
@@ -606,7 +646,14 @@ class ClientBase:
 
 def _criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None) -> Criteria:
     """The criteria of patterns of one family, and others in addition; all messages when there are none."""
-    together = [(family, pattern) for pattern in patterns] + [*(criteria or ())]
+    family = text("family", family)
+    try:
+        others = [*(criteria or ())]
+    except TypeError:
+        raise InvalidValue(
+            f"invalid criteria {shown(criteria)}: expected pairs of a family and a pattern"
+        ) from None
+    together = [(family, pattern) for pattern in patterns] + others
     return together or [("all", "")]
 
 
@@ -616,11 +663,3 @@ def _is_confirmed(assurance: str, properties: Mapping[str, Any]) -> bool:
     if "tracker" in properties and not confirmed:
         raise InvalidValue("tracker without an outcome: expected the assurance 'confirmed'")
     return confirmed
-
-
-def _window(credit: float) -> int:
-    if credit in (inf, UNLIMITED):
-        return UNLIMITED
-    if credit < 1:
-        raise InvalidValue(f"invalid credit {credit!r}: expected 1 or more, or -1 for no limit")
-    return int(credit)

@@ -13,6 +13,7 @@ from time import monotonic
 
 from malamute.client.events import Gap
 from malamute.client.link.driver import Driver
+from malamute.client.options import Span, count, patience, seconds
 from malamute.client.session.batch import is_stored, record_of
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
@@ -21,7 +22,9 @@ from malamute.client.session.replies import PendingRequest
 from malamute.client.session.sources import ACKS_MAX, ConsumerSource, Item, StreamSource
 from malamute.errors import Closed, InvalidValue, MalamuteError, TimedOut
 from malamute.protocol.batch import Body, Columns, Headers
+from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.position import broker_of
+from malamute.protocol.texts import shown
 
 ACK_DELAY = 0.1
 """Seconds that an acknowledgement waits at most while its consumer continues taking messages."""
@@ -95,7 +98,7 @@ class SubscriptionBase:
         """
         return self._source.state
 
-    async def _fill(self, timeout: float | None) -> bool:
+    async def _fill(self, timeout: Span | None) -> bool:
         """Have something in `_ready`, waiting for it if need be. False at the end of the subscription."""
         driver, source, fills = self._driver, self._source, self._fills
         self._consume()
@@ -128,14 +131,15 @@ class SubscriptionBase:
         self._fills += 1
         return True
 
-    async def _receive(self, timeout: float | None) -> Message:
+    async def _receive(self, timeout: Span | None) -> Message:
         while True:
             for message in self._ready:
                 return message
             if not await self._fill(timeout):
                 raise Closed("subscription is cancelled, and no message of it is left: subscribe again")
 
-    async def _take(self, most: int, timeout: float | None) -> list[Message]:
+    async def _take(self, most: int, timeout: Span | None) -> list[Message]:
+        most, timeout = count("most", most, 0, NUMBER_MAX), patience("timeout", timeout)
         messages = [*islice(self._ready, most)]
         while not messages and most > 0:
             try:
@@ -150,7 +154,7 @@ class SubscriptionBase:
             messages += islice(self._ready, most - len(messages))
         return messages
 
-    async def _columns(self, timeout: float | None, enough: Callable[[], object]) -> Columns | None:
+    async def _columns(self, timeout: Span | None, enough: Callable[[], object]) -> Columns | None:
         driver, source = self._driver, self._source
         self._consume()
         if not source.waiting:
@@ -179,9 +183,12 @@ class SubscriptionBase:
             session.sending.commit(self.stream, self._source.cursor, sequence, Command(awaited=False), store)
         return True
 
-    async def _commit(self, message: Message | int, timeout: float | None) -> None:
+    async def _commit(self, message: Message | int, timeout: Span | None) -> None:
         if not self._source.cursor:
             raise InvalidValue("subscription without a cursor: subscribe with cursor=NAME")
+        if not isinstance(message, int | Message):
+            raise InvalidValue(f"invalid message {shown(message)}: expected a message or its sequence")
+        timeout = patience("timeout", timeout)
         if isinstance(message, int):
             sequence, store = message, self._source.store
         else:
@@ -283,7 +290,7 @@ class QueueConsumer:
         self._driver.session.inbox.report(self._source, [message.sequence])
         self._driver.send()
 
-    async def _next(self, timeout: float | None, what: str) -> Item | None:
+    async def _next(self, timeout: Span | None, what: str) -> Item | None:
         """The next message, which is held from now on; None when the queue has ended."""
         driver, source = self._driver, self._source
         driver.check_owner()
@@ -323,7 +330,8 @@ class MailboxBase(QueueConsumer):
         """Begin a block: it stays open until this one has ended, too."""
         self._blocks += 1
 
-    async def _receive(self, timeout: float | None) -> Mail:
+    async def _receive(self, timeout: Span | None) -> Mail:
+        timeout = patience("timeout", timeout)
         self.acknowledge()
         item = await self._next(timeout, "no mail")
         if item is None:
@@ -399,7 +407,7 @@ class WorkerBase(QueueConsumer):
         await driver.ship()
         return command
 
-    async def _wait(self, command: Command, timeout: float | None) -> None:
+    async def _wait(self, command: Command, timeout: Span | None) -> None:
         await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")
 
     def cancel(self) -> None:
@@ -407,7 +415,7 @@ class WorkerBase(QueueConsumer):
         _cancel(self._driver, self._source)
 
 
-async def outcome_of(driver: Driver, delivery: SentBase, timeout: float | None) -> str:
+async def outcome_of(driver: Driver, delivery: SentBase, timeout: Span | None) -> str:
     """Wait until nothing more can be known of a message, for `timeout` seconds at the most.
 
     Raises what it was refused with, and `TimedOut`.
@@ -422,12 +430,12 @@ async def outcome_of(driver: Driver, delivery: SentBase, timeout: float | None) 
 class ReplyStream(SentBase):
     """The replies to one request, as they come, and how it ended. The time counts from the request on."""
 
-    def __init__(self, driver: Driver, pending: PendingRequest, timeout: float) -> None:
+    def __init__(self, driver: Driver, pending: PendingRequest, timeout: Span | None) -> None:
         super().__init__(pending.command, pending.tracking)
         self._driver = driver
         self._pending = pending
-        self._timeout = timeout
-        self._deadline = monotonic() + timeout
+        self._timeout = driver.timeout if timeout is None else seconds("timeout", timeout)
+        self._deadline = monotonic() + self._timeout
         self._ended = False
 
     async def _next(self) -> Mail | None:
@@ -468,7 +476,7 @@ class ReplyStream(SentBase):
             or (tracking is not None and tracking.done)
         )
 
-    async def _outcome(self, timeout: float | None) -> str:
+    async def _outcome(self, timeout: Span | None) -> str:
         return await outcome_of(self._driver, self, timeout)
 
     def cancel(self) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from malamute.errors import Failed, InvalidValue, LinkError
+from malamute.client.options import Span, pause
+from malamute.errors import Failed, LinkError
 
 if TYPE_CHECKING:
     from malamute.matching import Filter
@@ -28,14 +29,12 @@ class DemandBase:
     `asked` counts the messages that were asked about, and `withheld` those of them that nobody wants.
     """
 
-    def __init__(self, stream: str, ask: Ask, *, refresh: float) -> None:
-        """Raises `InvalidValue` if `refresh`, in seconds, is negative or no number."""
-        if not refresh >= 0:
-            raise InvalidValue(f"invalid refresh {refresh!r}: expected seconds from 0 on")
+    def __init__(self, stream: str, ask: Ask, *, refresh: Span) -> None:
+        """Raises `InvalidValue` if `refresh` is no span of 0 seconds or more."""
         self.stream = stream
         self.asked = self.withheld = 0
         self._ask = ask
-        self._refresh_seconds = refresh
+        self._refresh_seconds = pause("refresh", refresh)
         self._until = 0.0
         self._everything = True
         self._subjects: set[str] = set()

@@ -23,6 +23,7 @@ from weakref import WeakSet
 from malamute.client.events import Connected, Event, log_event
 from malamute.client.link.connection import Connection
 from malamute.client.link.link import Link
+from malamute.client.options import Span
 from malamute.client.session.pacing import Backlog
 from malamute.client.session.session import ClientSession, State
 from malamute.errors import AccessRefused, Closed, ConnectionLost, InvalidValue, LinkError, TimedOut, TryLater
@@ -218,7 +219,7 @@ class Driver:
 
     # Waiting
 
-    async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
+    async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
         """Iterate until `done()`, which is true when this returns.
 
         Raises `TimedOut` after `timeout` seconds (None: never), and the error that ended the session.
@@ -237,12 +238,12 @@ class Driver:
         """Send what waits for others within this time, where anything runs while the caller is busy."""
         raise NotImplementedError
 
-    async def wait_for_broker(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
+    async def wait_for_broker(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
         """Wait for an answer: `timeout` seconds, or the client's own time-out for None."""
         if not done():
             await self.wait(done, self.timeout if timeout is None else timeout, what)
 
-    async def make_room(self, *, numbered: bool, timeout: float | None = None) -> None:
+    async def make_room(self, *, numbered: bool, timeout: Span | None = None) -> None:
         """Wait until one more command may be given.
 
         Raises `TryLater` when the broker does not confirm in time, `ConnectionLost` when it is away.

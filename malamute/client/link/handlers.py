@@ -28,6 +28,7 @@ from traceback import format_exception
 from typing import Any, NamedTuple
 
 from malamute.client.link.consumers import MailboxBase, SubscriptionBase, WorkerBase
+from malamute.client.options import checked
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import InvalidValue, MalamuteError, TooLarge
 from malamute.protocol.limits import TEXT_BYTES_MAX, WHERE_BYTES_MAX
@@ -56,6 +57,13 @@ class Registration(NamedTuple):
         return str(getattr(self.handler, "__name__", type(self.handler).__name__))
 
 
+def check_handling(*, concurrency: int, on_error: str) -> None:
+    """Check the options of a decorator. Raises `InvalidValue`."""
+    checked(concurrency=concurrency)
+    if not isinstance(on_error, str) or on_error not in _ON_ERROR:
+        raise InvalidValue(f"invalid on_error {shown(on_error)}: expected {', '.join(_ON_ERROR)}")
+
+
 def registration(
     open_: Callable[[], Any],
     handler: Callable[[Any], Any],
@@ -64,10 +72,10 @@ def registration(
     on_error: str,
     awaits: bool,
 ) -> Registration:
-    """Check and keep what a decorator was given; `awaits` is whether what a handler returns is awaited.
+    """Check a handler, and keep what it is for; `awaits` is whether what it returns is awaited.
 
     Raises:
-        InvalidValue: an option is wrong, or nobody would await what the handler returns.
+        InvalidValue: it is no function, or nobody would await what it returns.
 
     """
     if not callable(handler):
@@ -77,10 +85,6 @@ def registration(
             "invalid handler: it is an `async def`, and this client awaits nothing: expected a plain "
             "function, or a client of malamute.aio.connect"
         )
-    if concurrency < 1:
-        raise InvalidValue(f"invalid concurrency {concurrency!r}: expected 1 or more")
-    if on_error not in _ON_ERROR:
-        raise InvalidValue(f"invalid on_error {on_error!r}: expected {', '.join(_ON_ERROR)}")
     return Registration(open_, handler, concurrency, on_error)
 
 

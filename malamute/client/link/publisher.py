@@ -17,10 +17,24 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from malamute.client.link.driver import Driver
-from malamute.client.options import BATCH_MESSAGES, LINGER_SECONDS, PUBLISHER_TIMEOUT_SECONDS
-from malamute.client.session.batch import Batch, check_subjects, is_stored, records_of, split_evenly
+from malamute.client.options import (
+    BATCH_MESSAGES,
+    LINGER_SECONDS,
+    PUBLISHER_TIMEOUT_SECONDS,
+    Span,
+    checked,
+    patience,
+)
+from malamute.client.session.batch import (
+    Batch,
+    check_columns,
+    check_subjects,
+    is_stored,
+    records_of,
+    split_evenly,
+)
 from malamute.client.session.outbox import Command
-from malamute.errors import Closed, InvalidValue, MalamuteError, TooLarge
+from malamute.errors import Closed, MalamuteError, TooLarge
 from malamute.protocol.batch import Body, Frame, Headers
 
 TOGETHER = 32
@@ -31,7 +45,7 @@ Carry = Callable[[Sequence[str], Sequence[Frame], Command | None], None]
 
 
 class PublisherBase:
-    """Messages to one stream, or to one mailbox. `linger` and `timeout` are in seconds."""
+    """Messages to one stream, or to one mailbox."""
 
     def __init__(
         self,
@@ -40,14 +54,16 @@ class PublisherBase:
         *,
         assurance: str = "stored",
         batch: int = BATCH_MESSAGES,
-        linger: float = LINGER_SECONDS,
-        timeout: float = PUBLISHER_TIMEOUT_SECONDS,
+        linger: Span = LINGER_SECONDS,
+        timeout: Span = PUBLISHER_TIMEOUT_SECONDS,
     ) -> None:
+        given = checked(batch=batch, linger=linger, timeout=timeout)
+        batch = given["batch"]
         self._driver = driver
         self._carry = carry
         self._stored = is_stored(assurance)
-        self._linger = linger
-        self._timeout = timeout
+        self._linger: float = given["linger"]
+        self._timeout: float = given["timeout"]
         self._most = batch
         # Several small commands go to the socket together: waking its thread costs more than one of them.
         window = driver.session.outbox.window_commands
@@ -125,9 +141,8 @@ class PublisherBase:
         bodies: Sequence[Body],
         headers_list: Sequence[Headers | None] | None = None,
     ) -> None:
-        if len(bodies) != len(subjects) or (headers_list is not None and len(headers_list) != len(subjects)):
-            raise InvalidValue("invalid columns: expected subjects, bodies and headers of one length")
-        check_subjects(subjects)
+        check_columns(subjects, bodies, headers_list)
+        subjects = check_subjects(subjects)
         records, most_bytes = records_of(headers_list, bodies), self._batch.most_bytes
         if (largest := max(map(len, records), default=0)) > most_bytes:
             raise TooLarge(f"message of {largest} bytes is too large: expected at most {most_bytes}")
@@ -137,7 +152,8 @@ class PublisherBase:
             self._carry_on(some_subjects, some_records, Command())
             await self._driver.ship()
 
-    async def _flush(self, timeout: float | None = None) -> None:
+    async def _flush(self, timeout: Span | None = None) -> None:
+        timeout = patience("timeout", timeout)
         await self._ship_all()
         unsettled = tuple(self._unsettled)
         await self._driver.wait_for_broker(
@@ -160,7 +176,7 @@ class PublisherBase:
                 self._due = 0.0  # whatever is published now is due at once, and refused
                 self._driver.before_wait.pop(self, None)
 
-    async def _wait(self, command: Command, timeout: float | None) -> None:
+    async def _wait(self, command: Command, timeout: Span | None) -> None:
         if not self._closed:
             await self._ship_all()
         await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")

@@ -6,13 +6,14 @@ appends. What can be refused is refused here, where the message is known: the br
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, cast
 
 from malamute.errors import InvalidValue, TooLarge
 from malamute.protocol.batch import Body, Frame, Headers, pack_plain
-from malamute.protocol.limits import BATCH_MESSAGES_MAX, SUBJECT_BYTES_MAX
+from malamute.protocol.limits import SUBJECT_BYTES_MAX
+from malamute.protocol.texts import shown
 
 BATCH_BYTES = 64 * 1024
 """A batch is shipped when its records have this many bytes."""
@@ -29,32 +30,68 @@ def is_stored(assurance: str) -> bool:
     """Whether this assurance asks for a confirmation. Raises `InvalidValue` for one that there is not."""
     try:
         return _ASSURANCES[assurance]
-    except KeyError:
+    except (KeyError, TypeError):
         known = " or ".join(_ASSURANCES)
-        raise InvalidValue(f"invalid assurance {assurance!r}: expected {known}") from None
+        raise InvalidValue(f"invalid assurance {shown(assurance)}: expected {known}") from None
 
 
 def record_of(headers: Headers | None, body: Body) -> bytes:
     """Pack headers and body. Raises `InvalidValue` for what cannot be a header or a body."""
-    if headers:
-        for name, value in headers.items():
-            if type(value) not in _HEADER_TYPES or type(name) is not str:
-                raise _bad_header(name, value)
     try:
-        record: bytes
+        if headers:
+            for name, value in headers.items():
+                if type(value) not in _HEADER_TYPES or type(name) is not str:
+                    return _odd_record(headers, body)
         if type(body) is bytes:
-            record = pack_plain((headers or None, body))
-        else:
-            record = pack_plain((dict(headers) if headers else None, *_frames(body)))
+            return pack_plain((headers or None, body))
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        pass  # said below, by what is wrong
+    return _odd_record(headers, body)
+
+
+def _odd_record(headers: Headers | None, body: Body) -> bytes:
+    """Pack what is not of plain types, or find out what is wrong."""
+    plain, frames = _plain_headers(headers), _frames(body)
+    try:
+        return pack_plain((plain or None, *frames))
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidValue(f"invalid headers or body: {error}") from error
-    return record
+        raise InvalidValue(
+            f"invalid headers {shown(plain)}: expected text that has a form in UTF-8, and numbers of at most "
+            f"64 bits ({type(error).__name__})"
+        ) from error
 
 
-def _bad_header(name: object, value: object) -> InvalidValue:
-    return InvalidValue(
-        f"invalid header {name!r}: {value!r}: expected text with a str, int, float, bool or None"
+def _plain_headers(headers: Headers | None) -> dict[str, Any]:
+    """Headers as a map of plain types. Those of classes derived from them mean the same."""
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise InvalidValue(f"invalid headers {shown(headers)}: expected a mapping, such as {{'unit': 'C'}}")
+    return {_header_name(name): _header_value(name, value) for name, value in headers.items()}
+
+
+def _header_name(name: Any) -> str:
+    if isinstance(name, str):
+        return str.__str__(name)
+    raise InvalidValue(f"invalid name of a header {shown(name)}: expected text")
+
+
+def _header_value(name: str, value: Any) -> Any:
+    if value is None or type(value) is bool:
+        return value
+    for kind, plain in _PLAIN:
+        if isinstance(value, kind):
+            return plain(value)
+    raise InvalidValue(
+        f"invalid header {shown(name)}: {shown(value)}: expected text with a str, int, float, bool or None"
     )
+
+
+_PLAIN: Sequence[tuple[type[Any], Callable[[Any], Any]]] = (
+    (str, str.__str__),
+    (int, int.__index__),
+    (float, float.__float__),
+)
 
 
 def _frames(body: Any) -> list[bytes]:
@@ -62,37 +99,46 @@ def _frames(body: Any) -> list[bytes]:
         return [bytes(body)]
     if isinstance(body, str):
         raise InvalidValue("invalid body: expected bytes; encode text first")
-    frames = list(body)
+    try:
+        frames = list(body)
+    except TypeError:
+        frames = [body]
     if not all(isinstance(frame, bytes | bytearray | memoryview) for frame in frames):
-        raise InvalidValue("invalid body: expected bytes, or a sequence of bytes")
+        raise InvalidValue(f"invalid body {shown(body)}: expected bytes, or a sequence of bytes")
     return [bytes(frame) for frame in frames]
 
 
-def check_subject(subject: str) -> None:
-    """Raise `InvalidValue` or `TooLarge` unless this can be a subject."""
+def check_subject(subject: str) -> str:
+    """Return a subject as plain text. Raises `InvalidValue` or `TooLarge` unless it can be one."""
     if type(subject) is not str:
-        raise InvalidValue(f"invalid subject {subject!r}: expected text")
+        if not isinstance(subject, str):
+            raise InvalidValue(f"invalid subject {shown(subject)}: expected text")
+        subject = str.__str__(subject)
     if len(subject) <= _SUBJECT_SAFE and subject.isascii():
-        return
+        return subject
     try:
         size_bytes = len(subject.encode())
     except UnicodeEncodeError as error:
-        raise InvalidValue(f"invalid subject {subject!r}: expected text that has a form in UTF-8") from error
+        raise InvalidValue(
+            f"invalid subject {shown(subject)}: expected text that has a form in UTF-8"
+        ) from error
     if size_bytes > SUBJECT_BYTES_MAX:
-        raise TooLarge(f"subject {subject[:40]!r}… is too large: expected at most {SUBJECT_BYTES_MAX} bytes")
+        raise TooLarge(f"subject {shown(subject)} is too large: expected at most {SUBJECT_BYTES_MAX} bytes")
+    return subject
 
 
 def records_of(headers_list: Sequence[Headers | None] | None, bodies: Sequence[Body]) -> list[bytes]:
     """Pack many at once; `headers_list` is None when there are no headers. Raises `InvalidValue`."""
-    if not _BYTES.issuperset(map(type, bodies)) or not _plain(headers_list or ()):
+    if not _BYTES.issuperset(map(type, bodies)) or not _are_plain(headers_list or ()):
         return [*map(record_of, headers_list or repeat(None), bodies)]
     try:
         return [*map(pack_plain, zip(headers_list or repeat(None), bodies, strict=False))]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidValue(f"invalid headers or body: {error}") from error
+    except (TypeError, ValueError, OverflowError):
+        # One by one, to find out which it is.
+        return [*map(record_of, headers_list or repeat(None), bodies)]
 
 
-def _plain(headers_list: Sequence[Headers | None]) -> bool:
+def _are_plain(headers_list: Sequence[Headers | None]) -> bool:
     # Three passes in C over what is nearly always right; the slow way finds out what is wrong.
     if not {dict}.issuperset(map(type, headers_list)):
         return False
@@ -101,14 +147,26 @@ def _plain(headers_list: Sequence[Headers | None]) -> bool:
     return _HEADER_TYPES.issuperset(map(type, values)) and _TEXT.issuperset(map(type, names))
 
 
-def check_subjects(subjects: Sequence[str]) -> None:
-    """Raise `InvalidValue` or `TooLarge` unless these can be subjects."""
-    # As in `_plain`: passes in C over what is nearly always right.
-    if not _TEXT.issuperset(map(type, subjects)) or not (
+def check_subjects(subjects: Sequence[str]) -> Sequence[str]:
+    """Return subjects as plain text. Raises `InvalidValue` or `TooLarge` unless these can be subjects."""
+    # As in `_are_plain`: passes in C over what is nearly always right.
+    if _TEXT.issuperset(map(type, subjects)) and (
         max(map(len, subjects), default=0) <= _SUBJECT_SAFE and all(map(str.isascii, subjects))
     ):
-        for subject in subjects:
-            check_subject(subject)
+        return subjects
+    return [*map(check_subject, subjects)]
+
+
+def check_columns(*columns: Sequence[Any] | None) -> None:
+    """Raise `InvalidValue` unless these are columns of one length; None stands for none."""
+    try:
+        lengths = {len(column) for column in columns if column is not None}
+    except TypeError:
+        lengths = set()
+    if len(lengths) != 1:
+        raise InvalidValue(
+            "invalid columns: expected lists of subjects, of bodies and of headers, all of one length"
+        )
 
 
 class Batch:
@@ -128,8 +186,6 @@ class Batch:
 
     def __init__(self, most: int, most_bytes: int) -> None:
         """`most_bytes` is what one message may have at the most."""
-        if not 1 <= most <= BATCH_MESSAGES_MAX:
-            raise InvalidValue(f"batch of {most} messages: expected 1 to {BATCH_MESSAGES_MAX}")
         self.most = most
         self.most_bytes = most_bytes
         self._full_bytes = min(BATCH_BYTES, most_bytes)
@@ -146,7 +202,7 @@ class Batch:
     def add(self, subject: str, body: Body, headers: Headers | None) -> int:
         """Add a message, and return its place. Raises `InvalidValue` or `TooLarge`, and adds nothing then."""
         if type(subject) is not str or len(subject) > _SUBJECT_SAFE or not subject.isascii():
-            check_subject(subject)
+            subject = check_subject(subject)
         record = record_of(headers, body)
         records = self.records
         place = len(records)

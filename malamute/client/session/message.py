@@ -221,7 +221,7 @@ class Mail(Message):
             InvalidValue: the delay is no duration.
 
         """
-        wait = -1 if delay is None else milliseconds(delay)
+        wait = -1 if delay is None else milliseconds("delay", delay)
         if owner := self._owner:
             owner.give_back(self, wait)
             self._owner = None

@@ -44,6 +44,7 @@ from malamute.client.events import Connected, Event, Lost, Refusal, Restored
 from malamute.client.options import check_name
 from malamute.client.session.inbox import Inbox
 from malamute.client.session.outbox import COALESCED_BYTES, WINDOW_COMMANDS, Outbox
+from malamute.client.session.plain import plain
 from malamute.client.session.questions import Questions
 from malamute.client.session.replies import PendingReplies
 from malamute.client.session.sending import Sending
@@ -84,6 +85,8 @@ class ClientSession:
         for what, name in (("address", address), ("user to act as", act_as)):
             if name:
                 check_name(what, name)
+        # HELLO is said at each reconnect: what it cannot hold is refused here.
+        plain(wire.Hello([VERSION], address, software, 1, 1, 0, [], token, act_as))
         self.identity = identity
         self.address = address
         self.software = software

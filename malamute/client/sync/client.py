@@ -29,6 +29,7 @@ from malamute.client.session.receipts import SentBase
 from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
 from malamute.client.sync.demand import Demand
 from malamute.client.sync.driver import BlockingDriver, run
+from malamute.client.sync.greenlets import warn_of_greenlets
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
 from malamute.client.sync.publisher import Publisher
 from malamute.client.sync.receipts import Sent
@@ -51,6 +52,8 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOpt
     at every reconnect. A URI may end with `/stream/NAME`, `/mailbox/NAME` or `/service/NAME`: only its broker
     counts here, and `malamute.Uri.parse` returns the name. `ConnectOptions` describes the options.
 
+    Warns that a call holds up every greenlet, where gevent or eventlet has replaced threads.
+
     Raises:
         ConnectTimeout: no broker answered in time.
         InvalidValue: a URL or an option is wrong.
@@ -59,6 +62,7 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOpt
         Refused: the broker refused the session.
 
     """
+    warn_of_greenlets()
     return Client(run(open_driver(BlockingDriver, url, **options)))
 
 
@@ -87,7 +91,7 @@ class Client(ClientBase):
         headers: Headers | None = None,
         *,
         assurance: str = "none",
-        timeout: float | None = None,
+        timeout: Span | None = None,
         ttl: Span | None = None,
     ) -> int:
         """Publish one message, and return its sequence.
@@ -122,7 +126,7 @@ class Client(ClientBase):
         bodies: Sequence[Body],
         headers_list: Sequence[Headers | None] | None = None,
         *,
-        timeout: float | None = None,
+        timeout: Span | None = None,
         ttl: Span | None = None,
     ) -> int:
         """Publish messages as one command, stored as a whole or not at all, and wait until it is durable.
@@ -152,7 +156,7 @@ class Client(ClientBase):
         """
         return self._driver.do(lambda: Publisher(self._driver, self._to_stream(stream, ttl), **options))
 
-    def demand(self, stream: str, *, refresh: float = DEMAND_REFRESH_SECONDS) -> Demand:
+    def demand(self, stream: str, *, refresh: Span = DEMAND_REFRESH_SECONDS) -> Demand:
         """Return what is wanted of a stream without a journal: the rest need not be published.
 
         `refresh` says how old the knowledge of that may be, in seconds: a new subscription may miss so much
@@ -199,7 +203,7 @@ class Client(ClientBase):
         headers: Headers | None = None,
         *,
         assurance: str = "stored",
-        timeout: float | None = None,
+        timeout: Span | None = None,
         **options: Unpack[SendOptions],
     ) -> Sent:
         """Send one message to a mailbox, whether its owner is connected or not.
@@ -220,10 +224,10 @@ class Client(ClientBase):
         )
         return Sent(command, tracking, self._outcome)
 
-    def _outcome(self, delivery: SentBase, timeout: float | None) -> str:
+    def _outcome(self, delivery: SentBase, timeout: Span | None) -> str:
         return self._driver.run(self._wait_for_outcome(delivery, timeout))
 
-    def withdraw(self, kind: str, name: str, correlation: int | str, *, timeout: float | None = None) -> int:
+    def withdraw(self, kind: str, name: str, correlation: int | str, *, timeout: Span | None = None) -> int:
         """Withdraw the messages that this client sent under a correlation and that are not settled.
 
         `kind` is `mailbox` or `service`, `name` the address or the service. Returns how many were withdrawn.
@@ -286,7 +290,7 @@ class Client(ClientBase):
         self._keep_shared(mailbox)
         return mailbox
 
-    def receive(self, timeout: float | None = None) -> Mail:
+    def receive(self, timeout: Span | None = None) -> Mail:
         """Return the next mail.
 
         It is acknowledged when the one after it is asked for, or the client is closed. `timeout` is in
@@ -311,7 +315,7 @@ class Client(ClientBase):
         body: Body = b"",
         headers: Headers | None = None,
         *,
-        timeout: float | None = None,
+        timeout: Span | None = None,
         assurance: str = "stored",
         **options: Unpack[RequestOptions],
     ) -> Replies:
@@ -339,7 +343,7 @@ class Client(ClientBase):
                 service, subject, body, headers, assurance=assurance, timeout=timeout, options=options
             )
         )
-        return Replies(self._driver, pending, self._driver.timeout if timeout is None else timeout)
+        return Replies(self._driver, pending, timeout)
 
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Work:
         """Offer to work on the requests to a service whose subject matches any of the patterns.
@@ -446,13 +450,13 @@ class Client(ClientBase):
     # The connection
 
     @overload
-    def query(self, topic: admin.AdminQuery[Answer], *, timeout: float | None = None) -> Answer: ...
+    def query(self, topic: admin.AdminQuery[Answer], *, timeout: Span | None = None) -> Answer: ...
 
     @overload
-    def query(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
+    def query(self, topic: str, *, timeout: Span | None = None, **arguments: Any) -> Any: ...
 
     def query(
-        self, topic: str | admin.AdminQuery[Any], *, timeout: float | None = None, **arguments: Any
+        self, topic: str | admin.AdminQuery[Any], *, timeout: Span | None = None, **arguments: Any
     ) -> Any:
         """Query the broker.
 
@@ -468,13 +472,13 @@ class Client(ClientBase):
         return self._driver.run(self._ask(topic, arguments, timeout, change=False))
 
     @overload
-    def change(self, topic: admin.AdminChange[Answer], *, timeout: float | None = None) -> Answer: ...
+    def change(self, topic: admin.AdminChange[Answer], *, timeout: Span | None = None) -> Answer: ...
 
     @overload
-    def change(self, topic: str, *, timeout: float | None = None, **arguments: Any) -> Any: ...
+    def change(self, topic: str, *, timeout: Span | None = None, **arguments: Any) -> Any: ...
 
     def change(
-        self, topic: str | admin.AdminChange[Any], *, timeout: float | None = None, **arguments: Any
+        self, topic: str | admin.AdminChange[Any], *, timeout: Span | None = None, **arguments: Any
     ) -> Any:
         """Change something in the broker.
 
@@ -492,7 +496,7 @@ class Client(ClientBase):
         """
         return self._driver.run(self._ask(topic, arguments, timeout, change=True))
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: Span | None = None) -> None:
         """Wait until the broker has everything that this client was given, confirmed where asked for.
 
         Refusals are reported by receipts and events, not here.
@@ -503,7 +507,7 @@ class Client(ClientBase):
         """
         self._driver.run(self._flush(timeout))
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: Span | None = None) -> None:
         """Wait until everything is confirmed, end the session, and close the connection.
 
         Closing twice does nothing.

@@ -17,6 +17,7 @@ from malamute.client.link.consumers import (
     SubscriptionBase,
     WorkerBase,
 )
+from malamute.client.options import Span
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
 from malamute.client.sync.driver import BlockingDriver
@@ -109,7 +110,7 @@ class Subscription(SubscriptionBase, _Scope):
         while self._driver.run(self._fill(None)):
             yield from self._ready
 
-    def receive(self, timeout: float | None = None) -> Message:
+    def receive(self, timeout: Span | None = None) -> Message:
         """Return the next message. `timeout` is in seconds; None waits without end.
 
         Raises:
@@ -121,7 +122,7 @@ class Subscription(SubscriptionBase, _Scope):
             return message
         return self._driver.run(self._receive(timeout))
 
-    def take(self, most: int, timeout: float | None = None) -> list[Message]:
+    def take(self, most: int, timeout: Span | None = None) -> list[Message]:
         """Return up to `most` of the next messages: those that are here, after waiting for one at least.
 
         The list is empty when none came within `timeout` seconds (None waits without end), or when the
@@ -138,7 +139,7 @@ class Subscription(SubscriptionBase, _Scope):
         while batch := self.take(most):
             yield batch
 
-    def columns(self, timeout: float | None = None, *, enough: Callable[[], object] = bool) -> Columns | None:
+    def columns(self, timeout: Span | None = None, *, enough: Callable[[], object] = bool) -> Columns | None:
         """Return the next run of messages as columns, without an object for each.
 
         None when the subscription is cancelled, or when nothing is here and `enough()` is true. `timeout` is
@@ -150,7 +151,7 @@ class Subscription(SubscriptionBase, _Scope):
         """
         return self._driver.run(self._columns(timeout, enough))
 
-    def commit(self, message: Message | int, *, timeout: float | None = None) -> None:
+    def commit(self, message: Message | int, *, timeout: Span | None = None) -> None:
         """Advance the subscription's cursor on the broker behind a message: all up to it is done with.
 
         `message` is a message or its sequence, `timeout` in seconds. Returns when the position is durable.
@@ -189,7 +190,7 @@ class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
         while True:
             yield self.receive()
 
-    def receive(self, timeout: float | None = None) -> Mail:
+    def receive(self, timeout: Span | None = None) -> Mail:
         """Return the next message. `timeout` is in seconds; None waits without end.
 
         Raises:
@@ -264,7 +265,7 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
         while (item := self._driver.run(self._next(None, "no request"))) is not None:
             yield Request(*item, self)
 
-    def receive(self, timeout: float | None = None) -> Request:
+    def receive(self, timeout: Span | None = None) -> Request:
         """Return the next request. `timeout` is in seconds; None waits without end.
 
         Raises:
@@ -297,7 +298,7 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
         """Cancel the offer: requests that are not finished go back to the queue."""
         self._driver.do(super().cancel)
 
-    def _wait_for(self, command: Command, timeout: float | None) -> None:
+    def _wait_for(self, command: Command, timeout: Span | None) -> None:
         self._driver.run(self._wait(command, timeout))
 
 
@@ -320,7 +321,7 @@ class Replies(ReplyStream, _Scope):
             raise StopIteration
         return reply
 
-    def wait(self, timeout: float | None = None) -> str:
+    def wait(self, timeout: Span | None = None) -> str:
         """Wait for the outcome of the request, and return it.
 
         `timeout` is in seconds; None waits without end. Replies are not waited for, and those that come

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from malamute.client.link.demand import Ask, DemandBase
+from malamute.client.options import Span
 from malamute.client.sync.driver import BlockingDriver
 
 
 class Demand(DemandBase):
     """What is wanted of one stream. Made by `Client.demand`."""
 
-    def __init__(self, driver: BlockingDriver, stream: str, ask: Ask, *, refresh: float) -> None:
+    def __init__(self, driver: BlockingDriver, stream: str, ask: Ask, *, refresh: Span) -> None:
         super().__init__(stream, ask, refresh=refresh)
         self._driver = driver
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from malamute.client.link.connection import Connection
 from malamute.client.link.driver import Driver
 from malamute.client.link.leaving import dropped
+from malamute.client.options import Span, patience
 from malamute.client.session.session import ClientSession
 from malamute.errors import TimedOut
 from malamute.protocol.batch import Frame
@@ -249,8 +250,9 @@ class BlockingDriver(Driver):
         finally:
             self._call = interrupted
 
-    async def wait(self, done: Callable[[], object], timeout: float | None, what: str) -> None:
+    async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
         """Iterate until `done()`, with a poll between the iterations, for `timeout` seconds at the most."""
+        timeout = patience("timeout", timeout)
         if self._call == _SUSPENDS:
             self.prepare()
             waiting = PendingCall(done, timeout, what)

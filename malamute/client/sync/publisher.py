@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from malamute.client.link.publisher import PublisherBase
+from malamute.client.options import Span
 from malamute.client.session.outbox import Command
 from malamute.client.sync.driver import BlockingDriver
 from malamute.client.sync.receipts import Receipt
@@ -59,7 +60,7 @@ class Publisher(PublisherBase):
         """
         self._driver.run(self._publish_many(subjects, bodies, headers_list))
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: Span | None = None) -> None:
         """Send what is left, and wait until all of it is confirmed, with the assurance `stored`.
 
         `timeout` is in seconds; None is the publisher's own.
@@ -88,5 +89,5 @@ class Publisher(PublisherBase):
             if kind is None:
                 raise
 
-    def _wait_for(self, command: Command, timeout: float | None) -> None:
+    def _wait_for(self, command: Command, timeout: Span | None) -> None:
         self._driver.run(self._wait(command, timeout))

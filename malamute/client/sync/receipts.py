@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from malamute.client.options import Span
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import Confirmation, OutcomeTracking, SentBase
 
@@ -13,11 +14,11 @@ class Receipt(Confirmation):
 
     __slots__ = ("_wait",)
 
-    def __init__(self, command: Command, place: int, wait: Callable[[Command, float | None], None]) -> None:
+    def __init__(self, command: Command, place: int, wait: Callable[[Command, Span | None], None]) -> None:
         super().__init__(command, place)
         self._wait = wait
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout: Span | None = None) -> int:
         """Wait for the broker's answer, and return `sequence`. `timeout` is in seconds; None is without end.
 
         Raises:
@@ -39,12 +40,12 @@ class Sent(SentBase):
         self,
         command: Command,
         tracking: OutcomeTracking | None,
-        wait: Callable[[SentBase, float | None], str],
+        wait: Callable[[SentBase, Span | None], str],
     ) -> None:
         super().__init__(command, tracking)
         self._wait = wait
 
-    def wait(self, timeout: float | None = None) -> str:
+    def wait(self, timeout: Span | None = None) -> str:
         """Wait for the outcome, and return it. `timeout` is in seconds; None is without end.
 
         Without the assurance `confirmed` there is nothing to wait for, and the result is empty.

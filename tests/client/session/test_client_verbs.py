@@ -489,7 +489,7 @@ def test_a_subscription_that_used_up_its_credit_is_slow_and_one_that_begins_behi
     [(1, 1000), (0.0001, 1), (0, 0), (timedelta(microseconds=1500), 2), (timedelta(days=1), 86_400_000)],
 )
 def test_spans_are_milliseconds_on_the_wire_and_a_part_is_a_whole(span, wanted):
-    assert milliseconds(span) == wanted
+    assert milliseconds("ttl", span) == wanted
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_spans_are_milliseconds_on_the_wire_and_a_part_is_a_whole(span, wanted):
 )
 def test_what_is_no_span_is_refused(span):
     with pytest.raises(errors.InvalidValue):
-        milliseconds(span)
+        milliseconds("ttl", span)
 
 
 def test_options_are_properties():

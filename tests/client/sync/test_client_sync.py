@@ -331,7 +331,7 @@ def test_large_messages_that_wait_for_room_go_one_by_one(broker, narrow):
 
 
 def test_publish_many_refuses_columns_that_differ(client):
-    with client.publisher("s") as out, pytest.raises(errors.InvalidValue, match="expected subjects, bodies"):
+    with client.publisher("s") as out, pytest.raises(errors.InvalidValue, match="expected lists of subjects"):
         out.publish_many(["a"], [b"1", b"2"])
 
 
