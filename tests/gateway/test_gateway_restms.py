@@ -316,6 +316,18 @@ def test_zn6_what_the_broker_has_is_a_feed_that_is_locked(rest: RestClient, rest
         work.cancel()
         native.request("native service", "by hand", b"")
         assert rest.addresses(pipe, 1) == ["by hand"]
+        # Who reads it replies by the default feed, as to any request.
+        replies = native.request("native service", "with a reply", b"")
+        request = rest.next(pipe)
+        reply = message(request.get("reply_to"), "done", headers={"n": "1"})
+        other = message("nobody")
+        assert rest.post("/restms/feed/default", reply, other) == ["1", "0"]
+        [found] = replies
+        assert (found.body, found.final, found.headers["n"]) == (b"done", True, "1")
+        # It is answered: a second reply is to nobody, and there is nothing to delete any more.
+        assert rest.post("/restms/feed/default", reply) == ["0"]
+        assert [m.get("async") for m in rest.get(pipe).each("message")] == ["1"]
+        rest.send("DELETE", request.get("href"))
 
 
 def test_zn12_who_has_posted_is_not_for_the_poster_to_say(rest: RestClient) -> None:

@@ -17,8 +17,8 @@ from secured_gateway import secured_gateway
 import malamute
 from malamute.gateway.restms.definitions import LOG
 from malamute.gateway.restms.documents import RESTMS_XML, Element
-from malamute.protocol.admin import StreamsQuery
-from malamute.testing import Broker
+from malamute.protocol.admin import FeedsQuery, StreamsQuery
+from malamute.testing import Broker, small_config
 
 STORAGES = [(feed, pipe) for feed in ("disk", "memory", "ring") for pipe in ("disk", "memory")]
 
@@ -308,3 +308,26 @@ def test_to_look_at_restms_makes_nothing(
         assert [row.name for row in client.query(StreamsQuery()) if not row.name.startswith("$")] == []
         rest.pipe()
         assert "restms" in {row.name for row in client.query(StreamsQuery())}
+
+
+def test_pipes_take_up_no_feeds_of_the_broker_until_they_are_replied_to(tmp_path: Path) -> None:
+    few = small_config()
+    few = replace(few, limits=few.limits._replace(feeds=3))
+    with Broker(config=few) as broker, gateway_before(broker) as gateway, gateway.client() as http:
+        rest = RestClient(http)
+        requests = rest.feed("requests", "fanout")
+        pipes = [rest.pipe() for _ in range(6)]
+        rest.join(pipes[0], requests)
+        name = rest.get(pipes[1]).get("name")
+        # Who is to reply may be a program that publishes to the stream itself.
+        rest.post(requests, message("a", reply_to=name))
+        with malamute.connect(broker.url, timeout=WAIT_SECONDS) as native:
+            native.publish("restms.default", name, b"hi", assurance="stored")
+            assert len(native.query(FeedsQuery())) == 2
+            assert rest.addresses(pipes[1], 1) == [name]
+            other = rest.get(pipes[2]).get("name")
+            assert rest.post("/restms/feed/default", message(other)) == ["1"]
+            assert rest.addresses(pipes[2], 1) == [other]
+            for pipe in pipes[1:3]:
+                rest.send("DELETE", pipe)
+            assert len(native.query(FeedsQuery())) == 1

@@ -22,6 +22,7 @@ from malamute.protocol.names import SIGNATURE_PREFIX
 
 PREFIX = "restms."
 CONTENT_TYPE = "content-type"
+REPLY_TO = f"{PREFIX}reply_to"
 
 PROPERTIES = (
     "message_id",
@@ -104,9 +105,11 @@ def summary(mail: Mail, href: str) -> Element:
     return Element("message", {"href": href, **_properties(mail, "message_id")})
 
 
-def delivered(mail: Mail, href: str) -> Element:
-    """A message as it is delivered, at this URI."""
+def delivered(mail: Mail, href: str, reply_to: str = "") -> Element:
+    """A message as it is delivered, at this URI. `reply_to` is where the reply to a native request goes."""
     element = Element("message", {"href": href, **_properties(mail, *PROPERTIES)})
+    if reply_to and mail.correlation is not None:
+        element.attributes.setdefault("reply_to", reply_to)
     user = mail.sender.removeprefix(SIGNATURE_PREFIX)
     if user:
         element.attributes["sender_id" if user == mail.sender else "user_id"] = user

@@ -13,8 +13,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from time import monotonic, time_ns
+from typing import Any
 
-from malamute.aio import Client, Work
+from malamute.aio import Client, Request, Work
 from malamute.client.events import Connected, Event, Recalled
 from malamute.client.session.message import Mail
 from malamute.door.shares import share_of
@@ -204,6 +205,16 @@ class PipeReader:
         self._note()
         assert self._client is not None
         await self._client.flush(timeout)
+
+    async def reply(self, name: str, body: bytes, headers: Mapping[str, Any]) -> bool:
+        """Send the reply to a native request that is held, which ends it; False if it is none."""
+        mail = self.held.get(name)
+        if not isinstance(mail, Request) or mail.correlation is None:
+            return False
+        await mail.reply(body, headers)
+        self.held.pop(name, None)
+        self._note()
+        return True
 
     def _unknown(self, name: str) -> NotFound:
         return NotFound(f"there is no message {name[:50]!r} in pipe {self.pipe.name!r}: read the pipe again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,9 +15,16 @@ from malamute.errors import AccessRefused, InvalidValue, NotFound, TooLarge
 from malamute.gateway.bodies import media_type
 from malamute.gateway.header_text import text_of
 from malamute.gateway.restms.conditions import Representation
-from malamute.gateway.restms.definitions import CONTENTS, RestFeed, Staged
+from malamute.gateway.restms.definitions import BUILT_IN, CONTENTS, Pipe, RestFeed, Staged
 from malamute.gateway.restms.documents import TYPES, read
-from malamute.gateway.restms.messages import CONTENT_TYPE, PostedContent, PostedMessage, media_of, posted
+from malamute.gateway.restms.messages import (
+    CONTENT_TYPE,
+    REPLY_TO,
+    PostedContent,
+    PostedMessage,
+    media_of,
+    posted,
+)
 from malamute.gateway.restms.service import RestMS
 from malamute.gateway.restms.views import BaseUri, counted, name_in
 from malamute.gateway.state import gateway_of
@@ -45,12 +53,13 @@ async def post(
     names = {content.name for content in staged.values()}
     restms.claimed |= names
     try:
-        await _publish(restms, client, feed, messages, staged)
+        replied = await _publish(restms, client, feed, messages, staged)
         await restms.registry.remove(*staged.values())
     finally:
         restms.claimed -= names
     counts = restms.profiles.feeds[feed.type].counts
     found = restms.counts(feed, [(m.address, m.headers) for m in messages]) if counts else []
+    found = [count + reply for count, reply in zip(found, replied, strict=True)] if counts else []
     return Representation(counted(found), 0).page_for(request).plain()
 
 
@@ -95,28 +104,46 @@ async def _publish(
     feed: RestFeed,
     messages: Sequence[PostedMessage],
     staged: Mapping[str, Staged],
-) -> None:
+) -> list[bool]:
+    """Publish the messages to a feed. Returns whether each was the reply to a native request."""
     contents = [
         PostedContent(staged[content.href].type, await fetch(restms, staged[content.href]))
         if content.href
         else content
         for content in (message.content for message in messages)
     ]
-    subjects = [message.address for message in messages]
-    bodies = [content.body for content in contents]
-    headers = [
-        {**message.headers, **({CONTENT_TYPE: content.type} if content.type else {})}
+    rows = [
+        (message.address, content.body, _with_type(message.headers, content.type))
         for message, content in zip(messages, contents, strict=True)
     ]
     timeout = restms.settings.timeout_seconds
+    is_own = feed == BUILT_IN
+    named = [str(headers.get(REPLY_TO, "")) for _, _, headers in rows]
+    await restms.pass_replies([*named, *(subject for subject, _, _ in rows if is_own)])
+    replied = [is_own and await _reply(restms, *row) for row in rows]
+    rest = [row for row, done in zip(rows, replied, strict=True) if not done]
     if feed.imported != "service":
-        await client.publish_batch(feed.stream, subjects, bodies, headers, timeout=timeout)
-        return
-    for subject, body, fields in zip(subjects, bodies, headers, strict=True):
+        if rest:
+            await client.publish_batch(feed.stream, *map(list, zip(*rest, strict=True)), timeout=timeout)
+        return replied
+    for subject, body, fields in rest:
         # Who answers it answers to reply_to: nobody waits here.
         replies = await client.request(feed.name, subject, body, fields, timeout=timeout)
         await replies.wait(timeout)
         replies.cancel()
+    return replied
+
+
+def _with_type(headers: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    return {**headers, **({CONTENT_TYPE: kind} if kind else {})}
+
+
+async def _reply(restms: RestMS, address: str, body: bytes, headers: Mapping[str, Any]) -> bool:
+    """Send what is posted to the default feed as a reply, if its address is that of a native request."""
+    first, _, rest = address.partition(".")
+    pipe = restms.registry.private(first) if rest else None
+    reader = restms.readers.find(pipe) if isinstance(pipe, Pipe) else None
+    return reader is not None and await reader.reply(rest, body, headers)
 
 
 async def fetch(restms: RestMS, content: Staged) -> bytes:

@@ -25,7 +25,15 @@ from malamute.gateway.restms.pipes import PipeReader
 from malamute.gateway.restms.publishing import fetch, post
 from malamute.gateway.restms.service import RestMS
 from malamute.gateway.restms.signals import first_of
-from malamute.gateway.restms.views import BaseUri, feed_view, join_view, message_href, name_in, pipe_view
+from malamute.gateway.restms.views import (
+    BaseUri,
+    feed_view,
+    join_view,
+    message_href,
+    message_name,
+    name_in,
+    pipe_view,
+)
 from malamute.gateway.routes import Arguments
 from malamute.gateway.state import gateway_of
 from malamute.gateway.users import Identity
@@ -142,8 +150,10 @@ async def _get_message(call: Call, pipe: Pipe, rest: str, wait_seconds: float) -
         kind = messages.media_of(mail.headers.get(messages.CONTENT_TYPE))
         return Response(mail.body, headers={"content-type": value_of(kind)})
     # Whatever name it was asked for by, it says its own.
-    href = message_href(pipe, reader.name_of(name) or name, call.base)
-    representation = Representation([messages.delivered(mail, href)], mail.time_ns)
+    own = reader.name_of(name) or name
+    href = message_href(pipe, own, call.base)
+    reply_to = message_name(pipe, own)
+    representation = Representation([messages.delivered(mail, href, reply_to)], mail.time_ns)
 
     async def build() -> Representation:
         return representation
@@ -185,7 +195,8 @@ async def _parts(call: Call, pipe: Pipe, reader: PipeReader) -> AsyncIterator[by
             waiting = reader.changed.next()
             for name, mail in [*reader.held.items()]:
                 href = message_href(pipe, name, call.base)
-                page = Representation([messages.delivered(mail, href)], mail.time_ns).page(RESTMS_XML)
+                document = messages.delivered(mail, href, message_name(pipe, name))
+                page = Representation([document], mail.time_ns).page(RESTMS_XML)
                 head = f"Content-Type: {page.media}\r\nContent-Length: {len(page.body)}\r\n\r\n"
                 yield b"%b%b\r\n--%b\r\n" % (head.encode(), page.body, BOUNDARY.encode())
                 await reader.delete(name, call.restms.settings.timeout_seconds)

@@ -1,14 +1,14 @@
 """RestMS in a gateway: its definitions, its readers, and what is done with feeds, pipes and joins.
 
 Whatever a user asks for is asked of the broker as that user, and its rules decide. The gateway itself keeps
-the definitions, and joins every pipe to the default feed: nobody else is to read what goes there.
+the definitions, and passes the default feed on to pipes: nobody else is to read what goes there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from time import monotonic, time_ns
 from typing import Any
@@ -73,6 +73,8 @@ class RestMS:
         self.profiles = Profiles()
         self.registry = Registry(settings, users, take_away)
         self.readers = PipeReaders(settings, users)
+        self._answerable: set[str] = set()
+        """The pipes that the default feed is passed on to."""
         self.claimed: set[str] = set()
         """Staged contents that are being published."""
         self._changing = asyncio.Lock()
@@ -210,15 +212,25 @@ class RestMS:
         try:
             # Whether the user may read it is for the broker to say.
             await self.reader(pipe, identity)
-            async with self.change() as own:
+            async with self.change():
                 self.registry.check_room(owner, 2)
-                await self._set_feed(own, pipe.service, DEFAULT_STREAM, [("exact", pipe.name)])
                 await self.registry.put(pipe, join)
         except BaseException:
             # Nobody knows its name: what is kept for it would stay for ever.
             await self.readers.drop(pipe)
             raise
         return pipe
+
+    async def pass_replies(self, names: Iterable[str]) -> None:
+        """Pass the default feed on to pipes, by the names that messages are sent to, or ask for replies to.
+
+        A pipe takes up a feed of the broker only then: there are not as many of those as there may be pipes.
+        """
+        for name in {*names} - self._answerable:
+            if isinstance(pipe := self.registry.private(name), Pipe):
+                async with self.change() as own:
+                    await self._set_feed(own, pipe.service, DEFAULT_STREAM, [("exact", pipe.name)])
+                self._answerable.add(name)
 
     async def update_pipe(self, pipe: Pipe, element: Element) -> None:
         """Change the title of a pipe."""
@@ -231,6 +243,7 @@ class RestMS:
         joins = self.registry.joins_of(pipe)
         await self.readers.drop(pipe)
         async with self.change() as own:
+            self._answerable.discard(pipe.name)
             await take_away(self.registry, own, pipe, self._timeout)
             for join in joins:
                 await self._leave(own, join)

@@ -105,7 +105,12 @@ def join_view(join: Join, feed: RestFeed, base: BaseUri) -> Element:
 
 def message_href(pipe: Pipe, name: str, base: BaseUri) -> str:
     """Where a message of a pipe is."""
-    return base.resource(f"{pipe.name}.{name}")
+    return base.resource(message_name(pipe, name))
+
+
+def message_name(pipe: Pipe, name: str) -> str:
+    """The name of a message of a pipe among all resources."""
+    return f"{pipe.name}.{name}"
 
 
 def counted(counts: Iterable[int]) -> list[Element]:
