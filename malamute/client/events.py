@@ -49,6 +49,10 @@ class Gap(NamedTuple):
     reason: str
     store: str = ""
 
+    def __repr__(self) -> str:
+        fields = {name: value for name, value in self._asdict().items() if name != "store" or value}
+        return f"Gap({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
 
 class Switched(NamedTuple):
     """A subscription is now `live` or in `replay`, from this sequence on."""

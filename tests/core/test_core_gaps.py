@@ -410,3 +410,35 @@ def test_a_stream_may_have_been_restored_more_than_once():
     assert stream.next == 201
     assert stream.gaps.reason(6, 100) == stream.gaps.reason(150, 200) == "restored"
     assert stream.gaps.reason(110, 120) == "restart"
+
+
+def test_a_position_of_before_a_restore_is_one_in_this_store(bench):
+    """Incarnations share their sequences: what is missing between them is a gap of its own."""
+    backup = bench.store.copy()
+    bench.tell("alice", publish(*[b"x"] * 10))
+    bench.settle()
+    had = bench.core.streams.by_name["s"].last
+    own = bench.core.streams.broker
+    restore(bench, backup)
+    incarnation = next_incarnation(bench.now, 0)
+    for source, fields in ((1, {"resume": f"{had}@{own}", "had": had}), (2, {"start": f"after:{had}@{own}"})):
+        bench.tell("bob", subscribe(source=source, **fields))
+        bench.tell("alice", publish(b"new"))
+        bench.settle()
+        found = [gap for gap in gaps(bench.sent("bob")) if gap.source == source]
+        assert {gap.reason for gap in found} == {"restored"}
+        assert (found[-1].first, found[-1].last) == (had + 1, incarnation)
+
+
+def test_a_restart_of_the_same_store_is_no_other_store(bench):
+    bench.tell("alice", publish(b"2", b"3"))
+    bench.settle()
+    own = bench.core.streams.broker
+    for end in (bench.restart, bench.crash):
+        end()
+        bench.open("alice", "bob")
+        bench.tell("bob", subscribe(start="first", cursor="c", resume=f"2@{own}", had=2))
+        bench.settle()
+        sent = bench.sent("bob")
+        assert [gap.reason for gap in gaps(sent) if gap.reason != "restart"] == []
+        assert sequences(sent) == [3]
