@@ -60,7 +60,7 @@ from malamute.protocol.batch import Columns, Frame, pack_stream_payload
 from malamute.protocol.limits import NUMBER_MAX, Limits
 from malamute.protocol.messages import ANOTHER_STORE, Commit, Subscribe
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.protocol.position import StorePosition
+from malamute.protocol.position import StorePosition, broker_of
 from malamute.protocol.start import AFTER, FIRST, NEW, SEQ, Start
 from malamute.store.operations import (
     FLOOR,
@@ -1010,7 +1010,7 @@ class Streams:
         stream, may = self.found(message.stream), session.may
         self.check_cursor(message.stream, message.cursor, may)
         stream.flush()
-        if message.store and not self._is_here(StorePosition(message.sequence, message.store), stream):
+        if message.store and broker_of(message.store) != self.broker:
             raise InvalidValue(
                 f"sequence {message.sequence} is of another store: expected one of {self.broker}"
             )
