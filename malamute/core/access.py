@@ -259,6 +259,8 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "explain": (Access("view", "stream", "stream"),),
     "demand": (Access("publish", "stream", "stream"),),
     "feed": (Access("view", PLACE, "source"),),
+    "selectors": (Access("view", PLACE, "source"),),
+    "selector": (Access("view", PLACE, "source"),),
     "service": (Access("view", "service", "name"),),
     "client": (Access("view", "client", "id"),),
     "messages": (Access("browse", "", "name"),),

@@ -37,6 +37,7 @@ from malamute.core.queue.trackers import Trackers
 from malamute.core.quotas import QuotaTable, QuotaUsages
 from malamute.core.recovery import Recovery
 from malamute.core.refusal_reports import RefusalReports
+from malamute.core.selector_numbers import SelectorNumbers
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Session, Sessions
@@ -79,6 +80,7 @@ class Core(Engines):
         }
         own = StreamStore(self.effects, self.timers, self.effects, recovered.incarnations, begin)
         account_changed = partial(review.account_changed, self)
+        self.selector_numbers = SelectorNumbers()
         self.accounts = AccountDirectory(self.effects, settings.accounts, account_changed)
         self.groups = GroupDirectory(self.effects, partial(review.groups_changed, self))
         self.quotas = QuotaTable(settings.access, self.accounts.groups_of)

@@ -19,6 +19,7 @@ from malamute.core.queue.table import QueueTable
 from malamute.core.quotas import QuotaTable
 from malamute.core.recovery import Recovery
 from malamute.core.refusal_reports import RefusalReports
+from malamute.core.selector_numbers import SelectorNumbers
 from malamute.core.selectors import SelectorBudget
 from malamute.core.service import Services
 from malamute.core.session import Sessions
@@ -53,6 +54,7 @@ class Engines:
     recovery: Recovery
     feeds: Feeds
     refusals: RefusalReports
+    selector_numbers: SelectorNumbers
 
     started: float
     configured_at: float

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core_bench import Bench, mail_credit, offer, publish, request, send
+from core_bench import Bench, mail_credit, offer, peer_id, publish, request, send, subscribe
 
 from malamute.core.answers import ASKED_BYTES
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Answer, Change, Error, Query, Reject
+from malamute.protocol.messages import Answer, Cancel, Change, Error, Query, Reject
 from malamute.store.policies import QueuePolicy
 
 
@@ -156,3 +156,62 @@ def test_what_a_feed_has_made_has_its_number_where_it_was(bench):
         (3, b"2", {"source": "stream/s", "sequence": 2}),
         (1, b"3", {"source": "mailbox/carl", "sequence": 1}),
     ]
+
+
+def test_xu8_feeds_offers_and_subscriptions_are_listed_and_fetched_by_their_number_at_their_source():
+    """Each has all seven fields, and its number stays its own when others come and go."""
+    bench = Bench()
+    bench.open("alice", "bob", "carl")
+    bench.tell("carl", Change(0, "feed.set", {"source": "stream/s", "feed": "f", "target": "service/w"}))
+    bench.settle()
+    bench.tell("alice", subscribe(1, credit=7, stream="s", criteria=[["prefix", "x."]], where="n = 1"))
+    bench.wait(1)
+    bench.tell("bob", subscribe(1, credit=-1, stream="s"))
+    bench.tell("bob", offer(2, credit=3, pattern="a.*"))
+    bench.settle()
+
+    def ask(topic, **arguments):
+        bench.sent("carl")
+        bench.tell("carl", Query(1, topic, arguments))
+        bench.settle()
+        (answer,) = bench.sent("carl")
+        return answer
+
+    def clients(rows):
+        return [row["destination"] for row in rows]
+
+    ident = {name: f"client/{bench.core.sessions.by_peer[peer_id(name)].ident}" for name in ("alice", "bob")}
+    of_stream = ask("selectors", source="stream/s").value
+    assert [row["number"] for row in of_stream] == [1, 2, 3]
+    assert clients(of_stream) == ["service/w", ident["alice"], ident["bob"]]
+    assert of_stream[1] == {
+        "number": 2,
+        "source": "stream/s",
+        "destination": ident["alice"],
+        "criteria": [["prefix", "x."]],
+        "where": "n = 1",
+        "operation": "copy",
+        "credit": 7,
+    }
+    (of_service,) = ask("selectors", source="service/w").value
+    assert (of_service["destination"], of_service["operation"], of_service["credit"]) == (
+        ident["bob"],
+        "move",
+        3,
+    )
+    assert of_service["criteria"] == [["topic", "a.*"]]
+    for row in (*of_stream, of_service):
+        assert ask("selector", source=row["source"], number=row["number"]).value == row
+    # One goes and another comes: the others keep theirs, and its own is nobody's.
+    bench.tell("alice", Cancel(1))
+    bench.tell("alice", subscribe(2, stream="s"))
+    bench.settle()
+    again = ask("selectors", source="stream/s").value
+    assert [(row["number"], row["destination"]) for row in again] == [
+        (1, "service/w"),
+        (3, ident["bob"]),
+        (4, ident["alice"]),
+    ]
+    assert [row["number"] for row in ask("selectors", source="stream/s", number=1, limit=1).value] == [3]
+    for source, number in (("stream/s", 2), ("service/w", 9), ("service/none", 1), ("stream/none", 1)):
+        assert ask("selector", source=source, number=number).code == 404

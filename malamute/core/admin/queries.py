@@ -16,6 +16,7 @@ from malamute.core.admin.groups import groups
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, first
 from malamute.core.admin.queues import mailboxes, message, message_bytes, messages, service, services
 from malamute.core.admin.quotas import quotas
+from malamute.core.admin.selectors import selector, selectors
 from malamute.core.admin.streams import cursors, demand, explain, stream, streams
 from malamute.core.admin.totals import totals
 from malamute.core.admin.users import users
@@ -200,6 +201,8 @@ HANDLERS: dict[str, Callable[[Engines, Any], Any]] = {
     "client": client,
     "feeds": feeds,
     "feed": feed,
+    "selectors": selectors,
+    "selector": selector,
     "access": access,
     "users": users,
     "groups": groups,

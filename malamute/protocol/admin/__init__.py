@@ -88,6 +88,9 @@ from malamute.protocol.admin.queues import WorkerRow as WorkerRow
 from malamute.protocol.admin.quotas import QuotaFigure as QuotaFigure
 from malamute.protocol.admin.quotas import QuotaRow as QuotaRow
 from malamute.protocol.admin.quotas import QuotasQuery as QuotasQuery
+from malamute.protocol.admin.selectors import SelectorQuery as SelectorQuery
+from malamute.protocol.admin.selectors import SelectorRow as SelectorRow
+from malamute.protocol.admin.selectors import SelectorsQuery as SelectorsQuery
 from malamute.protocol.admin.store import BackupMade as BackupMade
 from malamute.protocol.admin.store import JournalBackup as JournalBackup
 from malamute.protocol.admin.store import NamedStoreRow as NamedStoreRow
