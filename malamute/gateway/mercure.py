@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeGuard
-from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.aio import Client
 from malamute.client.session.message import Message
-from malamute.errors import InvalidValue, Malformed, MediaTypeRefused, TooLarge
+from malamute.errors import InvalidValue, MediaTypeRefused, TooLarge
 from malamute.gateway import bodies, sse
 from malamute.gateway.events import EventWriter, start_behind
+from malamute.gateway.forms import fields_of
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.sse import follow
 from malamute.gateway.state import gateway_of
@@ -81,7 +81,7 @@ def read_form(body: bytes) -> Update:
 
     """
     fields: dict[str, list[str]] = {}
-    for name, value in _pairs(body):
+    for name, value in fields_of(body, FIELDS_MAX):
         fields.setdefault(name, []).append(value)
     if unknown := sorted(fields.keys() - _FIELDS):
         raise InvalidValue(f"unknown field {unknown[0][:100]!r}: expected {', '.join(_FIELDS)}")
@@ -106,15 +106,6 @@ def read_form(body: bytes) -> Update:
 
 
 _FIELDS = ("topic", "data", "id", "type", "retry", "private")
-
-
-def _pairs(body: bytes) -> list[tuple[str, str]]:
-    if body.count(b"&") >= FIELDS_MAX:
-        raise TooLarge(f"too many fields in a form: expected at most {FIELDS_MAX}")
-    try:
-        return parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
-    except UnicodeDecodeError:
-        raise Malformed("invalid form: expected UTF-8, percent-encoded") from None
 
 
 def _check_topics(topics: list[str]) -> None:
@@ -213,7 +204,8 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
     identity = gateway.identity(request)
     if bodies.media_type(request) != FORM:
         raise MediaTypeRefused(f"an update as {bodies.media_type(request)[:100]!r}: expected {FORM}")
-    update = read_form(await gateway.body(request))
+    body = await gateway.body(request)
+    update = await gateway.bodies.built(body, partial(read_form, body))
     count = len(update.topics)
     if count * len(update.data) > settings.body_bytes:
         raise TooLarge(

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
@@ -102,6 +103,12 @@ class AnswerTransport:
         if self._head and not self._transport.is_closing():
             self._transport.write(self._head)
         self._transport.close()
+
+
+def _answer_bytes(answer: Response) -> bytes:
+    """An answer as a whole, behind which the connection ends."""
+    head = [b": ".join(pair) for pair in (*answer.raw_headers, (b"connection", b"close"))]
+    return STATUS_LINE[answer.status_code] + b"\r\n".join(head) + b"\r\n\r\n" + bytes(answer.body)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -283,10 +290,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             answer = problems.response(error)
-            head = [b": ".join(pair) for pair in (*answer.raw_headers, (b"connection", b"close"))]
-            self.transport.write(
-                STATUS_LINE[answer.status_code] + b"\r\n".join(head) + b"\r\n\r\n" + bytes(answer.body)
-            )
+            self.transport.write(_answer_bytes(answer))
         self.transport.close()
 
 
@@ -329,10 +333,18 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """Take bytes, and read the first of them unless others are still to be read."""
         if not self.handshake_initiated:
             super().data_received(data)
+            if self.conn.handshake_exc is not None:
+                self._refuse_handshake()
             return
         self._unread += data
         if self._turn is None:
             self._read()
+
+    def _refuse_handshake(self) -> None:
+        """Answer a head that has more than one of a WebSocket may have; one of HTTP has more."""
+        answer = problems.response(Malformed("invalid handshake of a WebSocket: expected fewer headers"))
+        self.transport.write(_answer_bytes(answer))
+        self.transport.close()
 
     @property
     def _is_reading(self) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from hmac import compare_digest
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from malamute.aio import Client
-from malamute.errors import AccessRefused, LoginNeeded, Malformed, OriginRefused
+from malamute.errors import AccessRefused, LoginNeeded, OriginRefused
 from malamute.gateway.console.rendering import HEADERS, render
 from malamute.gateway.console.sessions import ConsoleSession, ConsoleSessions
 from malamute.gateway.console.watch import BrokerWatch, Watches
+from malamute.gateway.forms import fields_of
 from malamute.gateway.state import Gateway, gateway_of
 from malamute.protocol.admin import AdminChange, AdminQuery
 from malamute.version import __version__
@@ -157,17 +158,10 @@ def check_origin(request: Request) -> None:
 
 
 async def read_form(request: Request, who: str, limit_bytes: int = 0) -> dict[str, list[str]]:
-    """The fields of a form. Raises `Malformed`, and as `BodyRoom.read`."""
-    body = await gateway_of(request).bodies.read(request, who, limit_bytes)
-    try:
-        pairs = parse_qsl(
-            body.decode(),
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=FORM_FIELDS_MAX,
-        )
-    except ValueError as error:
-        raise Malformed(f"invalid form: {error}") from None
+    """The fields of a form. Raises as `fields_of`, and as `BodyRoom.read`."""
+    room = gateway_of(request).bodies
+    body = await room.read(request, who, limit_bytes)
+    pairs = await room.built(body, partial(fields_of, body, FORM_FIELDS_MAX))
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         # A form sends every end of a line as two characters.
