@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from malamute.door.shares import Shares
 from malamute.errors import MediaTypeRefused, RequestTimeout, TooLarge, TryLater
+from malamute.gateway import problems
 from malamute.gateway.settings import GatewaySettings
-from malamute.gateway.users import PEER
+from malamute.gateway.users import PEER, USER
 
 Built = TypeVar("Built")
 
@@ -27,6 +28,12 @@ STRANGER_BYTES = 16 * 1024
 
 APART_BYTES = 64 * 1024
 """A body that is larger is decoded in a thread: others do not wait for it."""
+
+TAKE_SECONDS = 30.0
+"""How long a client may take for the next piece of a large answer."""
+
+END = "malamute.end"
+"""What ends the connection of a request at once, in its scope."""
 
 _HELD = "malamute.held"
 """What a request holds of the room, in its scope."""
@@ -38,6 +45,8 @@ class BodyRoom:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self.shares = Shares(settings.bodies_bytes)
+        self.answers = Shares(settings.answers_bytes)
+        """The large answers that are under way."""
         # One after the other: what they build is in the memory of all.
         self._thread = ThreadPoolExecutor(1, "malamute-bodies")
 
@@ -107,6 +116,54 @@ class BodyRoom:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+class _Answer:
+    """An answer that is sent in pieces if it is large: what nobody takes is not kept for ever."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._room = room
+        self._start: Message | None = None
+        self._is_refused = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part of it. A large one waits for its share of the room."""
+        if message["type"] == "http.response.start" and _length_of(message) > APART_BYTES:
+            self._start = message
+        elif self._start is not None and message["type"] == "http.response.body":
+            start, self._start = self._start, None
+            await self._send_large(start, message)
+        elif not self._is_refused:
+            await self._send(message)
+
+    async def _send_large(self, start: Message, message: Message) -> None:
+        body, shares, user = message.get("body", b""), self._room.answers, USER.get()
+        if not shares.take(user, len(body)):
+            self._is_refused = True
+            words = f"answers have {shares.total} bytes together: expected at most {shares.limit}"
+            await problems.response(TryLater(words))(self._scope, self._receive, self._send)
+            return
+        try:
+            await self._send(start)
+            for at in range(0, len(body), APART_BYTES):
+                part = {**message, "body": body[at : at + APART_BYTES]}
+                part["more_body"] = message.get("more_body", False) or at + APART_BYTES < len(body)
+                async with asyncio.timeout(TAKE_SECONDS):
+                    await self._send(part)
+        except TimeoutError:
+            if (end := self._scope.get(END)) is None:
+                raise
+            end()
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            shares.give_back(user, len(body))
+
+
+def _length_of(message: Message) -> int:
+    found = next((value for name, value in message.get("headers", ()) if name == b"content-length"), b"")
+    return int(found) if found.isdigit() else 0
+
+
 class DoorGuard:
     """ASGI middleware: notes where a request comes from, and frees what it held when it is answered."""
 
@@ -117,9 +174,14 @@ class DoorGuard:
         """Serve one request or WebSocket."""
         if client := scope.get("client"):
             PEER.set(client[0])
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        room: BodyRoom = scope["app"].state.gateway.bodies
+        if scope["type"] == "http" and scope["method"] != "HEAD":
+            send = _Answer(scope, receive, send, room).send
         try:
             await self._app(scope, receive, send)
         finally:
             if scope.get(_HELD):
-                room: Any = scope["app"].state.gateway.bodies
                 room.leave(scope)

@@ -26,6 +26,7 @@ from malamute.errors import ConfigError, MalamuteError, Malformed, RequestTimeou
 from malamute.gateway import problems
 from malamute.gateway.app import make_app
 from malamute.gateway.connections import Connections, files_for
+from malamute.gateway.door import END
 from malamute.gateway.settings import GatewaySettings
 
 OnStarted = Callable[[list[str]], object]
@@ -171,6 +172,15 @@ class HttpProtocol(HttpToolsProtocol):
     def _is_answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
+    def timeout_keep_alive_handler(self) -> None:
+        """End a connection without a request, also where the other end does not take the last answer."""
+        if not self.transport.is_closing():
+            # What is not taken by now is not waited for: it would stay as long as the other end does.
+            if self.transport.get_write_buffer_size():
+                self.transport.abort()
+            else:
+                self.transport.close()
+
     def _pass_over(self, count: int) -> None:
         """Read on behind an answer: who sends a body would not see it on a connection that is cut off."""
         self._unread_bytes += count
@@ -204,6 +214,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response("")
             return
         fields = sum(len(name) + len(value) + _HEADER_BYTES for name, value in self.headers)
+        self.scope[END] = self.end  # type: ignore[literal-required]
         if self._check_size(_LINE_BYTES + len(self.url) + fields):
             super().on_headers_complete()
             self._guard_writes()

@@ -57,6 +57,8 @@ class GatewaySettings:
     """The most bytes of replies that are kept. The oldest that are complete make room for others."""
     page_bytes: int = 8 * 1024 * 1024
     """About how many bytes of messages are in one answer; at least one message is."""
+    answers_bytes: int = 256 * 1024 * 1024
+    """The most bytes of all large answers that are under way; each user has a share of it."""
     event_bytes: int = 256 * 1024
     """The credit in bytes of a page that follows a stream: about what is kept here for one that is slow."""
     keep_alive_seconds: float = 15.0

@@ -55,6 +55,10 @@ PEER: ContextVar[str] = ContextVar("PEER", default="")
 """The address that a request comes from."""
 
 
+USER: ContextVar[str] = ContextVar("USER", default="")
+"""The user of the request that is served, once the broker has proved it."""
+
+
 class Identity(NamedTuple):
     """Who sends a request, as it says; the broker finds out whether that is so."""
 
@@ -260,6 +264,7 @@ class Users:
             opening = entry.opening
             client = opening.result() if opening.done() else await asyncio.shield(opening)
             client.on_event = entry.on_event
+            USER.set(self._accepted.get(key, ""))
             yield client
         finally:
             entry.uses -= uses

@@ -31,7 +31,7 @@ from token_issuer import SigningIssuer
 
 from malamute.door.shares import Shares, share_of
 from malamute.errors import Malformed, TooLarge, TryLater
-from malamute.gateway import elements, forms, openings, server
+from malamute.gateway import door, elements, forms, openings, server
 from malamute.gateway.connections import Connections, files_for
 from malamute.gateway.openings import Openings
 from malamute.gateway.restms.documents import RESTMS_XML, read
@@ -711,3 +711,38 @@ def test_a_form_of_escapes_is_not_built_of_objects(broker: Broker, tmp_path: Pat
     # The broker of the tests takes no message that is so large.
     assert statuses == [413]
     assert grown < 200, grown
+
+
+# Answers
+
+
+def test_answers_that_nobody_takes_are_so_large_at_the_most_and_end(
+    start: Callable[..., RunningGateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "TAKE_SECONDS", 2.0)
+    gateway = start(answers_bytes=12 * MIB)
+    with gateway.client() as http:
+        for _ in range(8):
+            assert http.post("/v1/streams/big/messages", content=b"x" * 700_000).status_code == 201
+        expected = http.get("/v1/streams/big/messages")
+        assert len(expected.content) > 5 * MIB
+        request = b"GET /v1/streams/big/messages HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with ExitStack() as stack:
+            unread = [stack.enter_context(socket.socket()) for _ in range(2)]
+            for connection in unread:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.settimeout(WAIT_SECONDS)
+                connection.connect((gateway.host, gateway.port))
+                connection.sendall(request)
+            shares = gateway.state.bodies.answers
+            _until(lambda: shares.total > 10 * MIB)
+            refused = http.get("/v1/streams/big/messages")
+            assert (refused.status_code, refused.json()["code"]) == (503, 503)
+            assert http.get("/live").status_code == 200
+            _until(lambda: shares.total == 0)
+            taken = 0
+            with contextlib.suppress(ConnectionError):
+                while part := unread[0].recv(65_536):
+                    taken += len(part)
+            assert taken < len(expected.content)
+        assert http.get("/v1/streams/big/messages").content == expected.content
