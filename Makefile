@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick check demo bench simulate torture crash-states fuzz mutants spark-cluster-test docs screenshots clean
+.PHONY: help setup run test quick check demo bench simulate torture crash-states fuzz mutants nightly spark-cluster-test docs screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ fuzz: setup ## new random inputs for every property, then each front door led by
 
 mutants: setup ## break the code of each requirement in a copy: its test has to fail; ARGS="WP30 WP31" takes some
 	@$(BIN)/python tests/mutants/run_mutants.py $(ARGS)
+
+nightly: setup ## the long runs with new seeds, added to docs/reliability/runs.jsonl; ARGS="torture --part 0.1"
+	@$(BIN)/python tests/nightly.py $(ARGS)
 
 spark-cluster-test: setup ## the Spark jobs on a master and two workers of this machine
 	@$(BIN)/python -m pytest tests/spark/on_a_cluster.py $(ARGS)
