@@ -13,6 +13,9 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command with the arguments of this process, and exit."""
+    from malamute.cli.standard_streams import open_all
+
+    open_all()
     from malamute.cli.root import cli
 
     cli(prog_name="malamute")

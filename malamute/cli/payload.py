@@ -10,12 +10,14 @@ import os
 import select
 import stat
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 import click
 
 from malamute.cli.error_output import BadInput
+from malamute.cli.standard_streams import has_input
 
 HEADERS_HELP = (
     "A header. A value that is a JSON number, true, false, null or quoted text is that; "
@@ -92,7 +94,7 @@ def body_given(text: str | None, seconds: float) -> bytes:
     """
     if text is not None:
         return body_of(text)
-    if sys.stdin is None or sys.stdin.closed:
+    if not has_input():
         return b""
     source = standard_input()
     try:
@@ -120,9 +122,15 @@ def standard_input() -> IO[bytes]:
 def chunks_of_lines(source: IO[bytes]) -> Iterator[list[bytes]]:
     """Lists of lines, as they come: a slow writer is not kept waiting for a full list."""
     read = getattr(source, "read1", source.read)
-    rest = b""
+    rest, begun = b"", False
     while piece := read(READ_BYTES):
-        *lines, rest = (rest + piece).split(b"\n")
+        rest += piece
+        if not begun:
+            # Programs on Windows begin a text with a mark, which is none of it.
+            if len(rest) < len(BOM_UTF8) and BOM_UTF8.startswith(rest):
+                continue
+            rest, begun = rest.removeprefix(BOM_UTF8), True
+        *lines, rest = rest.split(b"\n")
         if lines:
             yield lines
     if rest:

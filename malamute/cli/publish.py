@@ -49,6 +49,7 @@ PUBLISHERS = 64
 @headers_option
 @click.option("--count", type=click.IntRange(min=1), default=1, help="Publish the message this many times.")
 @click.option("--lines", is_flag=True, help="Publish each line of standard input as a message.")
+@click.option("--crlf", is_flag=True, help="With --lines: CR before the end of a line is no part of it.")
 @click.option(
     "--file",
     "rows",
@@ -77,6 +78,7 @@ def pub(
     headers: dict[str, Any],
     count: int,
     lines: bool,
+    crlf: bool,
     rows: IO[bytes] | None,
     confirm: bool,
     ttl: float | None,
@@ -91,6 +93,8 @@ def pub(
     With --lines and --file many messages are published in batches as they come. What `malamute sub --json`
     prints can be given to --file; a body that is no text is there as body_base64.
     """
+    if crlf and not lines:
+        raise click.UsageError("--crlf without --lines: expected both")
     _check(subject, body, lines=lines, rows=rows is not None, count=count)
     connection, stream = connection.to(stream, "stream")
     assurance = "stored" if confirm else "none"
@@ -102,7 +106,11 @@ def pub(
             published = _publish_rows(publisher, _rows(rows, subject, headers), ttl)
         elif lines:
             chunks = chunks_of_lines(standard_input())
-            many = ([OutgoingMessage(subject, headers, line) for line in chunk] for chunk in chunks)
+            end = b"\r" if crlf else b""
+            many = (
+                [OutgoingMessage(subject, headers, line.removesuffix(end)) for line in chunk]
+                for chunk in chunks
+            )
             published = _publish_rows(publisher, many, ttl)
         elif count > 1:
             copies = _copies(OutgoingMessage(subject, headers, given), count)

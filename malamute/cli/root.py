@@ -10,6 +10,7 @@ from malamute.cli.error_output import JSON, print_error
 from malamute.cli.exit_codes import EPILOG, INTERRUPTED, OK, code_of
 from malamute.cli.lazy import Lazy, LazyGroup
 from malamute.cli.signals import drop_output
+from malamute.cli.standard_streams import check_output
 from malamute.errors import MalamuteError
 from malamute.version import __version__
 
@@ -56,6 +57,13 @@ SECTIONS = {
 
 class Root(LazyGroup):
     """The group that prints errors the same way for all commands."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand. One that has nowhere to write is refused."""
+        check_output(args[0])
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand, and make words and an exit code of its errors."""

@@ -107,7 +107,7 @@ def load(path: Path) -> Contexts:
 
     try:
         mode = path.stat().st_mode
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except RecursionError:
         raise InvalidContext(f"{path}: nested too deeply: expected a table of contexts") from None
     except (OSError, ValueError) as error:

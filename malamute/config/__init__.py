@@ -152,7 +152,7 @@ def _from_file(path: Path) -> Iterator[_Given]:
 
 def _tables(path: Path) -> dict[str, Any]:
     try:
-        return read_toml(path.read_text(encoding="utf-8"))
+        return read_toml(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -201,7 +201,7 @@ def read_public_key(path: Path) -> str:
 
 def _half(path: Path, half: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: key cannot be read: {error}") from None
     found = re.search(rf'^\s*{half}-key\s*=\s*"([^"\n]*)"', text, re.MULTILINE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -178,7 +179,8 @@ def _check_event(attributes: Mapping[str, Any]) -> None:
 def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
     """What JSON says. Raises `Malformed` when it is none, or of another form."""
     try:
-        return decode(data)
+        # Programs on Windows begin a text with a mark, which is none of it.
+        return decode(data.removeprefix(BOM_UTF8))
     except (ValueError, RecursionError) as error:
         raise Malformed(f"invalid JSON: {error}") from None
 

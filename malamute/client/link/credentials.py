@@ -173,7 +173,7 @@ def _read(path: Path, half: str) -> str:
     try:
         if half == "secret" and path.stat().st_mode & 0o077:
             raise InvalidValue(f"{path} is open to others: expected chmod 600, as it has a secret key")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InvalidValue(f"{path}: key cannot be read: {error}") from None
     found = re.search(_HALF.format(half), text, re.MULTILINE)
