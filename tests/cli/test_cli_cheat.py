@@ -35,7 +35,9 @@ def _commands(line: str) -> list[list[str]]:
 def test_a_line_can_be_typed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Files and directories are only named in a sheet.
     monkeypatch.setattr(click.Path, "convert", lambda self, value, param, ctx: value)
-    for words in _commands(line):
+    commands = _commands(line)
+    assert commands
+    for words in commands:
         command: click.Command = cli
         context = click.Context(cli)
         while isinstance(command, click.Group):

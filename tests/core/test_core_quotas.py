@@ -536,12 +536,15 @@ def test_a_bucket_does_as_a_naive_model(rate, steps):
 )
 def test_no_stretch_of_time_has_more_than_the_rate_and_one_second_of_it(rate, arrivals):
     bucket, now = TokenBucket(rate, START), START
-    passed = []
+    asked, passed = [], []
     for ticks, amount in arrivals:
         now += ticks / 1024
+        asked.append((now, amount))
         if amount <= rate and not bucket.wait_seconds(amount, now):
             bucket.consume(amount, now)
             passed.append((now, amount))
+    # What is not more than the rate passes at first: it is full.
+    assert passed[:1] == [found for found in asked if found[1] <= rate][:1]
     for first, (begin, _) in enumerate(passed):
         total = 0
         for end, amount in passed[first:]:

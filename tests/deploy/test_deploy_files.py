@@ -39,7 +39,9 @@ def _alerts() -> list[dict[str, Any]]:
 
 def _panels() -> list[dict[str, Any]]:
     dashboard = json.loads((DEPLOY / "grafana" / "malamute.json").read_text(encoding="utf-8"))
-    return list(dashboard["panels"])
+    panels = list(dashboard["panels"])
+    assert panels
+    return panels
 
 
 def _services() -> dict[str, Any]:

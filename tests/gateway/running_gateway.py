@@ -9,8 +9,10 @@ from typing import Any
 
 import httpx
 
+import malamute
 from malamute.gateway.server import GatewayServer
 from malamute.gateway.settings import GatewaySettings
+from malamute.protocol.admin import MailboxesQuery
 from malamute.server.process import BrokerProcess
 from malamute.testing import Broker
 
@@ -54,3 +56,9 @@ def gateway_before(broker: Broker | BrokerProcess, **changes: Any) -> RunningGat
     """Start a gateway before this broker, with the default settings but for these changes and its timeout."""
     settings: dict[str, Any] = {"broker": broker.url, "timeout_seconds": WAIT_SECONDS, **changes}
     return RunningGateway(GatewaySettings(**settings))
+
+
+def wait_for_dead(client: malamute.Client, mailbox: str, count: int) -> None:
+    """Wait for so many dead letters: each is there when it is stored, which `flush` does not wait for."""
+    while sum(row.dead for row in client.query(MailboxesQuery()) if row.name == mailbox) < count:
+        pass

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
-from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before, wait_for_dead
 from secured_gateway import secured_gateway
 from token_issuer import SigningIssuer
 
@@ -79,6 +79,8 @@ def _tab(browser: Any, url: str, **options: Any) -> Iterator[Any]:
     """A page of a browser with nothing in its memory. What its console complains of is an error."""
     context = browser.new_context(base_url=url, **options)
     context.set_default_timeout(WAIT_SECONDS * 1000)
+    # The first page of a tab starts a process of the browser.
+    context.set_default_navigation_timeout(4 * WAIT_SECONDS * 1000)
     page = context.new_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -184,7 +186,7 @@ def test_nothing_that_a_message_holds_is_run(browser: Any, running: RunningGatew
         client.publish(HOSTILE, HOSTILE, HOSTILE.encode(), {"<b>": HOSTILE}, assurance="stored")
         client.send(HOSTILE, HOSTILE, HOSTILE.encode(), {"<b>": HOSTILE})
         client.receive(timeout=WAIT_SECONDS).reject(HOSTILE)
-        client.flush()
+        wait_for_dead(client, HOSTILE, 1)
         for path, name in (
             ("/console/stream", {"name": HOSTILE}),
             ("/console/stream/history", {"name": HOSTILE}),

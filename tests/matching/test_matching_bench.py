@@ -144,6 +144,7 @@ def test_the_naive_ways_match_the_same_as_the_engine():
     index = Index()
     for pattern in patterns:
         index.add(pattern, Selector.parse([["topic", pattern]]))
-    for subject in subjects[:200]:
-        wanted = {p for p in patterns if match.re.fullmatch(match._expression(p), subject)}
-        assert {key for group in index.match(subject) for key in group.members} == wanted
+    wanted = [{p for p in patterns if match.re.fullmatch(match._expression(p), s)} for s in subjects[:200]]
+    assert any(wanted)
+    found = [{key for group in index.match(s) for key in group.members} for s in subjects[:200]]
+    assert found == wanted

@@ -218,6 +218,7 @@ def test_bounds(analysed: Analyse, tmp_path: Path) -> None:
 def test_an_empty_range_has_empty_tables(analysed: Analyse, tmp_path: Path) -> None:
     write(tmp_path / "h", "s", [Sent(1)])
     tables = analysed(options=AnalyzeOptions(HistoryBounds(first=100)))
+    assert tables
     assert all(rows == [] for rows in tables.values())
 
 
