@@ -85,8 +85,6 @@ OPERATION = Rule("operation", lambda value: value in OPERATIONS)
 WHEN = Rule("when", lambda value: value in WHENS)
 UID = Rule("uid", lambda value: type(value) is int and 0 <= value <= limits.UID_MAX)
 
-BODY = Rule("body", lambda value: value is None or type(value) is bytes)
-
 SECRET = frozenset({"password"})
 """The names of arguments that are in no error, no log and no audit, whatever topic they were given to."""
 
@@ -113,7 +111,7 @@ EXPECTED = {
     "operation": f"one of {', '.join(OPERATIONS)}",
     "when": f"one of {', '.join(WHENS)}",
     "uid": f"an integer from 0 to {limits.UID_MAX}",
-    "body": "bytes",
+    "binary": "bytes",
     "state": f"one of {', '.join(MESSAGE_STATES)}",
     "headers": f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each",
 }

@@ -71,7 +71,6 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "rows": st.integers(1, limits.ROWS_MAX),
     "seconds": st.integers(0, limits.AGE_SECONDS_MAX) | st.floats(0, limits.AGE_SECONDS_MAX),
     "state": st.sampled_from(["", *MESSAGE_STATES]),
-    "body": st.none() | st.binary(max_size=40),
     "names": st.lists(NAMES, max_size=4),
     "rules": st.lists(_text(limits.RULE_BYTES_MAX), max_size=4),
     "password hash": _text(limits.TEXT_BYTES_MAX),

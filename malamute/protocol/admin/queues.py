@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
 from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import BODY, STATE
-from malamute.protocol.messages import BOOLEAN, KIND, NAME, SEQUENCE, SEQUENCES, TEXT
+from malamute.protocol.arguments import STATE
+from malamute.protocol.messages import BINARY, BOOLEAN, KIND, NAME, SEQUENCE, SEQUENCES, TEXT
 
 
 class QueueRow(Row):
@@ -99,7 +99,7 @@ class QueueRedrive(AdminChange[QueueChanged]):
     sequences: Sequence[int] | None = argument(SEQUENCES, default=None)
     where: str = argument(TEXT, default="")
     limit: int | None = argument(SEQUENCE, default=None)
-    body: bytes | None = argument(BODY, default=None)
+    body: bytes | None = argument(BINARY, default=None)
 
 
 class QueuePurge(AdminChange[QueueChanged]):
