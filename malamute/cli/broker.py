@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malamute.cli.admin import make_change, show_found
+from malamute.cli.admin import confirm, dry_run_option, make_change, show_found, yes_option
 from malamute.cli.check import check
 from malamute.cli.error_output import print_error
 from malamute.cli.exit_codes import ERROR, UNREACHABLE
@@ -155,17 +155,23 @@ def options(connection: ConnectionOptions, *, as_json: bool) -> None:
 
 
 @broker.command(epilog=examples("malamute broker reload --dry-run", "malamute broker reload"))
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@dry_run_option
+@yes_option
 @connects
 @json_option
-def reload(*, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
+def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Have a broker read its configuration again: the file and the options that it was started with.
 
     It is checked as a whole first; if it cannot be used, error 700 says why, and the broker continues with
-    the one that it has. What a running broker cannot change is named, and waits for the next start.
+    the one that it has. What a running broker cannot change is named, and waits for the next start. A reload
+    that takes away the right to reload from who asks for it says so first, and asks.
     """
     from malamute.protocol import admin
 
+    if not (dry_run or yes):
+        with connection.open() as client:
+            if client.change(admin.BrokerReload(dry_run=True)).loses_right:
+                confirm("This takes away your right to reload. Go on?", yes=yes, dry_run=dry_run)
     make_change(connection, admin.BrokerReload(dry_run=dry_run), as_json=as_json)
 
 

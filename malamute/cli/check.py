@@ -137,6 +137,12 @@ def faults(status: admin.BrokerStatus) -> list[tuple[PluginState, str]]:
             found.append(
                 (PluginState.WARNING, f"{store.damages} parts of the store {store.name} are damaged")
             )
+    if status.config_error:
+        words = f"the configuration was refused at a reload: {printable(status.config_error)}"
+        found.append((PluginState.WARNING, words))
+    if status.waiting_for_restart:
+        words = f"options wait for a restart: {printable(', '.join(status.waiting_for_restart))}"
+        found.append((PluginState.WARNING, words))
     if status.damages:
         words = f"{status.damages} parts of the store are damaged; `malamute broker backup` lists them"
         found.append((PluginState.WARNING, words))

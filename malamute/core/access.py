@@ -12,6 +12,7 @@ and name, or subject, so a command whose name is known costs a look into a set.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -63,6 +64,7 @@ from malamute.protocol.names import RESERVED_PREFIX
 if TYPE_CHECKING:
     from malamute.core.accounts import AccountDirectory
     from malamute.core.groups import GroupDirectory
+    from malamute.core.settings import Settings
 
 DECISIONS_MAX = 65_536
 """Names that are remembered as allowed, of all principals together. With one more, all are forgotten."""
@@ -554,6 +556,18 @@ class AccessControl:
         """
         self.confirm(principal)
         self.of(principal).check(change)
+
+    def would_allow(self, principal: Principal, change: Change, settings: Settings) -> bool:
+        """Whether a principal could make a change if the broker went by these settings."""
+        accounts = copy(self.accounts)
+        if not isinstance(accounts, Accounts):
+            accounts.configured = settings.accounts
+        control = AccessControl(self._published, settings.access, accounts, self._groups)
+        try:
+            control.confirm_change(principal, change)
+        except AccessRefused:
+            return False
+        return True
 
     @property
     def in_force(self) -> bool:

@@ -147,6 +147,11 @@ class Configuration:
             settings = settings._replace(access=self._policy)
         if settings.accounts == self._accounts:
             settings = settings._replace(accounts=self._accounts)
+        files = {
+            "access.accounts": settings.accounts is not self._accounts,
+            "access.issuer": settings.access.keys != self._policy.keys,
+        }
+        changed += tuple(name for name, is_other in files.items() if is_other and name not in changed)
         return ConfigurationLoaded(settings, changed, waiting, (config, issuers))
 
     def apply(self, loaded: ConfigurationLoaded) -> None:

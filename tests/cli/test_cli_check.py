@@ -11,7 +11,7 @@ import pytest
 from cli_commands import Run
 
 import malamute
-from malamute.cli.check import MEASURES, CheckBounds, Figure, PluginState, judge
+from malamute.cli.check import MEASURES, CheckBounds, Figure, PluginState, faults, judge
 from malamute.config import QueueRule, QueuesConfig
 from malamute.errors import TryLater
 from malamute.protocol.admin import BrokerStatus
@@ -130,3 +130,21 @@ def test_wrong_usage_is_unknown(run: Run, options: tuple[str, ...]) -> None:
 
 def test_a_broker_that_refuses_is_unknown(run: Run, client: malamute.Client) -> None:
     assert "MALAMUTE UNKNOWN" in run(*CHECK, "--address", "$sys", exit_code=3).stdout
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("config_error", "bad.toml: no", "the configuration was refused at a reload: bad.toml: no"),
+        ("waiting_for_restart", ["listen.endpoints", "storage.size"], "listen.endpoints, storage.size"),
+    ],
+)
+def test_a_refused_configuration_and_options_that_wait_for_a_restart_are_warnings(
+    field: str, value: Any, words: str
+) -> None:
+    counts = dict.fromkeys(BrokerStatus._defaults, 0)
+    texts: dict[str, Any] = {"software": "", "store_error": "", "config_error": "", "waiting_for_restart": []}
+    good: dict[str, Any] = {**counts, **texts, "stores": []}
+    assert faults(BrokerStatus(**good)) == []
+    ((state, found),) = faults(BrokerStatus(**{**good, field: value}))
+    assert (state, words in found) == (PluginState.WARNING, True)

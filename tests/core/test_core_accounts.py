@@ -14,6 +14,7 @@ from malamute.access.account import PROOFS
 from malamute.core.access import Principal
 from malamute.core.accounts import DOUBTFUL
 from malamute.core.admin.users import users
+from malamute.core.settings import ConfigurationLoaded
 from malamute.protocol.admin import UsersQuery
 from malamute.protocol.batch import unpack_payload, unpack_record
 from malamute.protocol.limits import Limits
@@ -525,3 +526,32 @@ def test_a_user_who_is_renamed_while_he_is_connected_has_to_log_in_by_his_new_na
     assert bench.sent("anna")[-1].code == 401
     assert [session.numbers.user for session in bench.core.sessions.of_user("anna")] == ["anna"]
     assert bench.core.sessions.of_user("eve") == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "accounts", "loses"),
+    [
+        (["* */#"], [Account("op")], False),
+        (["admin broker/reload"], [Account("op")], False),
+        (["* stream/#"], [Account("op")], True),
+        (["* */#", "deny admin broker/#"], [Account("op")], True),
+        (["* */#"], [], True),
+        (["* */#"], [Account("op", disabled=True)], True),
+        ([], [Account("op")], False),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_reload_says_before_it_is_made_that_it_takes_away_the_right_to_reload(
+    rules: list[str], accounts: list[Account], loses: bool, dry_run: bool
+) -> None:
+    bench = made("* */#")
+    settings = bench.settings._replace(
+        access=Policy(map(AccessRule.parse, rules)), accounts=Accounts(accounts)
+    )
+    bench.sent("op")
+    bench.tell("op", Change(1, "broker.reload", {"dry_run": dry_run}))
+    bench.core.answered(bench.reads.pop(), ConfigurationLoaded(settings), bench.now)
+    bench.settle()
+    found = [m.value.get("loses_right", False) for m in bench.sent("op") if isinstance(m, Ok)]
+    assert found == [loses] or (not dry_run and loses and not found)
+    assert (bench.core.settings is settings) is not dry_run

@@ -268,3 +268,11 @@ def test_a_field_that_the_published_schema_does_not_have_is_noticed() -> None:
     manifest["spec"]["replica"] = 2
     with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+def test_a_reload_by_systemd_fails_where_the_file_cannot_be_used() -> None:
+    unit = (DEPLOY / "malamute.service").read_text(encoding="utf-8")
+    (start,) = re.findall(r"^ExecStart=(\S+) broker run --config (\S+)$", unit, re.MULTILINE)
+    checked, signalled = re.findall(r"^ExecReload=(.*)$", unit, re.MULTILINE)
+    assert checked == f"{start[0]} config check {start[1]}"
+    assert signalled == "/bin/kill -HUP $MAINPID"

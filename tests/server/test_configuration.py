@@ -57,3 +57,17 @@ def test_accounts_that_were_replaced_are_let_go_and_the_same_ones_are_not(tmp_pa
             thread.join()
     assert not first.by_name
     assert loaded.settings.accounts.by_name.keys() == {"ann", "bob"}
+
+
+def test_a_reload_names_the_accounts_when_their_file_has_others(tmp_path: Path) -> None:
+    path = tmp_path / "accounts.toml"
+    save_accounts(Accounts([Account("ann")]), path)
+    configured = Config(access=AccessConfig(accounts=str(path)))
+    first = load_accounts(path)
+    configuration = Configuration(configured, lambda: configured, [], configured.access.policy(), first)
+    assert load(configuration).changed == ()
+    save_accounts(Accounts([Account("ann", groups=("staff",))]), path)
+    loaded = load(configuration)
+    assert loaded.changed == ("access.accounts",)
+    configuration.apply(loaded)
+    assert load(configuration).changed == ()

@@ -473,18 +473,23 @@ def _backup(place: str, below: str, stores: list[str], left_out: list[str], answ
 
 def reload(core: Engines, session: Session, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:
     """Read the configuration again, and go by it if it is good as a whole."""
+    principal = session.may.principal
 
     def loaded(result: ConfigurationLoaded) -> None:
-        value = reloaded(result)
+        settings = result.settings
+        loses = not core.access.would_allow(principal, Change(0, wanted.topic, {}), settings)
+        value = reloaded(result, loses_right=loses)
         # It is in force, whether the disk takes the answer or not.
         answered(value, otherwise=value)
 
     core.effects.ask(LoadConfiguration(wanted.dry_run), loaded)
 
 
-def reloaded(result: ConfigurationLoaded) -> BrokerReloaded:
+def reloaded(result: ConfigurationLoaded, *, loses_right: bool = False) -> BrokerReloaded:
     """What a reload did, as it is answered."""
-    return BrokerReloaded(changed=[*result.changed], waiting_for_restart=[*result.waiting])
+    return BrokerReloaded(
+        changed=[*result.changed], waiting_for_restart=[*result.waiting], loses_right=loses_right
+    )
 
 
 MAKING: dict[str, Callable[[Engines, Session, Any, Answered, Failed], None]] = {

@@ -174,10 +174,14 @@ class MetricsQuery(AdminQuery[BrokerMetrics]):
 
 
 class BrokerReloaded(Row):
-    """The options that are other than before, and those that wait for the next start."""
+    """The options that are other than before, and those that wait for the next start.
+
+    With `loses_right` the user who asked may not reload again by the rules that it brings.
+    """
 
     changed: list[str]
     waiting_for_restart: list[str]
+    loses_right: bool = False
 
 
 class BrokerReload(AdminChange[BrokerReloaded]):
