@@ -52,8 +52,12 @@ __all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 
 ROUTING_ID_BYTES = 16
 
-_GROWN: dict[type[Any], Sequence[Any]] = {
-    kind: [kind._field_defaults[name] for name in kind._fields[: -count - 1 : -1]]
+_GROWN: dict[type[Any], tuple[slice, slice, tuple[Any, ...]]] = {
+    kind: (
+        slice(-count, None),
+        slice(None, -count),
+        tuple(kind._field_defaults[name] for name in kind._fields[-count:]),
+    )
     for kind, count in (
         (Hello, 3),
         (Error, 1),
@@ -64,8 +68,8 @@ _GROWN: dict[type[Any], Sequence[Any]] = {
         (Welcome, 1),
     )
 }
-"""The defaults of the fields that a command leaves out while it has them, the last one first: a peer that
-does not know such a field refuses it. So is the last one of PUBLISH."""
+"""Where the last fields are that a command leaves out while it has their defaults, where the others are, and
+the defaults: a peer that does not know such a field refuses it. So is the last one of PUBLISH."""
 
 
 class Codec(Protocol):
@@ -107,14 +111,22 @@ def encode(message: Message) -> list[Frame]:
         return [_ANSWER + pack(message.ref) + message.value]
     if not spec.frames:
         fields: tuple[Any, ...] = message
-        for default in _GROWN.get(spec.message, ()):
-            if fields[-1] != default:
-                break
-            fields = fields[:-1]
+        if grown := _GROWN.get(spec.message):
+            tail, head, defaults = grown
+            fields = fields[head] if fields[tail] == defaults else _without(fields, defaults)
         return [pack((spec.opcode, *fields))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]
     return _with_records(spec, message)
+
+
+def _without(fields: tuple[Any, ...], grown: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Leave out the last fields as far as they have their defaults."""
+    for default in reversed(grown):
+        if fields[-1] != default:
+            break
+        fields = fields[:-1]
+    return fields
 
 
 def _payload(part: DeliveryPart) -> Sequence[Frame]:
