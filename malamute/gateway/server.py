@@ -130,6 +130,9 @@ class HttpProtocol(HttpToolsProtocol):
     _head_ended = False
     """Whether the data that is being read had the end of a head."""
 
+    _fields_bytes = 0
+    """The bytes of the headers that have come, and of those behind the body."""
+
     _has_body = False
     """Whether a part of a request may still come behind its head."""
 
@@ -192,11 +195,18 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin with a request."""
         super().on_message_begin()
+        self._fields_bytes = 0
         if self._part_bytes is None:
             self._part_bytes = 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. What is named so behind the body is none of the request."""
+        """Take a header. What is named so behind the body is none of the request.
+
+        Raises `ConnectionError`, by which parsing ends: a head that is too large is not read as a whole.
+        """
+        self._fields_bytes += len(name) + len(value) + _HEADER_BYTES
+        if not self._check_size(self._fields_bytes):
+            raise ConnectionError("what else came is not read")
         if self._part_bytes is not None:
             super().on_header(name, value)
 

@@ -195,6 +195,37 @@ def test_so_many_requests_wait_on_a_connection_at_the_most(
     assert (b"HTTP/1.1 429" in found) == (statuses == 1)
 
 
+@pytest.mark.parametrize(("count", "status"), [(9, b"201"), (12, b"413")])
+def test_what_stands_behind_a_body_has_the_limit_of_a_head(
+    start: Callable[..., RunningGateway], count: int, status: bytes
+) -> None:
+    gateway = start(head_bytes=1000)
+    with socket.create_connection((gateway.host, gateway.port), WAIT_SECONDS) as connection:
+        lines = "POST /v1/streams/weather/messages HTTP/1.1\r\nHost: localhost\r\n"
+        lines += "Transfer-Encoding: chunked\r\n\r\n"
+        trailers = b"A: " + b"x" * 94 + b"\r\n"
+        connection.sendall(lines.encode() + b"1\r\nx\r\n0\r\n" + trailers * count + b"\r\n")
+        assert answer_of(connection).startswith(b"HTTP/1.1 " + status)
+
+
+def test_a_head_that_is_too_large_is_not_read_as_a_whole(
+    start: Callable[..., RunningGateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bytes] = []
+    take = server.HttpToolsProtocol.on_header
+
+    def on_header(protocol: server.HttpToolsProtocol, name: bytes, value: bytes) -> None:
+        taken.append(name)
+        take(protocol, name, value)
+
+    monkeypatch.setattr(server.HttpToolsProtocol, "on_header", on_header)
+    gateway = start(head_bytes=1000)
+    with socket.create_connection((gateway.host, gateway.port), WAIT_SECONDS) as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 10_000)
+        assert answer_of(connection).startswith(b"HTTP/1.1 413")
+    assert len(taken) < 1000
+
+
 # Proofs
 
 
