@@ -120,6 +120,8 @@ class PageSocket:
                     await self._carry_out(await self._next())
                 except MalamuteError as error:
                     await self._send("problem", problems.document(error))
+                # Others have their turn between the commands that are here already.
+                await asyncio.sleep(0)
         except WebSocketDisconnect:
             pass
         finally:

@@ -15,6 +15,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -35,6 +36,7 @@ from malamute.gateway import door, elements, forms, openings, server
 from malamute.gateway.connections import Connections, files_for
 from malamute.gateway.openings import Openings
 from malamute.gateway.restms.documents import RESTMS_XML, read
+from malamute.gateway.ws import JSON, PageSocket
 from malamute.testing import Broker
 
 BOB, ANN = ("bob", "secret"), ("ann", "geheim")
@@ -674,6 +676,36 @@ def test_many_commands_at_once_are_carried_out_in_order(gateway: RunningGateway)
         sending.join(WAIT_SECONDS)
         numbers = [int(one) for one in re.findall(rb"no subscription (\d+)", found)]
         assert numbers == [*range(count)]
+
+
+def test_others_have_their_turn_between_commands() -> None:
+    class Page:
+        """A socket whose commands are all there already."""
+
+        left = 50
+        sent = 0
+
+        async def receive(self) -> dict[str, Any]:
+            if not self.left:
+                return {"type": "websocket.disconnect"}
+            self.left -= 1
+            return {"type": "websocket.receive", "text": "{}"}
+
+        async def send_text(self, text: str) -> None:
+            self.sent += 1
+
+    async def use() -> None:
+        page: Any = Page()
+        nobody: Any = None
+        serving = asyncio.create_task(PageSocket(page, nobody, nobody, JSON).serve())
+        seen = []
+        while not serving.done():
+            await asyncio.sleep(0)
+            seen.append(page.sent)
+        assert {later - before for before, later in pairwise(seen)} <= {0, 1}
+        assert page.sent == 50
+
+    asyncio.run(use())
 
 
 @pytest.mark.parametrize(("size", "code"), [(server.FRAME_BYTES_MAX + 1, 1009)])
