@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import click
@@ -79,6 +80,13 @@ def gateway() -> None:
     help="The most requests a second of an address.",
 )
 @click.option(
+    "--prefix",
+    default="",
+    envvar="MALAMUTE_GATEWAY_PREFIX",
+    metavar="PATH",
+    help="The path of a site that a proxy serves it below, such as /malamute.",
+)
+@click.option(
     "--mercure-stream",
     default="mercure",
     show_default=True,
@@ -97,6 +105,7 @@ def run(
     hosts: tuple[str, ...],
     user_rate: float | None,
     address_rate: float | None,
+    prefix: str,
     mercure_stream: str,
     as_json: bool,
     **connection_options: Any,
@@ -131,6 +140,7 @@ def run(
         origins=origins,
         user_rate=user_rate or 0.0,
         address_rate=address_rate or 0.0,
+        prefix=_prefix(prefix),
         mercure_stream=mercure_stream,
         timeout_seconds=connection.timeout_seconds,
     )
@@ -143,6 +153,14 @@ def run(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     tls = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile} if ssl_certfile else {}
     server.run(settings, host, port, started, **tls)
+
+
+def _prefix(path: str) -> str:
+    if path and not re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", path):
+        raise BadInput(
+            f"invalid prefix {path!r}: expected a path such as /malamute, without a slash at its end"
+        )
+    return path
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -18,6 +18,7 @@ from starlette.websockets import WebSocketClose
 
 from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefused, NoSuchResource
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
+from malamute.gateway.addresses import Prefix
 from malamute.gateway.console import site
 from malamute.gateway.console.visits import Console
 from malamute.gateway.door import DoorGuard
@@ -130,7 +131,9 @@ def make_app(settings: GatewaySettings) -> Starlette:
             finally:
                 await app.state.console.watches.close()
 
-    middleware = [Middleware(tracing.ServerSpans)] if tracing.IS_INSTALLED else []
+    middleware = [Middleware(Prefix, settings)]
+    if tracing.IS_INSTALLED:
+        middleware.append(Middleware(tracing.ServerSpans))
     middleware.append(Middleware(DoorGuard))
     middleware.append(Middleware(SiteGuard, settings, cookie_paths=(mercure.PATH,)))
     if settings.user_rate or settings.address_rate:

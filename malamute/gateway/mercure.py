@@ -22,6 +22,7 @@ from malamute.aio import Client
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, MediaTypeRefused, TooLarge
 from malamute.gateway import bodies, sse
+from malamute.gateway.addresses import outside
 from malamute.gateway.events import EventWriter, start_behind
 from malamute.gateway.forms import fields_of
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
@@ -37,7 +38,6 @@ PATH = "/.well-known/mercure"
 FORM = "application/x-www-form-urlencoded"
 TEXT = "text/plain"
 COOKIE = "mercureAuthorization"
-DISCOVERY = {"link": f'<{PATH}>; rel="mercure"'}
 """Where the hub is, for those who got any answer of it."""
 
 TOPICS_MAX = 100
@@ -142,7 +142,7 @@ class UpdateWriter(EventWriter):
     def headers(self) -> Mapping[str, str]:
         """The position before the first event: another one than was requested tells that some are missing."""
         earliest = self._requested == EARLIEST or not self.last
-        return {**DISCOVERY, "last-event-id": EARLIEST if earliest else _ident(self.last, self.store)}
+        return {**_discovery(), "last-event-id": EARLIEST if earliest else _ident(self.last, self.store)}
 
     def position(self, sequence: int) -> bytes:
         """The id of an update."""
@@ -182,6 +182,10 @@ def _with_cookie(request: Request) -> Request:
         return request
     header = (b"authorization", b"Bearer " + token.encode("latin-1", "replace"))
     return Request({**request.scope, "headers": [*request.scope["headers"], header]}, request.receive)
+
+
+def _discovery() -> dict[str, str]:
+    return {"link": f'<{outside(PATH)}>; rel="mercure"'}
 
 
 def _key_of(update: Update, given: str | None, fingerprint: str) -> tuple[str, str] | None:
@@ -230,7 +234,7 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
     async with gateway.session(request) as client:
         ident = _ident(first, client.store)
     # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
-    return Response(ident if first else "", headers=DISCOVERY, media_type=TEXT)
+    return Response(ident if first else "", headers=_discovery(), media_type=TEXT)
 
 
 async def follow_updates(request: Request, arguments: Arguments) -> Response:

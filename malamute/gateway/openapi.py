@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from malamute.gateway import bodies, problems
+from malamute.gateway.addresses import outside
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.version import __version__
 
@@ -46,7 +47,8 @@ def described(routes: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
 
     async def description(request: Request, arguments: Arguments) -> Response:
         """The description of all paths."""
-        return bodies.answer(document(everything))
+        below = {"servers": [{"url": prefix}]} if (prefix := outside("")) else {}
+        return bodies.answer({**document(everything), **below})
 
     async def page(request: Request, arguments: Arguments) -> Response:
         """The same for people."""
@@ -121,7 +123,7 @@ def _page(routes: Sequence[Endpoint]) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Malamute gateway</title>'
         '<meta name="viewport" content="width=device-width"><h1>Malamute gateway</h1>'
-        f'<p>{escape(DESCRIPTION)}</p><p><a href="/v1/openapi.json">As OpenAPI</a></p><dl>{rows}</dl></html>'
+        f'<p>{escape(DESCRIPTION)}</p><p><a href="openapi.json">As OpenAPI</a></p><dl>{rows}</dl></html>'
     )
 
 

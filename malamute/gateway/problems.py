@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from malamute import errors
 from malamute.errors import BY_CODE, MalamuteError
+from malamute.gateway.addresses import outside
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -82,7 +83,7 @@ def document(error: MalamuteError) -> dict[str, object]:
     kind = type(error)
     when = {"retry_after": error.retry_after} if error.retry_after else {}
     return {
-        "type": f"/v1/problems/{error.code}" if kind.code in BY_CODE else "about:blank",
+        "type": outside(f"/v1/problems/{error.code}") if kind.code in BY_CODE else "about:blank",
         "title": title_of(kind),
         "status": status_of(kind),
         "detail": error.text,

@@ -29,6 +29,8 @@ class GatewaySettings:
     """The names that a request may have in Host; empty: any. It stops pages that rebind a name of theirs."""
     origins: Sequence[str] = ()
     """Other sites whose pages may use the gateway (CORS)."""
+    prefix: str = ""
+    """The path of a site that a proxy serves the gateway below, such as /malamute; empty: it has the site."""
     mercure_stream: str = "mercure"
     """The stream that the updates of Mercure's hub are in."""
     timeout_seconds: float = TIMEOUT_SECONDS

@@ -91,3 +91,11 @@ def test_what_is_missing_is_named_with_how_to_get_it(run: Run, monkeypatch: pyte
     result = run("gateway", "run", exit_code=1)
     assert "error 701" in result.stderr
     assert "malamute[http]" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "prefix", ["malamute", "/", "/a/", "/a//b", "/..", "/a b", "https://x/a", "/%2e", "/a?b"]
+)
+def test_a_prefix_that_is_no_path_is_refused(run: Run, prefix: str) -> None:
+    refused = run("gateway", "run", "--prefix", prefix, "--listen", "127.0.0.1:0", exit_code=1)
+    assert "expected a path such as /malamute" in refused.stderr

@@ -29,13 +29,13 @@ def _texts(path: Path) -> Iterator[str]:
         yield path.read_text()
         return
     tree = ast.parse(path.read_text())
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
         id(node.value)
         for owner in ast.walk(tree)
-        for node in getattr(owner, "body", ()) or ()
-        if isinstance(owner, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and isinstance(node, ast.Expr)
-        and not _is_command(owner)
+        if isinstance(owner, owners) and not _is_command(owner)
+        for node in owner.body
+        if isinstance(node, ast.Expr)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:

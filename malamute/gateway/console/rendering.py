@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from malamute.errors import NoSuchResource
+from malamute.gateway.addresses import outside
 from malamute.gateway.console import words
 from malamute.gateway.routes import Arguments
 
@@ -31,6 +33,9 @@ HEADERS = {
 """Headers of every page."""
 
 STATIC = "/console/static/"
+
+_LINK = re.compile(r'\b(href|src|action|data-[a-z]+)="(/[^"]*)"')
+"""An attribute of a page that leads to a path of the gateway."""
 
 _TYPES = {
     "css": "text/css",
@@ -92,4 +97,6 @@ def environment() -> Environment:
 def render(template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Fill a template."""
     text = environment().get_template(template).render(**values)
+    # What others have written has no quotes of its own in it, and is in no such attribute.
+    text = _LINK.sub(lambda link: f'{link[1]}="{outside(link[2])}"', text)
     return HTMLResponse(text, status, HEADERS)

@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from malamute.aio import Client
 from malamute.errors import AccessRefused, LoginNeeded, OriginRefused
+from malamute.gateway.addresses import outside
 from malamute.gateway.console.rendering import HEADERS, render
 from malamute.gateway.console.sessions import ConsoleSession, ConsoleSessions
 from malamute.gateway.console.watch import BrokerWatch, Watches
@@ -188,4 +189,4 @@ def _session_of(request: Request, console: Console) -> ConsoleSession:
 
 def redirect(path: str) -> Response:
     """Lead a browser to a page of the console."""
-    return RedirectResponse(path, 303, HEADERS)
+    return RedirectResponse(outside(path), 303, HEADERS)

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from malamute.client.session.message import Mail
 from malamute.errors import InvalidValue
-from malamute.gateway.addresses import address
+from malamute.gateway.addresses import address, inside
 from malamute.gateway.restms.definitions import DISK, Join, Pipe, RestFeed
 from malamute.gateway.restms.documents import Element
 from malamute.gateway.restms.feed_types import Profile
@@ -20,11 +20,11 @@ class BaseUri:
     """Where the gateway is, as the one sees it who asks: the beginning of every URI."""
 
     def __init__(self, base_url: str) -> None:
-        self._base = f"{base_url.rstrip('/')}/restms"
+        self._base = base_url.rstrip("/")
 
     def public(self, kind: str, name: str) -> str:
         """The URI of what has a name of its own."""
-        return self._base + address(kind, name)
+        return self._base + address("restms", kind, name)
 
     def resource(self, name: str) -> str:
         """The URI of what the server has named."""
@@ -38,7 +38,7 @@ class BaseUri:
 def name_in(href: str, *kinds: str) -> str:
     """The name in a URI of ours, of one of these kinds. Raises `InvalidValue`."""
     try:
-        parts = urlsplit(href).path.split("/")
+        parts = inside(urlsplit(href).path).split("/")
     except ValueError:
         parts = []
     if len(parts) != 4 or parts[:2] != ["", "restms"] or parts[2] not in kinds or not parts[3]:
