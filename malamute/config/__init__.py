@@ -191,6 +191,9 @@ def _unprotected(config: Config) -> Iterator[str]:
             )
     if not config.access.key and any(each.mechanism == "curve" for each in config.listen.listeners):
         yield "access.key is empty: expected the file with the secret key of the broker"
+    before = any(each.mechanism == "curve-before" for each in config.listen.listeners)
+    if not config.access.key_before and before:
+        yield "access.key_before is empty: expected the file with the secret key that the broker had before"
 
 
 def _unsuitable(config: Config, called: str, rule: StreamRule) -> Iterator[str]:

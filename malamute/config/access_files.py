@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,14 @@ from malamute.config.sections import AccessConfig
 
 
 class AccessFiles(NamedTuple):
-    """The content of those files. The `key` is the secret one of the broker, empty if there is none."""
+    """The content of those files.
+
+    The `keys` are the secret ones of the broker by the mechanisms of its listeners, empty if there is none.
+    """
 
     accounts: Accounts
     issuers: Issuers
-    key: str
+    keys: Mapping[str, str]
 
     @classmethod
     def read(cls, access: AccessConfig) -> AccessFiles:
@@ -27,5 +31,6 @@ class AccessFiles(NamedTuple):
             ConfigError: one of them cannot be used, or others than its owner may read or write it.
             NotInstalled: what verifies tokens is missing.
         """
-        key = read_secret_key(Path(access.key)) if access.key else ""
-        return cls(accounts_of(access), read_issuers(access.issuer), key)
+        files = {"curve": access.key, "curve-before": access.key_before}
+        keys = {name: read_secret_key(Path(file)) if file else "" for name, file in files.items()}
+        return cls(accounts_of(access), read_issuers(access.issuer), keys)

@@ -261,7 +261,8 @@ def _is_endpoint(value: Any) -> bool:
 class ListenEndpoint(NamedTuple):
     """An endpoint, and how those prove who they are that connect to it.
 
-    The mechanism is `null`, `plain` or `curve`; with `peer` the system says who is on the other end.
+    The mechanism is `null`, `plain` or `curve`; with `peer` the system says who is on the other end. One that
+    is `curve-before` is `curve` with the key that the broker had before.
     """
 
     mechanism: str
@@ -270,7 +271,7 @@ class ListenEndpoint(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> ListenEndpoint:
         """Read what stands in the configuration."""
-        for mechanism in ("plain", "curve", "peer"):
+        for mechanism in ("plain", "curve", "curve-before", "peer"):
             if text.startswith(f"{mechanism}+"):
                 return cls(mechanism, text.removeprefix(f"{mechanism}+"))
         return cls("null", text)
@@ -279,7 +280,8 @@ class ListenEndpoint(NamedTuple):
     def is_open(self) -> bool:
         """Whether other machines can reach it, and nothing is encrypted."""
         match = _TCP.fullmatch(self.endpoint)
-        return self.mechanism != "curve" and match is not None and not _LOOPBACK.fullmatch(match[1])
+        encrypted = self.mechanism in ("curve", "curve-before")
+        return not encrypted and match is not None and not _LOOPBACK.fullmatch(match[1])
 
 
 _LOOPBACK = re.compile(r"localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]")

@@ -509,6 +509,9 @@ class AccessConfig(Section):
     key: str = option("", option_types.FILE)
     """The file with the secret key of the broker, for endpoints with `curve+`, as `malamute keys new` writes
     it."""
+    key_before: str = option("", option_types.FILE)
+    """The same with the key that it had before, for endpoints with `curve-before+`: clients that still have
+    that key connect there, and the log names them."""
     rules: tuple[AccessRule, ...] = option((), option_types.RULES)
     """What everybody may do. A rule that begins with `deny` wins over all others; the order means nothing."""
     quota: Quota = option(Quota(), option_types.QUOTA)  # noqa: RUF009  # the same

@@ -30,7 +30,16 @@ from malamute.door.sampling import Sampler
 from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater
 from malamute.protocol.messages import Hello
 from malamute.protocol.passwords import unpack_login
-from malamute.server.bearers import METHOD, NO_ISSUER, NOT_ASKED, UNPROVED, Bearers, WaitingHello
+from malamute.server.bearers import (
+    METHOD,
+    NO_ISSUER,
+    NO_TOKEN,
+    NOT_ASKED,
+    UNPROVED,
+    UNPROVED_REASON,
+    Bearers,
+    WaitingHello,
+)
 from malamute.server.edge import RefusedConnection
 from malamute.server.guard import descriptor_of
 from malamute.server.passwords import BUSY, Passwords, usable
@@ -38,9 +47,9 @@ from malamute.server.passwords import BUSY, Passwords, usable
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 
-OPEN, PEER = b"null", b"peer"
-"""The domains of listeners that ask no peer who it is, and of those that ask the system. That of each
-listener is its mechanism."""
+OPEN, PEER, BEFORE = b"null", b"peer", b"curve-before"
+"""The domains of listeners that ask no peer who it is, of those that ask the system, and of those with the
+key that the broker had before. That of each listener is its mechanism."""
 
 BEARER = b"$token"
 """What PLAIN has as the user of a client with a token, which is nobody yet."""
@@ -76,6 +85,28 @@ class Reported:
                 mechanism=refusal.mechanism,
                 reason=refusal.reason,
                 count=count,
+                **({"key": refusal.key} if refusal.key else {}),
+            )
+
+
+class OldKeys:
+    """Writes to a log which users still have the key that the broker had before, and how often they came."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._counts: Counter[str] = Counter()
+
+    def note(self, user: str, address: str) -> None:
+        """Take note of a connection: each power of two is a line, so that nobody fills the log."""
+        self._counts[user] += 1
+        count = self._counts[user]
+        if not count & (count - 1):
+            self._log.warning(
+                "a client uses the key of before",
+                user=user,
+                address=address,
+                count=count,
+                hint="give it the public key of now, and the endpoint with curve+",
             )
 
 
@@ -86,6 +117,7 @@ class _Request(NamedTuple):
     number: bytes
     address: str
     mechanism: str
+    key: str = ""
 
 
 class Authenticator:
@@ -109,6 +141,9 @@ class Authenticator:
         self.refused: Counter[str] = Counter()
         """How many were refused, by the reason."""
         self.on_refusal = on_refusal
+        self.on_key_before: Callable[[str, str], None] = lambda user, address: None
+        """Learns of the user, empty if its key is nobody's, and the address of each client with the key that
+        the broker had before."""
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(ENDPOINT)
@@ -153,6 +188,10 @@ class Authenticator:
             self._prove_login(waiting, *login, now)
         elif hello.token and not self.bearers.issuers:
             raise AccessRefused(NO_ISSUER)
+        elif not hello.token:
+            # Its key may be one that was replaced.
+            self._note(waiting.address, "TOKEN", UNPROVED_REASON, key=_property(part, _PROOF))
+            raise AccessRefused(NO_TOKEN)
         else:
             self.bearers.prove(waiting, hello.token, now)
         return None
@@ -205,11 +244,7 @@ class Authenticator:
             account = self.accounts.with_uid(int(peer[2]))
             self._decide(request._replace(mechanism="PEER"), account, "unknown uid")
         elif how == "CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
-            account = self.accounts.with_key(z85.encode(credentials[0]).decode())
-            if account is None and (self.bearers.issuers or self.accounts.have_passwords):
-                self._reply(request, OK, "", self.bearers.new_name(), METHOD)
-            else:
-                self._decide(request, account, "unknown key")
+            self._find_key(request._replace(key=z85.encode(credentials[0]).decode()), domain)
         elif how == "PLAIN" and len(credentials) == 2:
             if credentials[0] == BEARER and self.bearers.issuers:
                 self._reply(request, OK, "", self.bearers.new_name(), METHOD)
@@ -217,6 +252,16 @@ class Authenticator:
                 self._prove_password(request, credentials[0].decode("utf-8", "replace"), credentials[1], now)
         else:
             self._refuse(request, InternalError("malformed credentials"))
+
+    def _find_key(self, request: _Request, domain: bytes) -> None:
+        """Answer for a client that has proved to have a key."""
+        account = self.accounts.with_key(request.key)
+        if domain == BEFORE:
+            self.on_key_before(account.name if account else "", _place(request.address))
+        if account is None and (self.bearers.issuers or self.accounts.have_passwords):
+            self._reply(request, OK, "", self.bearers.new_name(), METHOD, request.key)
+        else:
+            self._decide(request, account, "unknown key")
 
     def _prove_password(self, request: _Request, name: str, password: bytes, now: float) -> None:
         try:
@@ -238,13 +283,13 @@ class Authenticator:
             self._reply(request, OK, "", found.name, method, found.proof(method))
 
     def _refuse(self, request: _Request, error: MalamuteError, claimed: str = "") -> None:
-        self._note(request.address, request.mechanism, error.text, claimed)
+        self._note(request.address, request.mechanism, error.text, claimed, request.key)
         status = FAULTY if isinstance(error, InternalError) else REFUSED
         self._reply(request, LATER if isinstance(error, TryLater) else status, error.text)
 
-    def _note(self, where: str, how: str, reason: str, claimed: str = "") -> None:
+    def _note(self, where: str, how: str, reason: str, claimed: str = "", key: str = "") -> None:
         self.refused[reason] += 1
-        self.on_refusal(RefusedConnection(_place(where), how, reason, claimed, reason == BUSY))
+        self.on_refusal(RefusedConnection(_place(where), how, reason, claimed, reason == BUSY, key))
 
     def _reply(
         self, request: _Request, status: bytes, text: str, user: str = "", method: str = "", proof: str = ""

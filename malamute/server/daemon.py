@@ -45,7 +45,7 @@ from malamute.journal.store import Store
 from malamute.matching import load_plugins
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import AUDIT
-from malamute.server.authentication import Authenticator, Reported
+from malamute.server.authentication import Authenticator, OldKeys, Reported
 from malamute.server.clock import Clock, counted
 from malamute.server.crashes import CrashReport
 from malamute.server.edge import RefusedConnection
@@ -185,7 +185,7 @@ def open_broker(
     learns how it goes. This process runs as the `user` from when it listens, if there is one. With
     `reads_all` all that is stored is read first.
     """
-    accounts, issuers, key = AccessFiles.read(config.access)
+    accounts, issuers, keys = AccessFiles.read(config.access)
     with user.acting() if user is not None else nullcontext():
         store = open_store(config, reads_all=reads_all)
     listeners = config.listen.listeners
@@ -196,7 +196,9 @@ def open_broker(
     named = None
     try:
         for mechanism, endpoint in listeners:
-            bound = transport.bind(endpoint, int(config.listen.ipc_mode, 8), mechanism, key.encode())
+            bound = transport.bind(
+                endpoint, int(config.listen.ipc_mode, 8), mechanism, keys.get(mechanism, "").encode()
+            )
             if user is not None and bound.startswith("ipc://") and not bound.startswith("ipc://@"):
                 user.own(Path(bound.removeprefix("ipc://")))
         if user is not None:
@@ -223,6 +225,7 @@ def open_broker(
         if authenticator is not None:
             authenticator.on_refusal = transport.guard.refuse
             authenticator.accounts = core.accounts
+            authenticator.on_key_before = OldKeys(log).note
     except BaseException:
         transport.close(0)
         if named is not None:
@@ -251,7 +254,7 @@ def open_broker(
 def check_anybody_may_log_in(config: Config, accounts: AccountDirectory) -> None:
     """Raise `ConfigError` where each listener asks for a user, and nothing says which users there are."""
     mechanisms = {listener.mechanism for listener in config.listen.listeners}
-    tokens = config.access.issuer and mechanisms & {"plain", "curve"}
+    tokens = config.access.issuer and mechanisms & {"plain", "curve", "curve-before"}
     if not ("null" in mechanisms or tokens or config.access.accounts or accounts.stored.by_name):
         raise ConfigError(
             "nobody could log in: access.accounts is empty, the store has no account, and each listener asks "

@@ -19,8 +19,9 @@ from malamute.protocol.messages import Message
 class RefusedConnection(NamedTuple):
     """A connection that was refused: from where, how it tried to prove who it is, and why.
 
-    `claimed` is who it said to be: any text, of which nothing is proved. If the broker was `busy`, that is
-    no fault of the connection's.
+    `claimed` is who it said to be: any text, of which nothing is proved. The public `key` is that of a client
+    which has proved to have it, and which no account has. If the broker was `busy`, that is no fault of the
+    connection's.
     """
 
     address: str
@@ -28,6 +29,7 @@ class RefusedConnection(NamedTuple):
     reason: str
     claimed: str = ""
     busy: bool = False
+    key: str = ""
 
 
 class Edge(Protocol):

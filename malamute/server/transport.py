@@ -232,7 +232,7 @@ class Transport:
         if self._authenticator is not None:
             self.socket.setsockopt(zmq.ZAP_DOMAIN, mechanism.encode())
         self.socket.setsockopt(zmq.PLAIN_SERVER, mechanism == "plain")
-        if mechanism == "curve":
+        if mechanism.startswith("curve"):
             self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret_key)
             self.socket.setsockopt(zmq.CURVE_SERVER, 1)
         interval_ms = self.socket.getsockopt(zmq.HEARTBEAT_IVL)
@@ -247,7 +247,7 @@ class Transport:
             self.socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
             os.umask(before)
         bound = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        if mechanism == "curve":
+        if mechanism.startswith("curve"):
             self.guard.sealed.add(bound.encode())
         # An abstract socket is named with a NUL, which nobody could type.
         self.endpoints.append(endpoint if endpoint.startswith("ipc://@") else bound)

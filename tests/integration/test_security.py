@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import zmq
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 import malamute
 from malamute.access import AccessRule, Account, Accounts, Quota
@@ -751,3 +752,48 @@ def test_nobody_becomes_a_user_by_what_he_says_of_himself(secure: SecureBroker) 
         connection.sendall(bytes([0, len(hello)]) + hello)
         heard = read_until(connection, b"is not allowed", b"queues_bytes")
         assert b"'receive mailbox/ann' is not allowed" in heard
+
+
+def test_a_client_with_a_key_that_was_replaced_is_refused_and_reported_with_it(secure: SecureBroker) -> None:
+    refused: list[Any] = []
+    report = secure.loop.edges[0].guard.on_refusal  # type: ignore[attr-defined]  # it is a transport
+    secure.loop.edges[0].guard.on_refusal = lambda refusal: (refused.append(refusal), report(refusal))  # type: ignore[attr-defined]
+    with pytest.raises(AccessRefused):
+        secure.connect("eve", timeout=20)
+    assert secure.keys.public["eve"] in {refusal.key for refusal in refused}
+
+
+def test_two_keys_of_the_broker_are_good_at_once_and_who_uses_the_old_one_is_logged_and_counted(
+    tmp_path: Path, keys: Keys
+) -> None:
+    """The clients of the old key connect to an endpoint of their own."""
+    config = small_config()
+    save_accounts(Accounts([Account("ann", key=keys.public["ann"])]), tmp_path / "accounts.toml")
+    config = replace(
+        config,
+        storage=replace(config.storage, kind="memory"),
+        listen=ListenConfig(endpoints=("curve+tcp://127.0.0.1:*", "curve-before+tcp://127.0.0.1:*")),
+        access=AccessConfig(
+            accounts=str(tmp_path / "accounts.toml"),
+            key=str(keys.path("broker")),
+            key_before=str(keys.path("eve")),
+        ),
+    )
+    context: zmq.Context[Any] = zmq.Context()
+    with capture_logs() as logs:
+        loop = open_broker(config, context)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        new, old = loop.endpoints
+        ann = keys.path("ann")
+        for url, server in ((new, "broker"), (old, "eve"), (old, "eve")):
+            with malamute.connect(url, curve=ann, server_key=keys.public[server]) as client:
+                client.publish("s", "a", b"x", assurance="stored")
+        loop.stop()
+        thread.join()
+        context.term()
+    found = [line for line in logs if line["event"] == "a client uses the key of before"]
+    assert [(line["user"], line["address"], line["count"]) for line in found] == [
+        ("ann", "127.0.0.1", 1),
+        ("ann", "127.0.0.1", 2),
+    ]
