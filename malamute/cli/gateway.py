@@ -12,6 +12,7 @@ from malamute.cli.error_output import BadInput
 from malamute.cli.escaping import to_json
 from malamute.cli.options import TIMEOUT_SECONDS, URL, complete_context, connection_of, examples, json_option
 from malamute.cli.signals import echo_if_read
+from malamute.door.addresses import Gateways
 from malamute.errors import ConfigError, NotInstalled
 from malamute.version import __version__
 
@@ -66,6 +67,13 @@ def gateway() -> None:
 )
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that it is called by.")
 @click.option(
+    "--proxy",
+    "proxies",
+    multiple=True,
+    metavar="NETWORK",
+    help="A proxy before it, beyond this machine: wrong passwords from there count by user.",
+)
+@click.option(
     "--user-rate",
     type=click.FloatRange(min=0, min_open=True),
     default=None,
@@ -103,6 +111,7 @@ def run(
     require_credentials: bool,
     origins: tuple[str, ...],
     hosts: tuple[str, ...],
+    proxies: tuple[str, ...],
     user_rate: float | None,
     address_rate: float | None,
     prefix: str,
@@ -124,6 +133,10 @@ def run(
     from malamute.gateway.settings import LOOPBACK_NAMES, GatewaySettings, is_loopback
 
     host, port = _address(listen)
+    try:
+        Gateways(proxies)
+    except ValueError as error:
+        raise BadInput(f"invalid --proxy: {error}; expected a network, as 10.0.0.0/24") from None
     local = is_loopback(host)
     if not (local or ssl_certfile or insecure):
         raise ConfigError(
@@ -137,6 +150,7 @@ def run(
         server_key=connection.credentials.get("server_key", ""),
         anonymous=local and not require_credentials,
         hosts=(*LOOPBACK_NAMES, *hosts) if local or hosts else (),
+        proxies=proxies,
         origins=origins,
         user_rate=user_rate or 0.0,
         address_rate=address_rate or 0.0,

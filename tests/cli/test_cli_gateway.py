@@ -73,6 +73,12 @@ def test_what_is_no_address_is_refused(run: Run, listen: str) -> None:
     assert "expected HOST:PORT" in result.stderr
 
 
+def test_a_proxy_that_is_no_network_is_refused(run: Run) -> None:
+    refused = run("gateway", "run", "--proxy", "10.0.0.0/99")
+    assert refused.exit_code != 0
+    assert "expected a network" in refused.stderr
+
+
 def test_help_loads_nothing_that_serves_http() -> None:
     code = (
         "import sys, malamute; from malamute.cli.root import cli\n"
