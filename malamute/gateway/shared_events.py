@@ -89,7 +89,7 @@ class SharedEvents:
                 return
             for event in writer.events(columns):
                 if writer.store != self.store:
-                    # Pages reconnect, and go on in the other store: they are told where its messages begin.
+                    # Pages reconnect, and go on in the other store: a gap there says so.
                     return
                 self._events.append((writer.last, event))
                 self._size_bytes += len(event)

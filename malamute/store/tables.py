@@ -37,7 +37,7 @@ BEGINNINGS = "beginnings"
 """Of (stream,): the first and the last sequence before its first message that no stream of its name ever had,
 as far as that is known: it is new, and began behind those of streams that were deleted."""
 
-HOLES = "holes"
+SKIPPED = "skipped"
 """Of (stream,): the ranges of sequences between its messages that no message has, to count by."""
 
 FEEDS = "feeds"
@@ -86,7 +86,7 @@ TABLES = {
     OWNERS: Table(of_stream=True),
     RETENTIONS: Table(of_stream=True),
     BEGINNINGS: Table(of_stream=True),
-    HOLES: Table(of_stream=True),
+    SKIPPED: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),
     FEED_POSITIONS: Table(gives_room=True),

@@ -251,7 +251,7 @@ def test_readers_of_a_new_stream_are_not_told_of_messages_that_never_were(bench,
     sequences, gaps = reader(bench, "new", start=start)
     # After a crash there is a gap behind the message, of what was reserved.
     assert (sequences, [gap for gap in gaps if gap[0] <= first]) == ([first], [])
-    # Those of the stream that was there are told of what was deleted.
+    # Readers of the stream that was there are notified of what was deleted.
     again = put(bench, "old")
     if end is None:
         assert reader(bench, "old", start="seq:3") == ([again], [(3, again - 1, "overwritten")])

@@ -48,8 +48,8 @@ from malamute.core.stream.chunk_part import ChunkPart
 from malamute.core.stream.dispatch import Held, in_steps
 from malamute.core.stream.expiry import WAITING_PACE, BirthTimes, TimesBefore
 from malamute.core.stream.gaps import Gaps, Missing
-from malamute.core.stream.holes import Holes
 from malamute.core.stream.replay import Replay
+from malamute.core.stream.skipped import SkippedSequences
 from malamute.core.stream.start import locate
 from malamute.core.stream.store import StreamStore, StreamStores
 from malamute.core.stream.subscription import Position, Reader, Subscription
@@ -78,7 +78,7 @@ from malamute.store.operations import (
     StreamState,
 )
 from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, StreamRetention
-from malamute.store.tables import BEGINNINGS, CURSORS, HOLES, OWNERS, RETENTIONS
+from malamute.store.tables import BEGINNINGS, CURSORS, OWNERS, RETENTIONS, SKIPPED
 
 if TYPE_CHECKING:
     from malamute.core.access import Permissions
@@ -219,9 +219,9 @@ class Stream:
         """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
         self.never_used = (owner.deleted.last_known(name) + 1, begin) if state is None else (1, 0)
         """The first and the last sequence in front of it that no stream of this name is known to have had."""
-        self.holes = Holes()
+        self.skipped = SkippedSequences()
         self._last_chunked = state.last if state else 0
-        self._holes_changed = False
+        self._skipped_changed = False
         self.next_dispatch = self.next
         self.last_stored = state.last if state else 0
         self.first_kept = state.first if state else begin + 1
@@ -562,7 +562,7 @@ class Stream:
         chunk = loaded.chunk
         size_bytes = chunk_bytes(chunk.count, loaded.size_bytes, chunk.large)
         if self.journaled:
-            self._note_hole(chunk)
+            self._note_skipped(chunk)
             if chunk.first == self.first_kept and self.never_used[0] <= self.never_used[1]:
                 # Its readers are not to be notified of these after a restart either.
                 self.stage.store(PutValue(BEGINNINGS, (self.name,), self.never_used))
@@ -583,32 +583,32 @@ class Stream:
         elif last + EPOCH // 2 > self.reserved:
             self._begin_epoch(last, size_bytes if last > self.reserved else 0)
 
-    def restore_numbering(self, never_used: Sequence[int], holes: Sequence[Sequence[int]]) -> None:
+    def restore_numbering(self, never_used: Sequence[int], skipped: Sequence[Sequence[int]]) -> None:
         """Take up which sequences have no messages, as it was stored."""
         self.never_used = never_used[0], never_used[1]
-        self.holes.restore(holes)
+        self.skipped.restore(skipped)
 
-    def _note_hole(self, chunk: Chunk) -> None:
+    def _note_skipped(self, chunk: Chunk) -> None:
         """Store with a chunk what was left out before it."""
         if 0 < self._last_chunked < chunk.first - 1:
-            self.holes.add(self._last_chunked + 1, chunk.first - 1)
-            self._holes_changed = True
+            self.skipped.add(self._last_chunked + 1, chunk.first - 1)
+            self._skipped_changed = True
         self._last_chunked = chunk.last
-        if self._holes_changed:
-            self._holes_changed = False
-            self.holes.forget_before(self.first_kept)
-            self.stage.store(PutValue(HOLES, (self.name,), self.holes.ranges))
+        if self._skipped_changed:
+            self._skipped_changed = False
+            self.skipped.forget_before(self.first_kept)
+            self.stage.store(PutValue(SKIPPED, (self.name,), self.skipped.ranges))
 
     def messages_behind(self, sequence: int, last: int = NUMBER_MAX) -> int:
         """Return how many messages are there behind a sequence, up to another one: none without a journal."""
         if not self.journaled:
             return 0
-        return self.holes.messages(max(sequence, self.first_kept - 1), min(last, self.last))
+        return self.skipped.messages(max(sequence, self.first_kept - 1), min(last, self.last))
 
     @property
     def stored_messages(self) -> int:
         """How many messages of it are on the disk."""
-        return self.holes.messages(self.first_kept - 1, self.last_stored)
+        return self.skipped.messages(self.first_kept - 1, self.last_stored)
 
     def _begin_epoch(self, last: int, held_bytes: int = 0) -> None:
         """Reserve sequences for a stream without a journal. What is held meanwhile counts as accepted."""
@@ -639,8 +639,8 @@ class Stream:
             self.replay.stored()
             return
         loaded = self.replay.refused()
-        self.holes.add(loaded.chunk.first, loaded.chunk.last)
-        self._holes_changed = True
+        self.skipped.add(loaded.chunk.first, loaded.chunk.last)
+        self._skipped_changed = True
         if sent:
             self._refused(loaded, sent=True)
         self.replay.advance()
@@ -878,10 +878,10 @@ class Streams:
     def restore(self, recovered: Recovered, recovery: Recovery, store: StreamStore | None = None) -> None:
         """Take up the streams that a store kept, with their cursors and what was set for them."""
         store = store or self.stores.own
-        beginnings, holes = recovered.table(BEGINNINGS), recovered.table(HOLES)
+        beginnings, skipped = recovered.table(BEGINNINGS), recovered.table(SKIPPED)
         for name, state in recovered.streams.items():
             refused = recovered.refused.get(name, ())
-            numbering = beginnings.get((name,), (1, 0)), holes.get((name,), ())
+            numbering = beginnings.get((name,), (1, 0)), skipped.get((name,), ())
             recovery.take_up("stream", name, self._restore, name, store, state, refused, numbering)
         for (name, cursor), sequence in recovered.table(CURSORS).items():
             if (stream := self.kept(name, store)) is not None:

@@ -1,0 +1,33 @@
+"""The sequences that no message has, against a plain count."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from malamute.core.stream.skipped import SKIPPED_MAX, SkippedSequences
+
+RANGES = st.tuples(st.integers(1, 60), st.integers(0, 9)).map(lambda pair: (pair[0], sum(pair)))
+
+
+@given(st.lists(RANGES, max_size=12), st.integers(0, 80), st.integers(0, 80), st.integers(1, 80))
+def test_messages_are_counted_as_one_by_one(ranges, after, last, kept):
+    skipped, left_out = SkippedSequences(), set()
+    for first, end in ranges:
+        skipped.add(first, end)
+        left_out |= {*range(first, end + 1)}
+    assert skipped.messages(after, last) == len({*range(after + 1, last + 1)} - left_out)
+    skipped.forget_before(kept)
+    assert skipped.messages(kept - 1, last) == len({*range(kept, last + 1)} - left_out)
+    again = SkippedSequences()
+    again.restore([[*one] for one in skipped.ranges])
+    assert again.ranges == skipped.ranges
+
+
+def test_so_many_are_remembered_and_then_the_oldest_become_one():
+    skipped = SkippedSequences()
+    for number in range(SKIPPED_MAX + 5):
+        skipped.add(10 * number + 1, 10 * number + 2)
+    assert len(skipped.ranges) == SKIPPED_MAX
+    assert skipped.ranges[0] == (1, 52)
+    assert skipped.messages(100, 120) == 20 - 2 - 2
