@@ -113,6 +113,6 @@ def test_lines_may_end_with_cr_and_lf(malamute_broker: Broker) -> None:
 def test_a_configuration_and_json_may_begin_with_a_mark(tmp_path: Path) -> None:
     path = tmp_path / "malamute.toml"
     path.write_bytes(BOM_UTF8 + b'[log]\r\nlevel = "error"\r\n')
-    assert Config.load(path).log.level == "error"
+    assert Config.load(path, {}).log.level == "error"
     (posted,) = decoded(_posted_lines, BOM_UTF8 + b'{"subject": "s", "body": "1"}\r\n')
     assert (posted.subject, posted.body) == ("s", "1")

@@ -78,7 +78,7 @@ CASES = [
 def program(text: str, call: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     whole = f"{text.format(count=COUNT)}\n{call}()\n"
     return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", whole, *arguments],
+        [sys.executable, "-W", "always", "-c", whole, *arguments],
         capture_output=True,
         text=True,
         timeout=60,

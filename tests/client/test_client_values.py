@@ -337,3 +337,22 @@ def test_a_program_whose_threads_are_greenlets_is_warned(
     with pytest.warns(RuntimeWarning, match="holds up every greenlet") as found:
         malamute.connect(broker.url).close()
     assert found[0].filename == __file__
+
+
+def test_replies_that_are_dropped_or_never_iterated_do_not_pile_up_on_the_broker(broker: Broker) -> None:
+    with (
+        malamute.connect(broker.url, address="asker") as asker,
+        malamute.connect(broker.url) as worker,
+        worker.work("echo", credit=500) as work,
+    ):
+        kept = [asker.request("echo", "a", b"kept") for _ in range(300)]
+        for _ in range(300):
+            asker.request("echo", "a", b"dropped")
+        for _ in range(600):
+            work.receive(timeout=30).reply(b"good", assurance="stored").wait(30)
+        asker.flush()
+        asker.query("status")
+        asker.flush()
+        (held,) = [box for box in worker.query("mailboxes") if box["name"] == "asker"]
+        assert held["outstanding"] <= 200, held
+        assert [reply.body for replies in kept for reply in replies] == [b"good"] * 300

@@ -428,7 +428,13 @@ async def outcome_of(driver: Driver, delivery: SentBase, timeout: Span | None) -
 
 
 class ReplyStream(SentBase):
-    """The replies to one request, as they come, and how it ended. The time counts from the request on."""
+    """The replies to one request, as they come, and how it ended. The time counts from the request on.
+
+    When it is dropped, no more replies are awaited.
+    """
+
+    _ended = True
+    """Also before it has begun."""
 
     def __init__(self, driver: Driver, pending: PendingRequest, timeout: Span | None) -> None:
         super().__init__(pending.command, pending.tracking)
@@ -437,6 +443,11 @@ class ReplyStream(SentBase):
         self._timeout = driver.timeout if timeout is None else seconds("timeout", timeout)
         self._deadline = monotonic() + self._timeout
         self._ended = False
+
+    def __del__(self) -> None:
+        # In whichever thread: the session forgets it when it next hears or asks something.
+        if not self._ended:
+            self._driver.session.pending_replies.abandoned.append(self._pending)
 
     async def _next(self) -> Mail | None:
         """The next reply; None after the final one, and when the request is known to have ended without."""

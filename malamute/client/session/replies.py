@@ -24,6 +24,10 @@ from malamute.errors import MalamuteError
 MARKS_MAX = 1_000
 """Services whose marks are remembered; those of others are made again."""
 
+UNREAD_MAX = 100
+"""Replies that wait here unacknowledged. Past it they are acknowledged as they come: nobody else could use
+them, and a program that iterates late, or never, must not fill the broker with what is delivered."""
+
 TAKEN_MAX = 1_000
 """Outcomes that are remembered, as many as the broker sends before they are acknowledged. An older one with a
 tracker of the program's own is mail if it is redelivered."""
@@ -66,6 +70,10 @@ class PendingReplies:
         """How many wait for an outcome at this moment."""
         self.unread = 0
         """Replies that have come and were not taken yet."""
+        self.abandoned: deque[PendingRequest] = deque()
+        """Requests whose replies the program has dropped, in any thread, and that are to be forgotten."""
+        self._early: set[int] = set()
+        """Sequences of unread replies that are acknowledged already."""
 
     def __bool__(self) -> bool:
         """Whether anybody waits for something at this moment."""
@@ -93,10 +101,15 @@ class PendingReplies:
         """The message was sent: its outcome may be delivered."""
         self._trackings[tracking.tracker] = tracking
 
-    def pop(self, pending: PendingRequest) -> Item:
-        """The next reply to a request."""
+    def pop(self, pending: PendingRequest, mailbox: ConsumerSource) -> Item:
+        """The next reply to a request. It is acknowledged: nobody else could use it."""
         self.unread -= 1
-        return pending.waiting.popleft()
+        item = pending.waiting.popleft()
+        if item.sequence in self._early:
+            self._early.discard(item.sequence)
+        else:
+            mailbox.finish(item.sequence)
+        return item
 
     def forget(self, pending: PendingRequest) -> bool:
         """Drop a pending request. Returns whether its replies were awaited."""
@@ -130,7 +143,8 @@ class PendingReplies:
         if pending is not None and item.attempts > 1 and item.sequence <= pending.last:
             # One that waits here still is acknowledged when it is taken. Any other was taken already, before
             # the connection broke and its acknowledgement was lost.
-            if not pending.waiting or item.sequence < pending.waiting[0].sequence:
+            taken = not pending.waiting or item.sequence < pending.waiting[0].sequence
+            if taken or item.sequence in self._early:
                 mailbox.finish(item.sequence)
             return True
         if pending is None:
@@ -141,6 +155,9 @@ class PendingReplies:
         pending.complete = bool(properties.get("final", True))
         pending.waiting.append(item)
         self.unread += 1
+        if self.unread > UNREAD_MAX:
+            self._early.add(item.sequence)
+            mailbox.finish(item.sequence)
         return True
 
     def _accept_outcome(self, mailbox: ConsumerSource, item: Item) -> bool:

@@ -136,6 +136,7 @@ class Sending:
         A `tracked` one has to be numbered, and its outcome comes there too. Raises `InvalidValue`
         for it without an address.
         """
+        self.forget_abandoned()
         self._check(service, len(record))
         pending = self._pending_replies.new_request(service)
         command = pending.command if numbered else None
@@ -157,10 +158,9 @@ class Sending:
 
     def pop_reply(self, pending: PendingRequest) -> Item:
         """The next reply to a request. It is acknowledged: nobody else could use it."""
-        item = self._pending_replies.pop(pending)
         mailbox = self._inbox.mailbox
         assert mailbox is not None
-        mailbox.finish(item.sequence)
+        item = self._pending_replies.pop(pending, mailbox)
         self._inbox.refill(mailbox)
         return item
 
@@ -170,6 +170,12 @@ class Sending:
             while pending.waiting:
                 self.pop_reply(pending)
             self._inbox.return_mail()
+
+    def forget_abandoned(self) -> None:
+        """Forget the requests whose replies the program has dropped."""
+        abandoned = self._pending_replies.abandoned
+        while abandoned:
+            self.forget(abandoned.popleft())
 
     def reply(
         self,

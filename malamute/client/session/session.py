@@ -268,6 +268,8 @@ class ClientSession:
             self._resyncs = 0
 
     def _deliver(self, deliver: wire.Deliver) -> None:
+        if self.pending_replies.abandoned:
+            self.sending.forget_abandoned()
         try:
             if self.inbox.deliver(deliver):
                 self._resyncs = 0

@@ -12,8 +12,8 @@ from malamute.client.options import milliseconds, properties_of
 from malamute.client.session.message import Rejection
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import OutcomeTracking, SentBase
-from malamute.client.session.replies import TAKEN_MAX
-from malamute.client.session.sources import Item
+from malamute.client.session.replies import TAKEN_MAX, UNREAD_MAX
+from malamute.client.session.sources import ACKS_MAX, Item
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import RANGES_MAX
@@ -512,3 +512,55 @@ def test_options_are_properties():
     for wrong in ({"at": 5}, {"at": moment, "delay": 1}):
         with pytest.raises(errors.InvalidValue):
             properties_of(wrong)
+
+
+def replies_to(mail, pending, first, count):
+    about = {"correlation": pending.correlation, "service": "svc", "final": False}
+    return mail(0, [*range(first, first + count)], properties=about)
+
+
+def test_replies_that_nobody_takes_are_acknowledged_past_a_bound_and_still_there_to_be_taken(alice, mail):
+    pending = alice.session.sending.request("svc", "a", pack_record(None, b""), numbered=True)
+    alice.said()
+    count = UNREAD_MAX + 2 * ACKS_MAX
+    alice.receives(replies_to(mail, pending, 1, count))
+    acknowledged = [r for message in alice.said() if isinstance(message, wire.Ack) for r in message.ranges]
+    assert acknowledged[0][0] == UNREAD_MAX + 1
+    assert acknowledged[-1][1] == count
+    taken = [alice.session.sending.pop_reply(pending).sequence for _ in range(count)]
+    assert taken == [*range(1, count + 1)]
+    alice.session.inbox.acknowledge_all()
+    assert [message.ranges for message in alice.said() if isinstance(message, wire.Ack)] == [
+        [[1, UNREAD_MAX]]
+    ]
+    assert not alice.session.pending_replies._early
+
+
+def test_a_reply_whose_early_acknowledgement_was_lost_is_acknowledged_again_and_taken_once(alice, mail):
+    pending = alice.session.sending.request("svc", "a", pack_record(None, b""), numbered=True)
+    count = UNREAD_MAX + ACKS_MAX
+    alice.receives(replies_to(mail, pending, 1, count))
+    alice.said()
+    alice.broken()
+    alice.receives(Welcome(2, b"id", b"broker", True, "", {}))
+    alice.said()
+    about = {"correlation": pending.correlation, "service": "svc", "final": False}
+    alice.receives(mail(0, [*range(1, count + 1)], attempts=2, properties=about))
+    alice.session.inbox.acknowledge_all()
+    assert [message.ranges for message in alice.said() if isinstance(message, wire.Ack)] == [
+        [[UNREAD_MAX + 1, count]]
+    ]
+    assert [alice.session.sending.pop_reply(pending).sequence for _ in range(count)] == [*range(1, count + 1)]
+
+
+def test_a_request_whose_replies_were_dropped_is_forgotten_with_what_is_delivered(alice, mail):
+    session = alice.session
+    dropped = session.sending.request("svc", "a", pack_record(None, b""), numbered=True)
+    alice.receives(replies_to(mail, dropped, 1, 3))
+    session.pending_replies.abandoned.append(dropped)
+    alice.receives(replies_to(mail, dropped, 4, 3))
+    session.inbox.acknowledge_all()
+    said = [message for message in alice.said() if isinstance(message, wire.Ack)]
+    assert [range_ for message in said for range_ in message.ranges] in ([[1, 6]], [[1, 3], [4, 6]])
+    assert not session.pending_replies
+    assert not session.pending_replies.unread
