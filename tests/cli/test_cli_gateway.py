@@ -74,8 +74,7 @@ def test_what_is_no_address_is_refused(run: Run, listen: str) -> None:
 
 
 def test_a_proxy_that_is_no_network_is_refused(run: Run) -> None:
-    refused = run("gateway", "run", "--proxy", "10.0.0.0/99")
-    assert refused.exit_code != 0
+    refused = run("gateway", "run", "--proxy", "10.0.0.0/99", exit_code=1)
     assert "expected a network" in refused.stderr
 
 
