@@ -4,6 +4,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PATHS = [str(HERE / name) for name in ("", "acceptance", "bench", "core", "journal", "protocol", "torture")]
+PATHS = [
+    str(HERE / name)
+    for name in ("", "acceptance", "bench", "core", "journal", "mutants", "protocol", "torture")
+]
 
 sys.path += [path for path in PATHS if path not in sys.path]

@@ -437,8 +437,8 @@ MUTANTS = {
     ),
     "WP34": Mutant(
         "client/session/batch.py",
-        "*_frames(body)))",
-        'b"".join(_frames(body))))',
+        "(plain or None, *frames)",
+        '(plain or None, b"".join(frames))',
         "test_streams_carry_them_live_and_in_replay_and_over_a_restart",
     ),
     "WP35": Mutant(

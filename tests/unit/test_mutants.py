@@ -5,17 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from mutants import MUTANTS, UNBROKEN, Mutant
+from run_mutants import MADE, RECORD, Result, places_of, words_of
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "mutants"))
-
-from mutants import MUTANTS, UNBROKEN, Mutant  # noqa: E402
-from run_mutants import MADE, RECORD, Result, places_of, words_of  # noqa: E402
-
 PAGE = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| ((?:RQ|WK|XU|WP|ZN|ADD)\d+) \| (.+) \|$", PAGE, re.MULTILINE))
 
