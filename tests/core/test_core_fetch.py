@@ -212,6 +212,6 @@ def test_xu8_feeds_offers_and_subscriptions_are_listed_and_fetched_by_their_numb
         (3, ident["bob"]),
         (4, ident["alice"]),
     ]
-    assert [row["number"] for row in ask("selectors", source="stream/s", number=1, limit=1).value] == [3]
+    assert [row["number"] for row in ask("selectors", source="stream/s", after=1, limit=1).value] == [3]
     for source, number in (("stream/s", 2), ("service/w", 9), ("service/none", 1), ("stream/none", 1)):
         assert ask("selector", source=source, number=number).code == 404

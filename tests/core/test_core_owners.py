@@ -87,7 +87,16 @@ def test_what_is_sent_to_anybody_never_reveals_a_routing_id():
     bench.tell("peer-two", reply(3, 1))
     place = {"source": "stream/s", "feed": "f"}
     access = {"user": "two", "action": "publish", "target": "stream/s/a"}
-    values = {"name": "svc", "stream": "s", "kind": "service", "id": "two", "sequence": 1, **access, **place}
+    values = {
+        "name": "svc",
+        "stream": "s",
+        "kind": "service",
+        "id": "two",
+        "sequence": 1,
+        "number": 1,
+        **access,
+        **place,
+    }
     for ref, (topic, kind) in enumerate(QUERIES.items(), 1):
         arguments = kind.rules
         details = {"details": True} if "details" in arguments.optional else {}

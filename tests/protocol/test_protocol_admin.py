@@ -102,9 +102,9 @@ def test_every_list_comes_in_pages() -> None:
             continue
         assert "limit" in kind.rules.optional, topic
         (row,) = {*get_args(_answer_of(kind))} if topic not in ("services", "clients") else {Row}
-        behind = "after" if topic == "messages" else "after_name"
+        behind = "after" if topic in ("messages", "selectors") else "after_name"
         assert behind in kind.rules.optional, topic
-        assert topic == "messages" or row is Row or kind.page_key in row._defaults
+        assert behind == "after" or row is Row or kind.page_key in row._defaults
 
 
 def test_a_value_is_frozen_and_made_with_all_that_it_needs() -> None:

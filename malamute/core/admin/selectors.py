@@ -23,7 +23,7 @@ def selectors(core: Engines, query: SelectorsQuery) -> list[SelectorRow]:
     """The selectors of a place. Raises `NotFound`."""
     found = _numbered(core, query.source)
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
-    numbers = [number for number in found if number > query.number][:limit]
+    numbers = [number for number in found if number > query.after][:limit]
     core.effects.work -= len(found) // LOOKED_AT + ROW_WORK * len(numbers)
     return [_row(query.source, number, found[number]) for number in numbers]
 

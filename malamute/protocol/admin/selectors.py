@@ -32,7 +32,7 @@ class SelectorsQuery(AdminQuery[list[SelectorRow]]):
     topic = "selectors"
 
     source: str = argument(PLACE)
-    number: int = argument(NUMBER, default=0)
+    after: int = argument(NUMBER, default=0)
     limit: int | None = argument(ROWS, default=None)
 
 
