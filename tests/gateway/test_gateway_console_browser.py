@@ -311,7 +311,7 @@ def test_a_page_of_another_site_follows_the_hub_with_its_cookie(browser: Any, tm
                 form = {"topic": f"https://example.com/users/{user}/mail", "data": user, "private": "on"}
                 bob.post("/.well-known/mercure", data=form).raise_for_status()
         found = page.evaluate(FOLLOW_THE_HUB, [f"{hub}?topic=*&lastEventID=earliest", 2])
-        assert found == [["#1", "ann"], ["#3", "ann"]]
+        assert [[name.partition("@")[0], user] for name, user in found] == [["#1", "ann"], ["#3", "ann"]]
         assert page.complaints == []
 
 

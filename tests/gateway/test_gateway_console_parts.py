@@ -103,16 +103,16 @@ def _columns(first: int, count: int) -> Columns:
 
 
 def test_a_tail_leaves_out_what_nobody_could_read_and_counts_it() -> None:
-    writer = SampledWriter(0)
+    writer = SampledWriter(0, "store")
     text = b"".join(writer.parts(_columns(1, TAIL_PER_SECOND + 10)))
-    assert text.startswith(b"event: skipped\nid: 10\ndata: 10\n\n")
+    assert text.startswith(b"event: skipped\nid: 10@store\ndata: 10\n\n")
     assert text.count(b"event: ") == 1
     assert text.count(b'"sequence":') == TAIL_PER_SECOND
     assert writer.last == TAIL_PER_SECOND + 10
 
 
 def test_a_tail_shows_all_that_comes_slowly() -> None:
-    writer = SampledWriter(0)
+    writer = SampledWriter(0, "store")
     text = b"".join(part for first in range(1, 11) for part in writer.parts(_columns(first, 1)))
     assert text.count(b'"sequence":') == 10
     assert b"skipped" not in text
