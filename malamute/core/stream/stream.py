@@ -590,8 +590,9 @@ class Stream:
 
     def _note_skipped(self, chunk: Chunk) -> None:
         """Store with a chunk what was left out before it."""
-        if 0 < self._last_chunked < chunk.first - 1:
-            self.skipped.add(self._last_chunked + 1, chunk.first - 1)
+        before = max(self._last_chunked, self.first_kept - 1)
+        if before < chunk.first - 1:
+            self.skipped.add(before + 1, chunk.first - 1)
             self._skipped_changed = True
         self._last_chunked = chunk.last
         if self._skipped_changed:
