@@ -53,6 +53,7 @@ PACKAGES: dict[str, tuple[int, int, str, str]] = {
     "store": (124, 60, "operations", "pure"),
     "client": (246, 290, "the SDK", "net"),
     "access": (246, 213, "the rules", "pure"),
+    "door": (368, 290, "shares", "net"),
     "journal": (368, 14, "the disk", "disk"),
     "gateway": (490, 290, "HTTP", "net"),
     "config": (368, 80, "the options", "plain"),

@@ -40,7 +40,7 @@ def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     return {name: jsonable(value) for name, value in headers.items()}
 
 
-class Content(NamedTuple):
+class MessageContent(NamedTuple):
     """What a message has in it; nothing if its record is damaged, and why it is."""
 
     headers: Mapping[str, Any]
@@ -53,14 +53,14 @@ class Content(NamedTuple):
         return b"".join(self.frames)
 
 
-def content_of(message: Message) -> Content:
+def content_of(message: Message) -> MessageContent:
     """The content of a message. Anybody may have published a record that is none: who reads goes on."""
     from malamute.errors import Malformed
 
     try:
-        return Content(message.headers, message.frames)
+        return MessageContent(message.headers, message.frames)
     except Malformed as error:
-        return Content({}, (), f"unreadable: {error.text}")
+        return MessageContent({}, (), f"unreadable: {error.text}")
 
 
 def fields_of(message: Message) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Addresses in what the gateway answers: made of names, which may hold any character, below the prefix.
 
-A gateway may be below a path of a site that a proxy serves. `Prefix` takes that path off requests, whether
-the proxy has done so or not, and `outside` puts it before each path that goes into an answer.
+A gateway may be below a path of a site that a proxy serves. `PathPrefix` takes that path off requests,
+whether the proxy has done so or not, and `outside` puts it before each path that goes into an answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from malamute.gateway.settings import GatewaySettings
 _prefix: ContextVar[str] = ContextVar("prefix", default="")
 
 
-class Prefix:
+class PathPrefix:
     """ASGI middleware: the paths behind it begin at the gateway itself."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocketClose
 
 from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefused, NoSuchResource
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
-from malamute.gateway.addresses import Prefix
+from malamute.gateway.addresses import PathPrefix
 from malamute.gateway.console import site
 from malamute.gateway.console.visits import Console
 from malamute.gateway.door import DoorGuard
@@ -131,7 +131,7 @@ def make_app(settings: GatewaySettings) -> Starlette:
             finally:
                 await app.state.console.watches.close()
 
-    middleware = [Middleware(Prefix, settings)]
+    middleware = [Middleware(PathPrefix, settings)]
     if tracing.IS_INSTALLED:
         middleware.append(Middleware(tracing.ServerSpans))
     middleware.append(Middleware(DoorGuard))

@@ -258,7 +258,7 @@ class Geo(ExpressionFamily):
 
 
 @register
-class Sender(ExpressionFamily):
+class BySender(ExpressionFamily):
     """The sender, letter by letter. The pattern is not empty: a message without a sender meets none."""
 
     name = "sender"

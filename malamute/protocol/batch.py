@@ -193,7 +193,7 @@ def readable_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
     """The headers and the body frames of a record, without headers that cannot be any.
 
     For whoever shows what another has published: a header with a name that is no text, or with a value that
-    is a list, does not hide the body. Raises `Malformed` when the body cannot be told.
+    is a list, does not hide the body. Raises `Malformed` when the body cannot be found.
     """
     try:
         return unpack_record(record)

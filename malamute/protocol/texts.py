@@ -19,7 +19,7 @@ _SHORT.maxstring = _SHORT.maxother = SHOWN_CHARACTERS
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: what Python calls it, cut; the type alone if that cannot be had."""
+    """A value as an error shows it: what Python calls it, cut; the type alone if that fails."""
     if isinstance(value, str | bytes | bytearray) and len(value) > SHOWN_CHARACTERS:
         # Before it is written out: that takes up to ten times the room.
         return f"{value[:SHOWN_CHARACTERS]!r}{ELLIPSIS}"
@@ -39,7 +39,7 @@ def fitting(text: str, bytes_max: int) -> str:
 
 
 def words_of(error: BaseException, bytes_max: int) -> str:
-    """The type and the text of an exception; the type alone if it has no text that can be had."""
+    """The type and the text of an exception; the type alone if its text fails."""
     name = type(error).__name__
     try:
         text = str(error)

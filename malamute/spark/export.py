@@ -36,7 +36,7 @@ FILE_BYTES = 256 * 1024 * 1024
 """A file ends once it has so many messages or bytes, with the batch that exceeds it."""
 
 LEFT_OUT = "left-out"
-"""The reason of a gap that an export has left because it was told to begin behind it."""
+"""The reason of a gap that an export has left because its start is behind it."""
 
 DIFFERENCES = ("sequence", "time", "time_ns", "size")
 REPEATED = (

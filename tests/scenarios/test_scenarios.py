@@ -518,7 +518,7 @@ def test_whatever_the_text_of_a_failure_it_is_answered_and_the_worker_goes_on(
         await worker.run()
         for name, replies in asked.items():
             if on_error == "nak" and name != "last":
-                # It comes again after a backoff, which may be later than the end of this worker.
+                # It is redelivered after a backoff, which may be later than the end of this worker.
                 replies.cancel()
                 continue
             answers = [reply async for reply in replies]

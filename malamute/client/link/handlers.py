@@ -131,7 +131,7 @@ async def settle(
     """Settle a message whose handler has ended, one way or the other.
 
     Raises what the handler of a stream raised, and nothing else: a message that cannot be settled now, such
-    as a reply for which there is no room, comes again.
+    as a reply for which there is no room, is redelivered.
     """
     try:
         if error is None:

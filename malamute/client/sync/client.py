@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
+from malamute.client.link.greenlets import warn_of_greenlets
 from malamute.client.options import (
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
@@ -29,7 +30,6 @@ from malamute.client.session.receipts import SentBase
 from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
 from malamute.client.sync.demand import Demand
 from malamute.client.sync.driver import BlockingDriver, run
-from malamute.client.sync.greenlets import warn_of_greenlets
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
 from malamute.client.sync.publisher import Publisher
 from malamute.client.sync.receipts import Sent
