@@ -248,3 +248,50 @@ def test_only_the_service_that_was_asked_replies(connect: Connect) -> None:
     assert [reply.body for reply in replies] == [b"true"]
     mailbox = alice.mailbox()
     assert sorted(mailbox.receive(PATIENCE).subject for _ in range(2)) == ["as mail", "do"]
+
+
+@pytest.mark.parametrize("assurance", ["stored", "confirmed"])
+def test_a_worker_with_one_credit_gets_all_requests_of_an_asker_that_is_idle_over_a_restart(
+    broker: Broker, connect: Connect, assurance: str
+) -> None:
+    """The replies and outcomes wait in the mailbox of the asker, however long it does not reconnect."""
+    asker = connect("asker")
+    bodies = [b"%d" % number for number in range(4)]
+    asked = [asker.request("svc", "do", body, assurance=assurance, timeout=PATIENCE) for body in bodies]
+    asker.flush()
+    broker.restart()
+    with connect("worker").work("svc", credit=1) as requests:
+        for body in bodies:
+            request = requests.receive(PATIENCE)
+            assert request.body == body
+            request.reply(body)
+    assert [[reply.body for reply in replies] for replies in asked] == [[body] for body in bodies]
+    if assurance == "confirmed":
+        assert [replies.wait(PATIENCE) for replies in asked] == ["acknowledged"] * 4
+
+
+@pytest.mark.parametrize("assurance", ["stored", "confirmed"])
+def test_requests_that_are_not_confirmed_are_with_their_idle_asker_until_its_next_call(
+    broker: Broker, connect: Connect, assurance: str
+) -> None:
+    """`request` returns before the request is stored: a restart meanwhile leaves it with a blocking client."""
+    asker, worker = connect("asker"), connect("worker")
+    asked = [asker.request("svc", "do", b"%d" % n, assurance=assurance, timeout=PATIENCE) for n in (0, 1)]
+    asker.flush()
+    broker.stop()
+    asked += [asker.request("svc", "do", b"%d" % n, assurance=assurance, timeout=PATIENCE) for n in (2, 3)]
+    broker.start()
+    with worker.work("svc", credit=1) as requests:
+        for number in (0, 1):
+            request = requests.receive(PATIENCE)
+            assert request.body == b"%d" % number
+            request.reply(b"done")
+        row = worker.query("service", name="svc")
+        assert (row["waiting"], row["delayed"], row["outstanding"]) == (0, 0, 0)
+        assert nothing_to_do(requests)
+        asker.flush()
+        for number in (2, 3):
+            request = requests.receive(PATIENCE)
+            assert request.body == b"%d" % number
+            request.reply(b"done")
+    assert [[reply.body for reply in replies] for replies in asked] == [[b"done"]] * 4
