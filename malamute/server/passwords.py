@@ -1,8 +1,12 @@
 """Passwords beside the loop: a thread tries one after the other, and the loop answers when it has.
 
-To try one takes some 50 ms, so that is done for a few at a time. A client that was right before is known by a
-keyed digest: a thousand clients that reconnect cost a thousand digests. Addresses from which wrong passwords
-come have to wait.
+To try one takes some 50 ms, and on a busy machine a second, so that is done for a few at a time. A client that
+was right before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests.
+Addresses from which wrong passwords come have to wait.
+
+A client that waits too long for its answer connects again, with the same password. So a password that is
+being tried is not tried once more: all who have asked get the one answer. Otherwise the slower the machine
+was, the more there would be to try, for clients that have gone.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLate
 from malamute.protocol.limits import NAME_BYTES_MAX, PASSWORD_BYTES_MAX
 
 TRYING_MAX = 64
-"""Passwords that wait for the thread; with more, the client has to try again."""
+"""Clients that wait for the thread; with more, the client has to try again."""
 
 WRONG = "wrong user or password"
 DISABLED = "disabled account"
@@ -42,14 +46,18 @@ class Busy(TryLater):
     """Raised when more wait for a thread than may: the client is to connect again."""
 
 
-class _Tried(NamedTuple):
-    """A password that was tried for somebody; `digest` is it, keyed. A `fault` is why it could not be."""
+class _Login(NamedTuple):
+    """A user and a password, which is `digest`, keyed, and what was kept of the password of the user."""
 
-    address: str
     name: str
     hashed: str
     digest: bytes
-    answer: Answer
+
+
+class _Tried(NamedTuple):
+    """A login that was tried. A `fault` is why it could not be."""
+
+    login: _Login
     right: bool = False
     fault: str = ""
 
@@ -64,7 +72,9 @@ class Passwords:
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
         self._thread = ThreadPoolExecutor(1, "malamute-passwords")
-        self._trying = 0
+        self._trying: dict[_Login, list[tuple[str, Answer]]] = {}
+        """The logins that are being tried, and who waits for each: an address and its answer."""
+        self._waiting = 0
         self._tried: deque[_Tried] = deque()
         self._right: dict[str, tuple[str, bytes]] = {}
         """The passwords that were right: by name, what was kept then and the digest."""
@@ -81,7 +91,7 @@ class Passwords:
 
         Raises:
             TryLater: too many from there were wrong.
-            Busy: too many are being tried.
+            Busy: too many wait for an answer.
         """
         account = self._named(name)
         hashed = account.password if account else ""
@@ -93,17 +103,26 @@ class Passwords:
             answer(AccessRefused(WRONG))
         elif self._failures.too_many(address, now, name):
             raise TryLater(TOO_MANY_WRONG)
-        elif self._trying >= TRYING_MAX:
+        elif self._waiting >= TRYING_MAX:
             raise Busy(BUSY)
         else:
-            self._trying += 1
-            self._thread.submit(self._try, _Tried(address, name, hashed, digest, answer), password)
+            self._wait(_Login(name, hashed, digest), password, address, answer)
+
+    def _wait(self, login: _Login, password: bytes, address: str, answer: Answer) -> None:
+        """Have somebody wait for the answer to a login, which is tried once for all who wait for it."""
+        waiting = self._trying.get(login)
+        if waiting is None:
+            waiting = self._trying[login] = []
+            self._thread.submit(self._try, _Tried(login), password)
+        self._waiting += 1
+        waiting.append((address, answer))
 
     def _try(self, tried: _Tried, password: bytes) -> None:
         """Try a password. This is the thread's."""
+        hashed = tried.login.hashed
         try:
-            kept = PasswordHash.parse(tried.hashed) if tried.hashed else self._nobody
-            tried = tried._replace(right=kept.fits(password) and bool(tried.hashed))
+            kept = PasswordHash.parse(hashed) if hashed else self._nobody
+            tried = tried._replace(right=kept.fits(password) and bool(hashed))
         except Exception as error:  # such as no memory for it: the client still needs its answer
             tried = tried._replace(fault=f"a fault of the broker's own: {type(error).__name__}")
         self._tried.append(tried)
@@ -116,18 +135,29 @@ class Passwords:
             self._receiver.recv(TRYING_MAX)
         while self._tried:
             tried = self._tried.popleft()
-            self._trying -= 1
-            tried.answer(InternalError(tried.fault) if tried.fault else self._outcome(tried, now))
+            waiting = self._trying.pop(tried.login)
+            self._waiting -= len(waiting)
+            for address in dict.fromkeys(address for address, _ in waiting) if not tried.fault else ():
+                self._note(tried, address, now)
+            for _, answer in waiting:
+                answer(InternalError(tried.fault) if tried.fault else self._outcome(tried))
 
-    def _outcome(self, tried: _Tried, now: float) -> Account | MalamuteError:
-        account = self._named(tried.name)
-        # It may have another one by now.
-        right = tried.right and account is not None and account.password == tried.hashed
-        if right:
-            self._right[tried.name] = (tried.hashed, tried.digest)
+    def _is_right(self, tried: _Tried) -> bool:
+        """Whether the password opens the account: that may have another one by now."""
+        account = self._named(tried.login.name)
+        return tried.right and account is not None and account.password == tried.login.hashed
+
+    def _note(self, tried: _Tried, address: str, now: float) -> None:
+        """Remember a right password, or count a wrong one: once for an address, however often it asked."""
+        name, hashed, digest = tried.login
+        if self._is_right(tried):
+            self._right[name] = (hashed, digest)
         else:
-            self._failures.add(tried.address, now, tried.name)
-        return usable(account if right else None, WRONG)
+            self._failures.add(address, now, name)
+
+    def _outcome(self, tried: _Tried) -> Account | MalamuteError:
+        account = self._named(tried.login.name)
+        return usable(account if self._is_right(tried) else None, WRONG)
 
     def close(self) -> None:
         """Try no more."""

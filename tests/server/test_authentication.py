@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -307,6 +308,54 @@ def test_a_password_that_cannot_be_tried_is_refused_and_takes_nobody_elses_place
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def test_a_client_that_connects_again_while_its_password_is_tried_costs_no_other_try(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine on which a try takes longer than clients wait would have more and more to try."""
+    may_end = threading.Event()
+    tried: list[bytes] = []
+    scrypt = module.scrypt
+
+    def slow(password: bytes, *cost: Any) -> bytes:
+        tried.append(password)
+        assert may_end.wait(30)
+        return scrypt(password, *cost)
+
+    monkeypatch.setattr(module, "scrypt", slow)
+    answers: list[Account | MalamuteError] = []
+    subject = asking.handler.passwords
+    for _ in range(FAILURES_MAX + 1):
+        for password in (b"wrong", b"secret"):
+            subject.prove("bob", password, "10.0.0.1", asking.now, answers.append)
+    subject.prove("bob", b"wrong", "10.0.0.2", asking.now, answers.append)
+    may_end.set()
+    while len(answers) < 2 * FAILURES_MAX + 3:
+        poller = zmq.Poller()
+        poller.register(subject.fileno(), zmq.POLLIN)
+        assert poller.poll(30_000)
+        subject.update(asking.now)
+    assert tried == [b"wrong", b"secret"]
+    assert [type(answer) for answer in answers] == [AccessRefused] * 12 + [Account] * 11
+    # A guess counts once, however often its client asked meanwhile.
+    for _ in range(FAILURES_MAX - 1):
+        assert asking.plain("bob", "other") == ("400", "")
+    assert asking.plain("bob", "other") == ("300", "")
+
+
+def test_clients_that_wait_for_one_try_are_so_many_at_the_most(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passwords, "TRYING_MAX", 3)
+    may_end = threading.Event()
+    monkeypatch.setattr(module, "scrypt", lambda *given: bytes(32 * may_end.wait(30)))
+    answers: list[Account | MalamuteError] = []
+    for _ in range(3):
+        asking.handler.passwords.prove("bob", b"wrong", "10.0.0.1", asking.now, answers.append)
+    with pytest.raises(Busy):
+        asking.handler.passwords.prove("bob", b"wrong", "10.0.0.1", asking.now, answers.append)
+    may_end.set()
 
 
 def test_more_passwords_at_a_time_than_may_wait_come_again_by_no_fault_of_their_own(
