@@ -1,7 +1,7 @@
 """Passwords beside the loop: a thread tries one after the other, and the loop answers when it has.
 
-To try one takes some 50 ms, and on a busy machine a second, so that is done for a few at a time. A client that
-was right before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests.
+To try one takes some 50 ms, and on a busy machine a second, so that is done for a few at a time. A client
+that was right before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests.
 Addresses from which wrong passwords come have to wait.
 
 A client that waits too long for its answer connects again, with the same password. So a password that is

@@ -274,7 +274,7 @@ def test_a_worker_with_one_credit_gets_all_requests_of_an_asker_that_is_idle_ove
 def test_requests_that_are_not_confirmed_are_with_their_idle_asker_until_its_next_call(
     broker: Broker, connect: Connect, assurance: str
 ) -> None:
-    """`request` returns before the request is stored: a restart meanwhile leaves it with a blocking client."""
+    """`request` returns before the request is stored: after a restart a blocking client still has it."""
     asker, worker = connect("asker"), connect("worker")
     asked = [asker.request("svc", "do", b"%d" % n, assurance=assurance, timeout=PATIENCE) for n in (0, 1)]
     asker.flush()

@@ -327,10 +327,10 @@ class Client(ClientBase):
 
         `assurance` is `none`, `stored` or `confirmed`. With `stored` the request is sent again after a
         reconnect until it is durable on the broker, once; with `none` it may be lost, and a refusal is an
-        event. `flush` returns when it is durable: until then it may be with this client only, which reconnects
-        in its calls. With `confirmed` the result reports how the request ended, too: the iterator ends when the
-        request has expired, say, `outcome` says so, and `wait` waits for it. That needs a client with an
-        address.
+        event. `flush` returns when it is durable: until then it may be with this client only, which
+        reconnects in its calls. With `confirmed` the result reports how the request ended, too: the iterator
+        ends when the request has expired, say, `outcome` says so, and `wait` waits for it. That needs a
+        client with an address.
 
         The iterator raises `TimedOut`, and the error that the broker refused the request with.
 
