@@ -610,7 +610,7 @@ class DiskStore:
     def _put_cards(self, transaction: _Transaction, changes: RingTransaction, plan: Plan) -> dict[str, Card]:
         """Store the cards that this transaction changes. Mostly there are none."""
         cards: dict[str, Card] = {}
-        for setting in self._ring.clipped(plan.settings):
+        for setting in self._ring.clipped(plan.settings, changes.changed):
             name = stream_of(setting)
             before = cards.get(name) or self._cards.get(name) or Card(0, name)
             after = changed(before, setting)

@@ -152,7 +152,6 @@ class MemoryStore:
         """Carry out all of the operations, or none. Raises StorageFull."""
         with self._open():
             streams = encode_streams(operations, self._collector, self._ring.era)
-            notes = self._ring.clipped([o for o in operations if type(o) is NoteRefused])
             try:
                 self._refuse_if_full(operations, [value for _, value in streams])
                 if streams or self._ring.is_behind():
@@ -163,7 +162,7 @@ class MemoryStore:
             for operation in operations:
                 if type(operation) in self._appliers:
                     self._appliers[type(operation)](operation)
-            for note in notes:
+            for note in self._ring.clipped([o for o in operations if type(o) is NoteRefused], {}):
                 self._refused[note.stream] = noted(self._refused.get(note.stream, ()), note)
             self._lsn += 1
 

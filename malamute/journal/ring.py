@@ -197,15 +197,16 @@ class Ring:
             return stream.first_time, self.began
         return found.last_time, self.began
 
-    def clipped(self, operations: Iterable[Any]) -> list[Any]:
-        """The operations, with what they note as refused cut off at what was reserved.
+    def clipped(self, operations: Iterable[Any], changed: Mapping[str, StreamMeta]) -> list[Any]:
+        """The operations, with what they note as refused cut off at what is reserved.
 
-        Beyond that nobody was sent anything, and the sequences may be used again.
+        Beyond that nobody was sent anything, and the sequences may be used again. What the transaction has
+        `changed` counts: with a chunk behind what was refused, all of that is left out for good.
         """
         kept = []
         for operation in operations:
             if type(operation) is NoteRefused:
-                stream = self.streams.get(operation.stream)
+                stream = changed.get(operation.stream) or self.streams.get(operation.stream)
                 last = min(operation.last, stream.reserved if stream else 0)
                 if last < operation.first:
                     continue
@@ -234,7 +235,7 @@ class Ring:
         self.given |= changes.given
         for name, stream in changes.changed.items():
             before = self.streams.get(name)
-            if before is not None and before.first != stream.first:
+            if before is None or before.first != stream.first:
                 self.firsts[name] = stream.first
         self.streams.update(changes.changed)
         self.leaving = {number: stream for number, stream in changes.leaving.items() if stream.chunks}

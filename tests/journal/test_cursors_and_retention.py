@@ -6,7 +6,14 @@ import pytest
 from stores import append, chunk_size, firsts, put, size_of_a_chunk
 
 from malamute.journal import ring
-from malamute.store.operations import DeleteStream, DeleteValue, PutValue, StreamState
+from malamute.store.operations import (
+    DeleteStream,
+    DeleteValue,
+    ForgetStream,
+    PutValue,
+    Reserve,
+    StreamState,
+)
 from malamute.store.policies import StreamRetention
 from malamute.store.tables import CURSORS, NUMBERS, RETENTIONS, SESSIONS
 
@@ -198,3 +205,14 @@ def test_the_budget_takes_deleted_streams_first(make, monkeypatch):
         [append(11, stream="new", time=11, payload=bytes(1000)), PutValue(SESSIONS, (b"s", NUMBERS), b"")]
     )
     assert (firsts(store, "old"), firsts(store, "new")) == ([], [6, 7, 8, 9, 10, 11])
+
+
+@pytest.mark.parametrize(
+    "before", [(), (Reserve("s", 5),), (append(5), DeleteStream("s"), ForgetStream("s"))]
+)
+def test_whose_oldest_messages_are_dropped_is_told_of_a_new_stream_too(make, before):
+    store = make(retention=lambda _: StreamRetention(messages_max=2))
+    store.write([*before, append(6), append(7), append(8)])
+    assert store.pop_firsts() == {"s": 7} == {"s": firsts(store)[0]}
+    store.write([append(9)])
+    assert store.pop_firsts() == {"s": 8}
