@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, publish, subscribe
 
 from malamute.protocol.messages import Gap
-from malamute.store.operations import NoteRefused
+from malamute.store.operations import AppendChunk, Chunk, NoteRefused
 
 
 @pytest.fixture
@@ -70,3 +70,50 @@ def test_what_nobody_can_have_had_is_not_noted(bench):
     bench.store.write([NoteRefused("s", reserved + 1, reserved + 9), NoteRefused("new", 1, 1)])
     assert [*bench.store.recover().refused] == ["s"]
     assert len(bench.store.recover().refused["s"]) == 1
+
+
+def counts(bench):
+    """How many messages are counted, and how many are there."""
+    return bench.core.streams.by_name["s"].messages_behind(0), bench.store.status().streams["s"].count
+
+
+def test_what_is_noted_as_refused_is_not_counted(bench):
+    assert counts(bench) == (2, 2)
+    # The next start knows that without the note.
+    bench.tell("alice", publish(b"4"))
+    bench.settle()
+    assert counts(bench) == (3, 3)
+    restart(bench)
+    assert counts(bench) == (3, 3)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_what_a_restore_skipped_before_the_first_message_of_a_stream_is_not_counted(is_stored):
+    bench = Bench()
+    bench.store = bench.store.copy()
+    bench.crash()
+    bench.open("alice", "bob")
+    bench.tell("alice", publish(b"1"))
+    if is_stored:
+        bench.settle()
+    stream = bench.core.streams.by_name["s"]
+    assert stream.last == stream.store.incarnation + 1
+    assert stream.messages_behind(0) == 1
+
+
+def test_what_a_refused_chunk_told_of_skipped_sequences_is_stored_with_the_next_one(bench):
+    for body in (b"4", b"5"):
+        bench.tell("alice", publish(body))
+        bench.iterate()
+    refused, taken = bench.appends
+    [first] = [o.chunk for o in refused.operations if type(o) is AppendChunk]
+    # The broker is killed before it knows of the refusal.
+    bench.store.write([NoteRefused("s", first.first, first.last), *taken.operations])
+    restart(bench)
+    assert counts(bench) == (3, 3)
+
+
+def test_what_is_refused_beyond_what_was_reserved_is_noted_with_a_chunk_behind_it():
+    bench = Bench()
+    bench.store.write([NoteRefused("s", 1, 2), AppendChunk("s", Chunk(3, 1, 1, b"payload"), 9)])
+    assert bench.store.recover().refused == {"s": [NoteRefused("s", 1, 2)]}

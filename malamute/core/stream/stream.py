@@ -221,7 +221,8 @@ class Stream:
         """The first and the last sequence in front of it that no stream of this name is known to have had."""
         self.skipped = SkippedSequences()
         self._last_chunked = state.last if state else 0
-        self._skipped_changed = False
+        self._skipped_from = 0
+        """The first chunk that its newest ranges are stored with, or 0 if they are stored."""
         self.next_dispatch = self.next
         self.last_stored = state.last if state else 0
         self.first_kept = state.first if state else begin + 1
@@ -583,20 +584,27 @@ class Stream:
         elif last + EPOCH // 2 > self.reserved:
             self._begin_epoch(last, size_bytes if last > self.reserved else 0)
 
-    def restore_numbering(self, never_used: Sequence[int], skipped: Sequence[Sequence[int]]) -> None:
-        """Take up which sequences have no messages, as it was stored."""
+    def restore_numbering(
+        self, never_used: Sequence[int], skipped: Sequence[Sequence[int]], refused: Sequence[NoteRefused]
+    ) -> None:
+        """Take up which sequences have no messages, as the core and the writer have stored it."""
         self.never_used = never_used[0], never_used[1]
         self.skipped.restore(skipped)
+        before = list(self.skipped.ranges)
+        for note in refused:
+            self.skipped.add(note.first, note.last)
+        if self.skipped.ranges != before:
+            self._skipped_from = self.next
 
     def _note_skipped(self, chunk: Chunk) -> None:
         """Store with a chunk what was left out before it."""
         before = max(self._last_chunked, self.first_kept - 1)
         if before < chunk.first - 1:
             self.skipped.add(before + 1, chunk.first - 1)
-            self._skipped_changed = True
+            self._skipped_from = chunk.first
         self._last_chunked = chunk.last
-        if self._skipped_changed:
-            self._skipped_changed = False
+        # The chunk that had them first may be refused, and one behind it be the last before a crash.
+        if self._skipped_from:
             self.skipped.forget_before(self.first_kept)
             self.stage.store(PutValue(SKIPPED, (self.name,), self.skipped.ranges))
 
@@ -635,13 +643,15 @@ class Stream:
         # A deletion since then has taken back what was reserved ahead.
         self._reserved(last, last + RESERVE * (deletions == self._deletions), error)
         if error is None:
+            if self._skipped_from <= last:
+                self._skipped_from = 0
             if self._may_age and (age_seconds := self.age_seconds):
                 self.store.ageing.stored(age_seconds)
             self.replay.stored()
             return
         loaded = self.replay.refused()
         self.skipped.add(loaded.chunk.first, loaded.chunk.last)
-        self._skipped_changed = True
+        self._skipped_from = self.next
         if sent:
             self._refused(loaded, sent=True)
         self.replay.advance()
@@ -932,7 +942,7 @@ class Streams:
         else:
             stream = self.by_name[name] = Stream(name, self, store, state)
             stream.gaps.restore(refused)
-            stream.restore_numbering(*numbering)
+            stream.restore_numbering(*numbering, refused)
             if stream.policy.retention != KEEP_ALL:
                 store.stage.store(Retain(name, stream.policy.retention))
 
