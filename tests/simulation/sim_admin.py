@@ -31,6 +31,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "where": ("", "n = 1", "subject = 'a.x'"),
     "state": ("", *MESSAGE_STATES),
     "after": (0, 1, 3),
+    "number": (1, 2, 7),
     "after_name": ("", "kept", "m"),
     "limit": (1, 2, 1000),
     "dead": (True, False),
@@ -39,7 +40,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "user": ("ann", "nobody", ""),
     "action": ("publish", "admin", "dance"),
     "target": ("stream/kept/a.x", "mailbox/bob", "broker/status", "nothing"),
-    "source": ("stream/kept", "stream/more", "service/print"),
+    "source": ("stream/kept", "stream/more", "service/print", "mailbox/bob"),
     "feed": FEEDS,
 }
 """Values of each argument, by its name."""
@@ -60,7 +61,6 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "stream": ("kept", "more", "live", "kept", AUDIT, EVENTS, "made"),
     "cursor": ("blue", "red"),
     "owner": ("ann", "bob"),
-    "service": ("print", "scan"),
     "start": ("new", "first", "last", "seq:3", "since:2s"),
     "bytes": (0, 1_000_000),
     "count": (0, 3, 1_000_000),

@@ -687,7 +687,7 @@ class Book:
         grant.position, began = max(message.last, grant.position or 0), grant.began
         assert isinstance(began, Subscribe)
         self.streams.told(began.stream, message.last)
-        self.streams.check_gap(began.stream, wants_of(began), message)
+        self.streams.check_gap(began.stream, wants_of(began), message, began.resume)
 
     def _stored(self, peer: bytes, message: Stored, blocked: bool) -> None:
         for first, last, sequence in message.ranges:

@@ -33,6 +33,7 @@ from malamute.protocol.messages import (
     Gap,
     Message,
 )
+from malamute.protocol.position import StorePosition
 from malamute.store.operations import FLOOR, AppendChunk, Chunk, Recovered, Reserve
 from malamute.store.policies import StreamRetention
 
@@ -85,6 +86,7 @@ class StreamBook:
         self.unsent: dict[str, set[int]] = {}
         """What the disk would not reserve: nobody learns of it before there is more."""
         self.times = TimeBook()
+        self._reserved_at_start: dict[str, int] = {}
         self.incarnations: Sequence[int] = ()
         """Where the broker began anew after a restore."""
         self.began = wall.now
@@ -227,6 +229,9 @@ class StreamBook:
             for name, state in self.store.status().streams.items()
             if state.count
         }
+        self._reserved_at_start = {
+            name: max(state.reserved, recovered.incarnation) for name, state in recovered.streams.items()
+        }
         self.floor = recovered.streams[FLOOR].reserved if FLOOR in recovered.streams else 0
         for stream, order in self.order.items():
             state = recovered.streams.get(stream)
@@ -330,12 +335,21 @@ class StreamBook:
         if unstored and stream != self.no_journal:
             raise Violation("a message came before it was committed", stream=stream, sequences=unstored)
 
-    def check_gap(self, stream: str, wants: Wants, gap: Gap) -> None:
+    def _begun_behind(self, stream: str) -> int:
+        """The last sequence that was reserved in a stream when the broker started."""
+        return self._reserved_at_start.get(stream, max(self.floor, *self.incarnations, 0))
+
+    def check_gap(self, stream: str, wants: Wants, gap: Gap, resume: str) -> None:
         """A gap reports what is unavailable, and nothing else."""
         begun = [number for number in self.incarnations if gap.first <= number <= gap.last]
-        if gap.reason == ANOTHER_STORE:
-            # A broker goes on with its store or with a copy: each position that it gave out is one in it.
+        position = StorePosition.parse(resume)
+        is_here = position is None or position.sequence <= self._begun_behind(stream)
+        if gap.reason == ANOTHER_STORE and is_here:
+            # A broker goes on with its store or with a copy: a position is one in it, if that was reserved.
             raise Violation("a position of this store was taken for one of another", stream=stream, gap=gap)
+        if gap.reason == ANOTHER_STORE:
+            # Its range is all that there is before the new beginning.
+            return
         if begun and gap.reason in (OVERWRITTEN, RESTART):
             raise Violation("a restore was reported as if nothing was lost", stream=stream, gap=gap)
         for sequence in self.owed(stream, wants, gap.first, gap.last):
@@ -526,6 +540,10 @@ class Reader:
 
     def _gap(self, gap: Gap) -> None:
         assert self.position is not None
+        if gap.reason == ANOTHER_STORE:
+            if (gap.first, gap.last) != (1, self.position) or self.had:
+                raise Violation("a subscription began anew elsewhere", gap=gap, position=self.position)
+            return
         known = any(first <= gap.first and gap.last <= last for first, last in self._told)
         if known or gap.first > gap.last:
             raise Violation("a gap was sent twice, or of nothing", gap=gap, position=self.position)

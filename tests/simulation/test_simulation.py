@@ -12,7 +12,7 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
-from sim_admin import LEFT_OUT, changing
+from sim_admin import CHANGED, LEFT_OUT, VALUES, changing
 from sim_client import FEED_STARTS, SUBJECTS
 from sim_clock import Wall
 from sim_dead import DeadBook
@@ -44,7 +44,7 @@ from malamute.core.stream.stream import Stream
 from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
-from malamute.protocol.admin import CHANGES
+from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.messages import Subscribe
 from malamute.store.commit import Append
 from malamute.store.operations import (
@@ -116,6 +116,13 @@ def test_every_promise_is_kept_where_much_has_to_wait(theme):
 def test_every_promise_is_kept_where_feeds_begin_in_the_past_and_records_are_damaged():
     for seed in SEEDS_SET_BACK:
         assert failure_of(set_back(seed)) is None, f"set_back({seed})"
+
+
+def test_each_argument_of_operators_has_values():
+    asked = {name for kind in QUERIES.values() for name in kind.rules.rules}
+    assert asked == VALUES.keys()
+    changed = {name for kind in CHANGES.values() for name in kind.rules.rules}
+    assert changed == CHANGED.keys() | {"criteria", "where", "body"}
 
 
 def test_a_seed_makes_the_same_run_again():
