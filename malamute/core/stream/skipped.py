@@ -2,8 +2,8 @@
 
 A crash leaves out the sequences that were reserved, a restore those up to the new incarnation, and a chunk
 that the disk refuses those that it had. Each is noted when it is made, and stored with every chunk from the
-next one on, until one of these is on the disk. Of what was refused the writer stores its own note as well, with
-the next chunk that the disk takes: the broker may be killed before it has learned of the refusal.
+next one on, until one of these is on the disk. Of what was refused the writer stores its own note as well,
+with the next chunk that the disk takes: the broker may be killed before it has learned of the refusal.
 """
 
 from __future__ import annotations
