@@ -413,7 +413,7 @@ def test_an_account_that_is_stored_while_the_broker_runs_logs_in_until_it_is_dis
             pass
         assert "scrypt" not in (shown := run("list"))
         assert "dora" in shown
-        run("remove", "dora")
+        run("remove", "dora", "--yes")
         with pytest.raises(AccessRefused):
             connect("second")
         bob.publish("s", "a", b"x", assurance="stored")
