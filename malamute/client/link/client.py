@@ -172,6 +172,11 @@ async def open_driver(
                 f"the broker at {route} did not look at the credentials within {patience_seconds} s: too "
                 "many from there were wrong, or too many come at a time"
             ) from None
+        if connection.taken:
+            raise ConnectTimeout(
+                f"a listener at {route} took the connection, and did not answer within {patience_seconds} s: "
+                "it is a broker that is busy or hangs, or none; try again"
+            ) from None
         raise ConnectTimeout(f"no broker answered at {route} within {patience_seconds} s") from None
     except BaseException:
         driver.close()

@@ -59,6 +59,7 @@ class Connection:
         self._identity = identity
         self._heartbeat = heartbeat
         self._credentials = credentials
+        self._was_taken = False
         self._inquiry: Inquiry | None = None
         """What the last listener asks for at which a handshake failed without a reason."""
         self.url = route.next(0.0)[0]
@@ -90,6 +91,11 @@ class Connection:
                 self._plan(now)
                 yield False
             self._go_on(now)
+
+    @property
+    def taken(self) -> bool:
+        """Whether a listener has taken a connection, in this attempt or one before."""
+        return self._was_taken or self.link.taken
 
     def answered(self) -> None:
         """The broker has answered HELLO: this connection is the one to stay with."""
@@ -131,6 +137,7 @@ class Connection:
             self._begun()
 
     def _end(self) -> None:
+        self._was_taken = self.taken
         self.before_close()
         self.link.close()
 

@@ -48,6 +48,7 @@ _EVENT = Struct("=HI")
 # As plain integers: pyzmq makes values of its enumerations of them, which takes longer than what is asked.
 _POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_TAKEN = zmq.Event.CONNECTED
 _UP = zmq.Event.HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.Event.DISCONNECTED
@@ -118,7 +119,7 @@ class Link:
         with _as_ours():
             self.socket = context.socket(zmq.DEALER)
             try:
-                self._monitor = self.socket.get_monitor_socket(_UP | _DOWN)
+                self._monitor = self.socket.get_monitor_socket(_TAKEN | _UP | _DOWN)
             except zmq.ZMQError:
                 self.socket.close(0)
                 raise
@@ -133,6 +134,8 @@ class Link:
         _open.add(self)
         self.unexplained = False
         """Whether the handshake failed, and libzmq does not say why."""
+        self.taken = False
+        """Whether a listener has taken the connection: it may be one whose broker is busy, or hangs."""
         self.deferred = False
         """Whether the broker did not look at the credentials, and wants them later."""
         self.quiet = False
@@ -173,6 +176,9 @@ class Link:
         while self._monitor.poll(0):
             # pyzmq can read this too, but would import asyncio for it: the number of the event comes first.
             event, value = _EVENT.unpack_from(self._monitor.recv_multipart()[0])
+            if event == _TAKEN:
+                self.taken = True
+                continue
             if (event, value) in _REFUSED:
                 raise AccessRefused(f"connection to {self._url} is refused: {_REFUSED[event, value]}")
             self.deferred = self.deferred or (event, value) == _DEFERRED

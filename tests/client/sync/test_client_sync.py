@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -134,6 +135,15 @@ def test_connecting_says_who_it_is_and_closing_says_bye(broker):
 def test_no_broker_is_a_connect_timeout():
     with pytest.raises(errors.ConnectTimeout, match=r"no broker answered at tcp://127\.0\.0\.1:1"):
         malamute.connect("tcp://127.0.0.1:1", timeout=0.05)
+
+
+@pytest.mark.parametrize("timeout", [0.5, 4.0])
+def test_a_listener_that_does_not_answer_is_another_connect_timeout_than_no_listener(timeout):
+    """In this attempt, or in the one before it: after three seconds the client tries again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(errors.ConnectTimeout, match=f"a listener at {url} took the connection"):
+            malamute.connect(url, timeout=timeout)
 
 
 def test_a_url_that_is_none_is_refused():
