@@ -50,6 +50,10 @@ LONG_RUNS = {
         "fuzz/fuzz_live.py",
         lambda seed, part: ["--seed", f"{seed}", "--seconds", f"{max(1, int(300 * part))}"],
     ),
+    "frames": LongRun(
+        "spark/many_frames.py",
+        lambda seed, part: ["--seed", f"{seed}", "--pairs", f"{max(20, int(500 * part))}"],
+    ),
     "mutants": LongRun("mutants/run_mutants.py", lambda seed, part: []),
 }
 

@@ -23,12 +23,14 @@ from malamute.spark import read_export
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TOGETHER = 5
-"""So many pairs of conditions are one statement: each costs Spark half a second, whatever is in it."""
+PAIRS = int(os.environ.get("MALAMUTE_EXAMPLES", "100"))
+"""So many pairs of conditions; `make nightly` asks 500, with a new seed."""
+
+SEED = int(os.environ.get("MALAMUTE_SEED", "2035"))
 
 STATEMENTS = {"export": 2, "store": 4, "broker": 4, "cached": 5, "native": 5}
-"""About each frame so many statements, which are 100 pairs. A scan by Python is a task, which takes 50 ms of
-the processor; of an export it is one for each file."""
+"""About each frame so many statements, with as many pairs each: one costs Spark half a second, whatever is in
+it. A scan by Python is a task, which takes 50 ms of the processor; of an export it is one for each file."""
 
 NAN = math.nan
 NUMBERS = [NAN, -NAN, 0.0, -0.0, 1.0, 2.5, -3.0, 1e300, math.inf, -math.inf, 2.0**53, None]
@@ -176,12 +178,13 @@ def test_whatever_was_asked_before_a_query_has_its_rows(
     frames["native"] = read_export(spark, places["export"]["path"])
     # Spark's own cache passes over NaN by the least and greatest numbers of its batches.
     spark.conf.set("spark.sql.inMemoryColumnarStorage.partitionPruning", "false")
-    chance, wrong = Random(2035), []
+    chance, wrong = Random(SEED), []
     places_asked = [(place, number) for place, count in STATEMENTS.items() for number in range(count)]
+    together = -(-PAIRS // len(places_asked))
     for place, number in places_asked:
         frames[place].createOrReplaceTempView("frame")
         spark.conf.set("spark.sql.adaptive.enabled", str(number % 2 == 0).lower())
-        pairs = [(_condition(chance), _condition(chance)) for _ in range(TOGETHER)]
+        pairs = [(_condition(chance), _condition(chance)) for _ in range(together)]
         make = _mixed if number == 1 else _union
         statement = " union all ".join(make(place, *pair) for place, pair in enumerate(pairs))
         found = Counter(map(tuple, spark.sql(statement).collect()))
