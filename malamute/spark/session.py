@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,16 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 INCUBATOR = b"WARNING: Using incubator modules:"
 """What Java says first of the options that Spark starts it with."""
+
+TRACEBACK = rb"Traceback \(most recent call last\):\n(?: .*\n)*"
+
+CLOSED = re.compile(
+    TRACEBACK + rb' .*daemon\.py", line.*\n +outfile\.flush\(\)\n(?: .*\n)*BrokenPipeError.*\n'
+)
+"""What pyspark's workers print when Java closes their socket with a path, after a minute without work or at
+the end: they answer once more, which only a socket of TCP would take. Nothing is lost with it."""
+
+UNFINISHED = re.compile(TRACEBACK + rb"(?: .*|B.*)?\Z")
 
 STDERR = 2
 
@@ -119,7 +130,7 @@ def _has_log_configuration() -> bool:
 
 
 def _pass_on(reading: int, errors: int) -> None:
-    """Write all that comes to standard error, but for what Java says of a module of Spark at its start."""
+    """Write what comes to standard error, but for `CLOSED` and what Java says of a module at its start."""
     with open(reading, "rb", buffering=0) as source, open(errors, "wb", buffering=0) as target:
         begin = b""
         while INCUBATOR.startswith(begin[: len(INCUBATOR)]) and b"\n" not in begin:
@@ -129,10 +140,21 @@ def _pass_on(reading: int, errors: int) -> None:
             begin += some
         if begin.startswith(INCUBATOR):
             begin = begin.partition(b"\n")[2]
-        target.write(begin)
-        while some := source.read(65536):
+        for wanted in without_closed(chain([begin], iter(lambda: source.read(65536), b""))):
             if not _ending.is_set():
-                target.write(some)
+                target.write(wanted)
+
+
+def without_closed(written: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what is written, in lines or larger pieces, but for `CLOSED`; a traceback once it is whole."""
+    held = b""
+    for some in written:
+        held = CLOSED.sub(b"", held + some)
+        unfinished = UNFINISHED.search(held)
+        end = unfinished.start() if unfinished else len(held)
+        yield held[:end]
+        held = held[end:]
+    yield held
 
 
 def check_java() -> None:

@@ -163,6 +163,26 @@ def test_what_is_written_when_a_session_ends_is_dropped() -> None:
         assert rest.read() == b""
 
 
+CLOSED = b"""Traceback (most recent call last):
+  File "/spark/python/lib/pyspark.zip/pyspark/daemon.py", line 264, in manager
+    code = worker(sock, authenticated)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/spark/python/lib/pyspark.zip/pyspark/daemon.py", line 95, in worker
+    outfile.flush()
+BrokenPipeError: [Errno 32] Broken pipe
+"""
+OTHER = CLOSED.replace(b"outfile.flush()", b"outfile.write(rows)")
+
+
+def test_a_worker_whose_socket_java_has_closed_says_nothing() -> None:
+    said = b"\n".join([b"", OTHER, CLOSED + CLOSED, b"\r[Stage 0:>", CLOSED + OTHER, OTHER[:-9]])
+    expected = said.replace(CLOSED, b"")
+    assert b"".join(session.without_closed([said])) == expected
+    assert b"".join(session.without_closed(said.splitlines(keepends=True))) == expected
+    # What is no traceback does not wait for more.
+    assert next(session.without_closed(iter([b"\r[Stage 0:>"]))) == b"\r[Stage 0:>"
+
+
 def test_a_terminal_shows_how_many_tasks_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stage(NamedTuple):
         """What Spark says of a stage."""
