@@ -134,8 +134,8 @@ def _post_twice(trackers, usage, entries, outcome, reason, *, bound=True):
     del trackers._use
 
 
-def _commit_one_less(stream, cursor, sequence):
-    _COMMIT(stream, cursor, max(0, sequence - 1))
+def _commit_one_less(stream, cursor, sequence, user=None):
+    _COMMIT(stream, cursor, max(0, sequence - 1), user)
 
 
 def _leave_out(subscription, part):
