@@ -212,9 +212,9 @@ class BrokerHistory:
         return self._client.store
 
     def streams(self) -> Mapping[str, SequenceRange]:
-        """Each stream, and what is there of it on the disk."""
+        """Each stream, and what is there of it, which its broker may be storing yet."""
         rows = self._client.query(StreamsQuery())
-        return {row.name: SequenceRange(row.first, row.stored) for row in rows if row.journaled}
+        return {row.name: SequenceRange(row.first, row.last) for row in rows if row.journaled}
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """The first sequence at or after a time; one past the last if there is none."""
