@@ -452,9 +452,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             if self.curr_msg_data_type == "text":
                 b"".join(self.frames).decode()
         except UnicodeDecodeError:
-            self.frames = []
-            self.conn.send_close(CloseCode.INVALID_DATA)
-            self.handle_parser_exception()
+            self._fail(CloseCode.INVALID_DATA, "expected UTF-8")
         else:
             super().send_receive_event_to_app()
 

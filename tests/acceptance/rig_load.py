@@ -220,7 +220,7 @@ def read_back(url: str, stream: str = STREAM) -> tuple[list[malamute.Message], l
     stored: list[malamute.Message] = []
     with malamute.connect(url, timeout=PATIENCE) as client:
         client.on_event = lambda event: gaps.append(event) if isinstance(event, Gap) else None
-        last = next(row["stored"] for row in client.query("streams") if row["name"] == stream)
+        last = next(row["last"] for row in client.query("streams") if row["name"] == stream)
         with client.subscribe(stream, start="first") as messages:
             while not stored or stored[-1].sequence < last:
                 stored += messages.take(10_000, PATIENCE) or pytest.fail("the stream ends too early")

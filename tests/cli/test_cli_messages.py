@@ -187,6 +187,7 @@ PATTERNS = {
     "regex": ("[a-z]+\\.rome", {"wind.rome"}),
     "fields": ('{"any": [["place", "rome"], ["mast"]]}', {"temp.oslo.mast", "wind.rome"}),
     "geo": ('{"circle": [59.9, 10.7, 50]}', {"temp.oslo", "temp.oslo.mast"}),
+    "sender": ("test", {"temp.oslo", "temp.oslo.mast", "wind.rome", "end"}),
 }
 """A pattern of each family, and the subjects of the messages that it takes."""
 

@@ -36,7 +36,6 @@ from malamute.spark import export as exporting
 from malamute.spark import scan
 from malamute.spark.checksums import Blocks
 from malamute.spark.export_location import ExportLocation, Sink
-from malamute.spark.filters import Condition
 from malamute.spark.history import ExportGap, SequenceRange
 from malamute.spark.layout import manifest_path
 from malamute.spark.manifest import encode_footer, load
@@ -57,6 +56,8 @@ KINDS = MAGIC, DICTIONARY_HEAD, DICTIONARY, HEAD, PAGE, FOOTER, LENGTH, MANIFEST
 
 NEW, OLD, BARE = "new", "old", "bare"
 """An export as it is written, one as an earlier version has written it, and files without their manifests."""
+
+EVERYTHING = HistoryBounds()
 
 SECONDS = 120
 """A child that says nothing for so long hangs."""
@@ -355,11 +356,11 @@ def is_other(one: Whole, data: bytes | None) -> bool:
 
 
 def read_source(
-    directory: Path, stream: str, columns: Sequence[str], rows: int, *conditions: Condition
+    directory: Path, stream: str, columns: Sequence[str], rows: int, bounds: HistoryBounds = EVERYTHING
 ) -> tuple[pa.Table, list[tuple[str, int, int]]]:
     """As the tasks of the data source `malamute` read it: the rows, and files and ranges of what is lost."""
     options = SourceOptions(path=str(directory), stream=stream, rows=rows)
-    query = ReadQuery(options, options.promoted(), conditions, tuple(columns))
+    query = ReadQuery(options, options.promoted(), bounds, tuple(columns))
     batches, lost = [], []
     for piece in slices(query):
         for item in read(query, piece):
@@ -462,7 +463,7 @@ class Trial:
         # Who reads a part need not notice what is wrong elsewhere.
         columns = ["sequence", *(name for name in ALL[1:] if self.chance.random() < 0.2)]
         least = self.chance.randrange(140)
-        few, found = read_source(self.directory, stream, columns, 0, Condition("sequence", ">=", least))
+        few, found = read_source(self.directory, stream, columns, 0, HistoryBounds(first=least))
         ranges = {(path, first if first > last else max(first, least), last) for path, first, last in lost}
         assert {*found} <= ranges, f"reported {found}, not {ranges}"
         _check_rows(few, found, expected.select(columns), least)
