@@ -144,17 +144,24 @@ def test_who_comes_back_to_one_that_was_deleted_before_misses_nothing():
     assert come_back(bench, 4) == []
 
 
-def test_a_new_stream_has_no_gap_for_what_never_was_over_a_restart_too():
+def test_over_a_restart_nobody_knows_which_stream_was_deleted():
     bench = make()
     lose_unread(bench, "gone")
     bench.restart()
-    assert come_back(bench, 1) == []
+    assert come_back(bench, 1) == [(1, 3, "overwritten")]
 
 
-@pytest.mark.parametrize("others", [1, 2])
-def test_a_new_stream_has_no_gap_however_many_others_were_deleted(monkeypatch, others):
+def test_a_reader_of_a_stream_that_was_deleted_before_a_restart_is_notified():
+    bench = make()
+    lose_unread(bench)
+    bench.restart()
+    assert come_back(bench, 1) == [(1, 3, "overwritten")]
+
+
+@pytest.mark.parametrize(("others", "gaps"), [(1, []), (2, [(1, 6, "overwritten")])])
+def test_the_names_of_so_many_deleted_streams_are_known(monkeypatch, others, gaps):
     monkeypatch.setattr("malamute.core.stream.stream.DELETED_MAX", 1)
     bench = make()
     for number in range(others):
         lose_unread(bench, f"gone{number}")
-    assert come_back(bench, 1) == []
+    assert come_back(bench, 1) == gaps

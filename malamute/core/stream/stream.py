@@ -188,10 +188,6 @@ class Deleted:
         """The last message that there may have been in a deleted stream of this name."""
         return self._last.get(name, self.others)
 
-    def last_known(self, name: str) -> int:
-        """The last message of a deleted stream that is known by this name; 0 if none is."""
-        return self._last.get(name, 0)
-
 
 class Stream:
     """One stream: its numbers, what is under way, and its readers."""
@@ -217,7 +213,7 @@ class Stream:
         self.next: int = self.reserved + 1
         self._given_back = self.next if self.journaled and not state else 0
         """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
-        self.never_used = (owner.deleted.last_known(name) + 1, begin) if state is None else (1, 0)
+        self.never_used = (owner.deleted.last(name) + 1, begin) if state is None else (1, 0)
         """The first and the last sequence in front of it that no stream of this name is known to have had."""
         self.skipped = SkippedSequences()
         self._last_chunked = state.last if state else 0
