@@ -113,7 +113,7 @@ def _column(path: Path, name: str) -> Any:
 def _source(out: Path, stream: str = "") -> tuple[list[int], list[tuple[int, int, str]]]:
     """The rows and the losses that the data source reads."""
     options = SourceOptions(path=str(out), stream=stream)
-    query = ReadQuery(options, options.promoted(), (), ("sequence", "h_n"))
+    query = ReadQuery(options, options.promoted(), HistoryBounds(), ("sequence", "h_n"))
     found = [item for piece in slices(query) for item in read(query, piece)]
     lost = [item for item in found if isinstance(item, LostRange)]
     rows = [n for item in found if isinstance(item, pa.RecordBatch) for n in item["h_n"].to_pylist()]
@@ -281,7 +281,7 @@ def test_an_export_of_an_earlier_version(out: Path, monkeypatch: pytest.MonkeyPa
     assert _source(out) == ([*range(1, 21)] * 2, [])
     monkeypatch.setattr(reading, "SHARE_ROWS", 5)
     options = SourceOptions(path=str(out))
-    pieces = slices(ReadQuery(options, options.promoted(), (), ("sequence",)))
+    pieces = slices(ReadQuery(options, options.promoted(), HistoryBounds(), ("sequence",)))
     assert [piece.shares for piece in pieces] == [1, 1, 2, 2, 2, 2]
     assert [piece.split(1)[0].shares for piece in ExportedHistory(str(out)).of("s")] == [1, 1]
     one = _files(out, "s")[0]
