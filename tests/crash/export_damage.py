@@ -79,6 +79,9 @@ class Source:
     def __init__(self) -> None:
         self.limited: set[str] = set()
 
+    def store(self) -> str:
+        return "numbers"
+
     def streams(self) -> Mapping[str, SequenceRange]:
         return STREAMS
 

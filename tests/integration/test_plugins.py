@@ -94,5 +94,7 @@ def test_xu1_an_installed_family_routes_and_refuses_and_its_failures_are_shown(
     assert client.query(TotalsQuery()).family_failures == {"suffix": 1}
     with pytest.raises(InvalidSelector, match="refused by family 'suffix': a suffix is text"):
         client.subscribe("weather", "", family="suffix")
-    with pytest.raises(InvalidSelector, match=r"unknown family 'prefixes': expected .*prefix, regex, suffix"):
+    with pytest.raises(
+        InvalidSelector, match=r"unknown family 'prefixes': expected .*prefix, regex, sender, suffix"
+    ):
         client.subscribe("weather", "x", family="prefixes")
