@@ -59,6 +59,9 @@ NEW, OLD, BARE = "new", "old", "bare"
 
 EVERYTHING = HistoryBounds()
 
+GAP_REASON = "restart"
+"""The reason of the gaps that the history has, which are no damage."""
+
 SECONDS = 120
 """A child that says nothing for so long hangs."""
 
@@ -95,7 +98,7 @@ class Source:
         chance = Random(stream)
         for start in range(first, last + 1, 10):
             if start // 10 % 4 == 2:
-                yield ExportGap(start, start + 9, "restart")
+                yield ExportGap(start, start + 9, GAP_REASON)
                 continue
             numbers = [*range(start, min(start + 10, last + 1))]
             records = [pack_record(*self._message(stream, n, chance)) for n in numbers]
@@ -370,7 +373,8 @@ def read_source(
             if isinstance(item, LostRange):
                 assert item.stream == stream
                 assert item.reason
-                lost.append((item.path, item.first, item.last))
+                if item.reason != GAP_REASON:
+                    lost.append((item.path, item.first, item.last))
             else:
                 batches.append(item.select(columns))
     return pa.Table.from_batches(batches) if batches else pa.table({}), lost

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from export_damage import AGES, BARE, KINDS, MANIFEST, NEW, OLD, REPORTED, UNCOVERED, WAYS, run
 
 COUNT = len(AGES) * len(KINDS) * len(WAYS) // 2
 
 
-@pytest.mark.skip(reason="the rig has not followed the reader's bounds: its whole export reads as lost")
 def test_damage_of_any_place_is_reported_with_its_range(tmp_path: Path) -> None:
     found = [*run(COUNT, 1, tmp_path)]
     assert len(found) == COUNT
