@@ -162,9 +162,9 @@ def options(connection: ConnectionOptions, *, as_json: bool) -> None:
 def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Have a broker read its configuration again: the file and the options that it was started with.
 
-    It is checked as a whole first; if it cannot be used, error 700 says why, and the broker continues with
-    the one that it has. What a running broker cannot change is named, and waits for the next start. A reload
-    that takes away the right to reload from who asks for it says so first, and asks.
+    The configuration is checked as a whole first; if it cannot be used, error 700 says why, and the broker
+    continues with the one that it has. Options that a running broker cannot change are named, and wait for
+    the next start. A reload that takes away the right to reload from the user who asks for it says so first.
     """
     from malamute.protocol import admin
 

@@ -41,7 +41,7 @@ def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MessageContent(NamedTuple):
-    """What a message has in it; nothing if its record is damaged, and why it is."""
+    """Headers and frames of a message; none if its record is damaged, with the reason."""
 
     headers: Mapping[str, Any]
     frames: Sequence[bytes]

@@ -212,7 +212,7 @@ def window(name: str, value: float) -> int:
 
 
 def seconds(name: str, value: Span) -> float:
-    """Return a time-out in seconds. What is over already, below 0, is as good as 0; infinite is for ever."""
+    """Return a time-out in seconds. A negative one counts as 0, an infinite one as no limit."""
     if isinstance(value, timedelta):
         value = value / _SECOND
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
@@ -339,7 +339,7 @@ _OPTIONS: dict[str, Callable[[str, Any], Any]] = {
     "user": text,
     "password": text,
 }
-"""What each option of a call means, and whether it can be one: from its name and its value."""
+"""Converters of the options of calls, by name; each takes the name and the value."""
 
 _PROPERTIES: dict[str, Callable[[str, Any], Any]] = {
     "id": _short_text,

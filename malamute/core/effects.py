@@ -126,7 +126,7 @@ class Effects(StoreStage):
         self.refusals: Counter[int] = Counter()
         """ERRORs that clients were sent, by code."""
         self.refused_lately = RecentCount()
-        """Those of them that were for want of room."""
+        """Recent ERRORs for want of room."""
         self.family_failures: Counter[str] = Counter()
         """How often a family of patterns that is a plug-in has failed, by its name."""
         self.on_failure: Failed | None = None

@@ -1,4 +1,4 @@
-"""What users have of things that stay: streams and cursors, each of which counts for its owner.
+"""Holdings of users: streams and cursors, each of which counts for its owner.
 
 The owner is in the store, so a restart changes nothing. A user whose quota says nothing of them may have as
 much as is left to all others: the one who has least gets more, whatever another one has made. Clients without

@@ -193,7 +193,7 @@ _decode_base64 = msgspec.json.Decoder(bytes).decode
 _decode_text = msgspec.json.Decoder(str).decode
 
 _DEPTHS = {NDJSON: 0, CLOUD_EVENT: 1, CLOUD_EVENTS: 2}
-"""How deep a body is built, by its type; 0 is for all of it. What is no JSON is not built."""
+"""How deep a body is built, by its type; 0 is for all of it. Other types are not built."""
 
 
 def elements_of(request: Request, body: bytes) -> int:

@@ -37,7 +37,7 @@ class FilePlan(NamedTuple):
 
 
 def files_for(files: int, sessions: int) -> FilePlan:
-    """What so many files are for, of which not more than half are for that many sessions."""
+    """Return the division of so many files, at most half of them for that many sessions."""
     backlog = max(1, min(BACKLOG_MAX, files // SPARE_SHARE))
     sessions = max(1, min(sessions, (files // 2 - OTHER_FILES) // FILES_OF_SESSION))
     connections = max(1, files - backlog - OTHER_FILES - sessions * FILES_OF_SESSION)
@@ -78,17 +78,17 @@ class Connections:
             self._make_room()
 
     def waits(self, connection: OpenConnection) -> None:
-        """It waits for a request, and no answer is under way."""
+        """Note that a connection waits for a request, without an answer under way."""
         if (sender := self._senders.get(connection)) is not None:
             self._waiting.setdefault(sender, OrderedDict())[connection] = None
 
     def works(self, connection: OpenConnection) -> None:
-        """It has a request."""
+        """Note that a connection has a request."""
         if (sender := self._senders.get(connection)) is not None:
             _drop(self._waiting, sender, connection)
 
     def remove(self, connection: OpenConnection) -> None:
-        """It has ended, or is another one's now."""
+        """Forget a connection that has ended or was handed over."""
         if (sender := self._senders.pop(connection, None)) is not None:
             _drop(self._open, sender, connection)
             _drop(self._waiting, sender, connection)

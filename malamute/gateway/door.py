@@ -33,10 +33,10 @@ TAKE_SECONDS = 30.0
 """How long a client may take for the next piece of a large answer."""
 
 END = "malamute.end"
-"""What ends the connection of a request at once, in its scope."""
+"""Key in the scope of a request: the function that ends its connection at once."""
 
 _HELD = "malamute.held"
-"""What a request holds of the room, in its scope."""
+"""Key in the scope of a request: its share of the room."""
 
 
 class BodyRoom:

@@ -44,7 +44,7 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST.partition(";")[0]
 QUEUE_KINDS = ("mailbox", "service")
 
 OUTCOMES = ("acknowledged", "rejected", "dead-lettered", "expired", "purged")
-"""What becomes of messages that leave queues."""
+"""Outcomes of messages that leave queues."""
 
 REFUSED_CODES = sorted(code for code, error in BY_CODE.items() if issubclass(error, Refused | Failed))
 """The numbers of errors that a broker answers."""

@@ -475,7 +475,7 @@ class SampledLog(logging.Filter):
 _SAMPLED = SampledLog()
 
 _LOGGERS = ("uvicorn.error", "malamute.gateway", "asyncio")
-"""What tells of the faults of clients."""
+"""Loggers of the faults of clients."""
 
 _BODY_HEADERS = (b"content-length", b"transfer-encoding")
 

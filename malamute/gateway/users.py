@@ -180,7 +180,7 @@ class Users:
         self._settings = settings
         self._entries: OrderedDict[SessionKey, _Entry] = OrderedDict()
         self._accepted: dict[SessionKey, str] = {}
-        """Those whose credentials the broker has accepted, and their users. Others take no place."""
+        """Accepted credentials and their users; others take no place."""
         self._shares = Shares(settings.users)
         self._openings = Openings()
         self._failures = Failures(Gateways(settings.proxies))
@@ -369,7 +369,7 @@ def _wait_to_log_in() -> LoginNeeded:
 
 
 def _sender(address: str) -> str:
-    """What shares the places of strangers: an address, or the network of one customer."""
+    """Return the sharer of the places of strangers: an address, or the network of one customer."""
     return network_of(address).hex() or address
 
 

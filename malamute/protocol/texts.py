@@ -10,7 +10,7 @@ from reprlib import Repr
 from typing import Any
 
 SHOWN_CHARACTERS = 80
-"""What an error shows of a value."""
+"""Characters of a value in an error at most."""
 
 ELLIPSIS = "…"
 

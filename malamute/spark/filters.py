@@ -54,7 +54,7 @@ class RowFilter:
 
 
 def _encoded(batch: pa.RecordBatch, subjects: pa.DictionaryArray) -> pa.RecordBatch:
-    """What conditions look at, with texts as dictionaries, as `Rows` wants them."""
+    """Columns of conditions, with texts as dictionaries, as `Rows` wants them."""
     headers = batch.column("headers")
     fields = [headers.items.field(number) for number in range(headers.items.type.num_fields)]
     names = [headers.items.type.field(number).name for number in range(headers.items.type.num_fields)]

@@ -28,7 +28,7 @@ NAME_BYTES_MAX = 230
 """The longest name of a directory that every file system takes, with room for what stands around it."""
 
 CUT_BYTES_MAX = 160
-"""What is left of a longer one, before its hash."""
+"""Bytes of a longer name that stand before its hash."""
 
 SHORTENED = "%7E"
 """Stands before the hash of a name that was cut, and in no other: its character is never encoded."""
@@ -67,7 +67,7 @@ def manifest_path(stream: str) -> str:
 
 
 def value_of(directory: str) -> str:
-    """What readers take the name of a stream's directory for: its stream, unless that was cut."""
+    """Return the value of a stream's directory for readers: its stream, unless that was cut."""
     return unquote(directory.removeprefix(STREAM))
 
 

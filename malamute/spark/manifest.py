@@ -188,7 +188,7 @@ def stream_of(place: ExportLocation, directory: str) -> str:
 
 
 def _names(place: ExportLocation, directory: str) -> Iterator[Any]:
-    """What the manifest and the files of a directory say that their stream is, as far as they can be read."""
+    """Return the stream named by manifest and files of a directory, as far as they can be read."""
     with suppress(StoreError, AttributeError, ValueError, RecursionError):
         yield json.loads(place.read(f"{MANIFEST}/{directory}.json")).get("stream")
     for path in place.data_files(directory):

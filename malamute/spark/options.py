@@ -125,7 +125,7 @@ class SourceOptions(NamedTuple):
 
     @property
     def wanted(self) -> ReadFilter:
-        """What `subject` and `where` ask for. Raises `InvalidSelector`."""
+        """Return the filter of `subject` and `where`. Raises `InvalidSelector`."""
         criteria = (("topic", self.subject),) if self.subject else ()
         if criteria or self.where:
             Selector.parse(criteria or (("all", None),), self.where)

@@ -93,7 +93,7 @@ Read = Iterator[pa.RecordBatch | LostRange]
 
 
 class ReadQuery(NamedTuple):
-    """What is read, as it travels to the tasks: where from, which rows, and which columns at least."""
+    """A query as it travels to the tasks: its source, its rows, and its columns at least."""
 
     options: SourceOptions
     promoted: Promoted
@@ -164,7 +164,7 @@ def deal(file: Slice, rows: int) -> list[Slice]:
 
 
 def read(query: ReadQuery, piece: Slice) -> Read:
-    """What is in a slice: the rows that are asked for, and the columns at least."""
+    """Return the rows of a slice, with the asked columns at least."""
     if piece.fault:
         return iter([LostRange(piece.stream, piece.first, piece.last, piece.fault, piece.path)])
     return _read_file(query, piece) if piece.path else _read_history(query, piece)

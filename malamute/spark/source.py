@@ -11,7 +11,7 @@ say which columns it needs. Where whole rows are read, that is within 1.3 times 
 where columns are few and narrow, Spark's hands them over as they are, and this takes two to four times as
 long. So `read_export` is there for exported directories: the same table, as Spark reads it by itself.
 
-What a reader has planned stays with the frame, and every query of the frame reads that. So it depends on the
+The plan of a reader stays with the frame, and every query of the frame reads that. So it depends on the
 options alone: conditions of queries are not taken (`filters` says why).
 """
 

@@ -297,7 +297,7 @@ def _waiting(session: ClientSession) -> str:
 
 
 drivers: WeakSet[Driver] = WeakSet()
-"""Those of this process."""
+"""The drivers of this process."""
 
 
 def _disown_all() -> None:

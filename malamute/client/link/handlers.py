@@ -10,7 +10,7 @@ While a handler is at work, progress is reported every third of the ack timeout,
 as it needs. A handler that dies with its program is noticed by the broken connection, and one that hangs has
 to be ended by its author.
 
-What a handler of a service returns is the body of its reply. If it cannot be one, since it is of another type
+The result of a service handler is the body of its reply. If it cannot be one, since it is of another type
 or too large, the handler is wrong, not the moment: the request is rejected at once, with the type and the
 handler in the reason, and is not tried again.
 
@@ -38,7 +38,7 @@ from malamute.protocol.texts import fitting, shown, words_of
 _log = logging.getLogger("malamute")
 
 LOGGED_BYTES_MAX = 64 * 1024
-"""What a log is given of a failure at most, its traceback included."""
+"""Bytes of a failure in a log line at most, its traceback included."""
 
 Consumer = WorkerBase | MailboxBase | SubscriptionBase
 
@@ -53,7 +53,7 @@ class Registration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its author calls the handler."""
+        """The name of the handler, or of its type."""
         return str(getattr(self.handler, "__name__", type(self.handler).__name__))
 
 

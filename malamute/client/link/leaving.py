@@ -1,7 +1,7 @@
 """The end of a client that its program has not closed: the program ends, or has dropped the client.
 
-Nobody would learn that what was accepted has not left yet, so it is sent and confirmed first, for as long as
-a call may take. What is lost after that is said on standard error, where a script's author looks, and by a
+Accepted messages that have not left yet are sent and confirmed first, for as long as
+a call may take. A loss after that is said on standard error, where a script's author looks, and by a
 `ResourceWarning`. A child of a fork has nothing to do with its parent's clients.
 """
 
@@ -78,7 +78,7 @@ def _owes(driver: Driver) -> bool:
 
 
 def _lost(driver: Driver) -> str:
-    """What is lost, in words; nothing if nothing is."""
+    """Return the lost messages in words; nothing if there are none."""
     with suppress(MalamuteError):
         # Publishers hand over what they still have, so that it is counted.
         driver.prepare()
@@ -89,7 +89,7 @@ def _lost(driver: Driver) -> str:
 
 
 def words_of_loss(driver: Driver) -> str:
-    """What is on its way and not known to have arrived, in words; nothing if nothing is."""
+    """Return the unconfirmed messages in words; nothing if there are none."""
     outbox = driver.session.outbox
     messages = outbox.lost or outbox.messages
     return f"{messages} messages were not confirmed and may be lost" if messages else ""

@@ -96,7 +96,7 @@ def _as_ours() -> Iterator[None]:
 
 
 _open: set[Link] = set()
-"""Those that nobody has closed. A client that is dropped closes its own, which must not be gone before it."""
+"""Links that are open. A client that is dropped closes its own, which must not be gone before it."""
 
 
 class Link:

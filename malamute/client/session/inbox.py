@@ -141,7 +141,7 @@ class Inbox:
         """Begin to take mail, or go on with a window of this size.
 
         Raises:
-            InvalidValue: the window cannot be granted. It is as it was then.
+            InvalidValue: the window cannot be granted, and is unchanged.
         """
         self._outbox.check()
         _, credit, credit_bytes = plain(wire.Credit(MAILBOX, credit, credit_bytes))

@@ -1,4 +1,4 @@
-"""What the session keeps of a caller's: a copy that can be sent at any time, or nothing.
+"""Plain copies of a caller's values, which can be sent at any time.
 
 A command is said again at each reconnect, when its caller is gone. So it is encoded before anything of it is
 kept, and what is kept is what the broker would read: values of plain types, which nobody else can change, and

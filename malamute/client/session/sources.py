@@ -116,7 +116,7 @@ class StreamSource(Source):
         self._reported: list[tuple[int, int]] = []
         """The gaps in what had come, with no two that touch."""
         self._batches: deque[tuple[Columns, str]] = deque()
-        """What waits here, and the store that it is of."""
+        """Return the waiting deliveries, and the store that they are of."""
         self._offset = 0
         self._chunk = (0, 0)
         self._asked = 0

@@ -77,14 +77,14 @@ class Fullest:
             self._found[name] = LimitUsage(name=name, used=used, limit=limit, where=where if used else "")
 
     def rows(self, core: Engines) -> Iterator[LimitUsage]:
-        """What was found; a share that nobody has is used by none."""
+        """Return the usages; a share without an owner is unused."""
         limits = core.settings.limits._asdict()
         for name, found in self._found.items():
             yield found if found.limit else LimitUsage(name=name, used=0, limit=limits[name])
 
 
 def shared(core: Engines) -> Iterator[LimitUsage]:
-    """What is used of the limits that all share."""
+    """Return the usage of the limits that all share."""
     limits = core.settings.limits._asdict()
     for name, one in SHARED.items():
         yield LimitUsage(name=name, used=max(0, one.used(core)), limit=limits[name], refuses=one.refuses)

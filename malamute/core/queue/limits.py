@@ -241,7 +241,7 @@ class RecordMemory:
 
     @property
     def used_bytes(self) -> int:
-        """What all queues have of it."""
+        """The usage of all queues together."""
         return self._limits.configured.queues_memory_bytes - self.free_bytes
 
     def excess_bytes(self, usage: QueueUsage) -> int:

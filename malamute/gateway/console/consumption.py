@@ -66,7 +66,7 @@ def trend_of(lags: list[int] | list[float]) -> str:
 
 
 class ClientTraffic(NamedTuple):
-    """What a client has sent and received: messages so far, and in a second since the look before."""
+    """Messages that a client has sent and received: so far, and a second since the look before."""
 
     sent: int
     received: int
@@ -90,7 +90,7 @@ class Consumption:
         self.by_queue: dict[tuple[str, str], list[WorkerRow]] = {}
         """Who consumes from a mailbox beside its owner, or works for a service, by kind and name."""
         self.traffic: dict[str, ClientTraffic] = {}
-        """What each client sends and receives, by its id."""
+        """Return the traffic of each client by its id."""
         self._looked_at = 0.0
         self.lag_seconds = 0.0
         """The lag of the reader that is most behind."""

@@ -235,7 +235,7 @@ async def again(request: Request, arguments: Arguments) -> Response:
 
 
 class TypedMessage(NamedTuple):
-    """What stands in the fields of the form, as it was typed."""
+    """Return the fields of the form as they were typed."""
 
     subject: str
     headers: str
