@@ -108,7 +108,9 @@ def packages() -> Drawing:
     def place(side: str, name: str, end: str) -> str:
         """Where on its side an arrow ends, so that those of one box lie side by side."""
         mine, other = (0, 1) if side == "r" else (1, 0)
-        ends = sorted((arrow[other] for arrow in arrows if arrow[mine] == name), key=lambda far: boxes[far].y)
+        ends = sorted(
+            (arrow[other] for arrow in arrows if arrow[mine] == name), key=lambda far: (boxes[far].y, far)
+        )
         return f"{side}{1.4 * (ends.index(end) + 0.5) / len(ends) - 0.7:.2f}"
 
     for used, package in sorted(arrows):

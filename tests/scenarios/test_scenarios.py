@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -497,8 +498,11 @@ FAILURES = {
 
 @pytest.mark.parametrize("on_error", ["reply", "reject", "nak"])
 def test_whatever_the_text_of_a_failure_it_is_answered_and_the_worker_goes_on(
-    play: Play, on_error: str
+    play: Play, on_error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Spark puts a formatter of its own on the handlers of pytest, which takes the text of each exception.
+    monkeypatch.setattr(logging.getLogger("malamute"), "propagate", False)
+
     async def scenario(world: World) -> None:
         asker, worker = await world.connect("asker"), await world.connect("worker")
 
