@@ -54,7 +54,7 @@ def _explain(
 ) -> dict[str, Any]:
     if path is not None:
         from malamute.config.accounts import accounts_of
-        from malamute.core.access import AccessControl
+        from malamute.core.identity.access import AccessControl
 
         access = load(path, {}).access
         control = AccessControl(policy=access.policy(), accounts=accounts_of(access))

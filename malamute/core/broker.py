@@ -18,35 +18,35 @@ from functools import partial
 from typing import Any
 
 from malamute.core import configuration, review, startup
-from malamute.core.access import AccessControl
-from malamute.core.accounts import AccountDirectory
-from malamute.core.answers import Answers
-from malamute.core.audit import Audit
 from malamute.core.commands import ClientCommands
-from malamute.core.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
 from malamute.core.engines import Engines
-from malamute.core.events import Events
 from malamute.core.feed.table import Feeds
-from malamute.core.grace_period import ClockNote, GracePeriod, report_step
-from malamute.core.groups import GroupDirectory
-from malamute.core.health import Health
-from malamute.core.holdings import Holdings
-from malamute.core.mailbox import Mailboxes
+from malamute.core.identity.access import AccessControl
+from malamute.core.identity.accounts import AccountDirectory
+from malamute.core.identity.groups import GroupDirectory
+from malamute.core.identity.holdings import Holdings
+from malamute.core.identity.quotas import QuotaTable, QuotaUsages
+from malamute.core.iteration.effects import ClockStep, Effects, LoadConfiguration, Question, Ready
+from malamute.core.iteration.grace_period import ClockNote, GracePeriod, report_step
+from malamute.core.iteration.health import Health
+from malamute.core.iteration.recovery import Recovery
+from malamute.core.iteration.settings import Settings
+from malamute.core.iteration.timers import Timers
 from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.mailbox import Mailboxes
+from malamute.core.queue.service import Services
 from malamute.core.queue.trackers import Trackers
-from malamute.core.quotas import QuotaTable, QuotaUsages
-from malamute.core.recovery import Recovery
-from malamute.core.refusal_reports import RefusalReports
+from malamute.core.reports.audit import Audit
+from malamute.core.reports.events import Events
+from malamute.core.reports.refusal_reports import RefusalReports
 from malamute.core.selector_numbers import SelectorNumbers
-from malamute.core.selectors import SelectorBudget
-from malamute.core.service import Services
-from malamute.core.session import Session, Sessions
-from malamute.core.settings import Settings
+from malamute.core.session.answers import Answers
+from malamute.core.session.selectors import SelectorBudget
+from malamute.core.session.session import Session, Sessions
 from malamute.core.sources import end_source, take_back
 from malamute.core.stores import FoundStore, NamedStore, stream_stores
 from malamute.core.stream.store import StreamStore
 from malamute.core.stream.stream import Streams
-from malamute.core.timers import Timers
 from malamute.errors import Failed, InternalError, MalamuteError
 from malamute.matching import CacheBudget
 from malamute.protocol.messages import BY_TYPE, Answer, Message, Query, error_message

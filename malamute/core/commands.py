@@ -14,19 +14,19 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from malamute.core.access import ANONYMOUS, Permissions, Principal
 from malamute.core.admin import changes, queries
 from malamute.core.engines import Engines
-from malamute.core.events import report_worker
+from malamute.core.identity.access import ANONYMOUS, Permissions, Principal
+from malamute.core.identity.quotas import check_rates, consume_rates
+from malamute.core.iteration.stage import BacklogShare, NamedStage, StoreStage
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.purge import withdraw
 from malamute.core.queue.source import QueueSource
-from malamute.core.quotas import check_rates, consume_rates
+from malamute.core.reports.events import report_worker
 from malamute.core.review import check_offer
-from malamute.core.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES
-from malamute.core.session import Session
+from malamute.core.session.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES
+from malamute.core.session.session import Session
 from malamute.core.sources import end_source
-from malamute.core.stage import BacklogShare, NamedStage, StoreStage
 from malamute.core.stream.chunk import MESSAGE_BYTES, large_bytes
 from malamute.errors import (
     AccessRefused,

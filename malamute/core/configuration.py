@@ -12,15 +12,15 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from malamute.core.admin.changes import reloaded
-from malamute.core.audit import BY_SIGNAL, DONE, REFUSED
-from malamute.core.effects import LoadConfiguration
+from malamute.core.iteration.effects import LoadConfiguration
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
+from malamute.core.reports.audit import BY_SIGNAL, DONE, REFUSED
 from malamute.core.review import each_look, review_all
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.settings import ConfigurationLoaded, Settings
+    from malamute.core.iteration.settings import ConfigurationLoaded, Settings
 
 CONFIGURED = "the configuration was loaded"
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from malamute.core.access import AccessControl
-from malamute.core.accounts import AccountDirectory
-from malamute.core.answers import Answers
-from malamute.core.audit import Audit
-from malamute.core.effects import Effects
 from malamute.core.feed.table import Feeds
-from malamute.core.grace_period import ClockNote
-from malamute.core.groups import GroupDirectory
-from malamute.core.health import Health
-from malamute.core.mailbox import Mailboxes
+from malamute.core.identity.access import AccessControl
+from malamute.core.identity.accounts import AccountDirectory
+from malamute.core.identity.groups import GroupDirectory
+from malamute.core.identity.quotas import QuotaTable
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.grace_period import ClockNote
+from malamute.core.iteration.health import Health
+from malamute.core.iteration.recovery import Recovery
+from malamute.core.iteration.settings import Settings
+from malamute.core.iteration.timers import Timers
 from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.mailbox import Mailboxes
+from malamute.core.queue.service import Services
 from malamute.core.queue.table import QueueTable
-from malamute.core.quotas import QuotaTable
-from malamute.core.recovery import Recovery
-from malamute.core.refusal_reports import RefusalReports
+from malamute.core.reports.audit import Audit
+from malamute.core.reports.refusal_reports import RefusalReports
 from malamute.core.selector_numbers import SelectorNumbers
-from malamute.core.selectors import SelectorBudget
-from malamute.core.service import Services
-from malamute.core.session import Sessions
-from malamute.core.settings import Settings
+from malamute.core.session.answers import Answers
+from malamute.core.session.selectors import SelectorBudget
+from malamute.core.session.session import Sessions
 from malamute.core.stores import NamedStore
 from malamute.core.stream.stream import Streams
-from malamute.core.timers import Timers
 
 
 class Engines:

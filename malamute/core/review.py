@@ -13,20 +13,20 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.source import QueueSource
 from malamute.core.sources import dismiss_source
 from malamute.core.stream.subscription import Subscription
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import AccessRefused
 from malamute.protocol.admin import FeedSet
 from malamute.protocol.messages import MAILBOX, Change
 
 if TYPE_CHECKING:
-    from malamute.core.access import Permissions
     from malamute.core.engines import Engines
     from malamute.core.feed.feed import Feed
     from malamute.core.feed.rule import FeedRule
-    from malamute.core.session import Session
+    from malamute.core.identity.access import Permissions
+    from malamute.core.session.session import Session
     from malamute.matching import Selector
     from malamute.protocol.names import Place
     from malamute.store.policies import BaseKind

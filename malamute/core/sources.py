@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from malamute.core.events import report_worker
 from malamute.core.queue.source import QueueSource
+from malamute.core.reports.events import report_worker
 from malamute.core.stream.subscription import Subscription
 from malamute.protocol.messages import BY_TYPE, Offer, Subscribe, error_message
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.session import Session, SessionSource
+    from malamute.core.session.session import Session, SessionSource
     from malamute.errors import MalamuteError
 
 

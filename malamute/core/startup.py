@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from malamute.core.groups import STORED_GROUPS_MAX
+from malamute.core.identity.groups import STORED_GROUPS_MAX
 from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import Recovered
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from malamute.core.health import Health
-from malamute.core.stage import NamedStage
+from malamute.core.iteration.health import Health
+from malamute.core.iteration.stage import NamedStage
 from malamute.core.stream.store import StreamStore, StreamStores
 from malamute.errors import Failed, InternalError, MalamuteError
 from malamute.protocol.admin import NamedStoreRow, StoreUsage
 from malamute.store.operations import Recovered, StoreStats
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
-    from malamute.core.timers import Timers
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.timers import Timers
 
 MEASURE_SECONDS = 10.0
 """How often each is asked how full it is."""

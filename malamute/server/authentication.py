@@ -24,7 +24,7 @@ from zmq.utils import z85
 
 from malamute.access import Account, AccountBook
 from malamute.access.token import Issuers
-from malamute.core.access import ANONYMOUS, Principal
+from malamute.core.identity.access import ANONYMOUS, Principal
 from malamute.door.addresses import NO_GATEWAYS, Gateways
 from malamute.door.sampling import Sampler
 from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater

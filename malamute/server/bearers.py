@@ -22,7 +22,7 @@ from itertools import count
 from typing import NamedTuple
 
 from malamute.access.token import Bearer, Issuers, TokenRefused
-from malamute.core.access import Principal
+from malamute.core.identity.access import Principal
 from malamute.door.addresses import NO_GATEWAYS, Gateways
 from malamute.door.failures import Failures
 from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLater

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from malamute.core.effects import ClockStep
+from malamute.core.iteration.effects import ClockStep
 
 STEP_MAX = 1.0
 """Seconds that the wall clock may differ before that is a step."""

@@ -27,13 +27,13 @@ from malamute.config import Config, LogConfig
 from malamute.config.access_files import AccessFiles
 from malamute.config.options import options_in_force
 from malamute.config.reload import reloaded
-from malamute.core.accounts import AccountDirectory
 from malamute.core.broker import Core
 from malamute.core.configuration import CONFIGURED
-from malamute.core.effects import Notice
-from malamute.core.events import EVENTS
-from malamute.core.faults import FAULT
-from malamute.core.settings import ConfigurationLoaded, Settings
+from malamute.core.identity.accounts import AccountDirectory
+from malamute.core.iteration.effects import Notice
+from malamute.core.iteration.faults import FAULT
+from malamute.core.iteration.settings import ConfigurationLoaded, Settings
+from malamute.core.reports.events import EVENTS
 from malamute.door.addresses import Gateways
 from malamute.door.files import raise_file_limit
 from malamute.door.sampling import Sampler

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from malamute.core.access import Principal
+from malamute.core.identity.access import Principal
 from malamute.protocol.messages import Message
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import zmq
 
 from malamute.core.broker import Core
-from malamute.core.effects import LoadConfiguration, Notice, Question
-from malamute.core.settings import ConfigurationLoaded
+from malamute.core.iteration.effects import LoadConfiguration, Notice, Question
+from malamute.core.iteration.settings import ConfigurationLoaded
 from malamute.errors import MalamuteError, StoreError
 from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from malamute.core.effects import Question
+from malamute.core.iteration.effects import Question
 from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.server.worker import (

@@ -21,7 +21,7 @@ from typing import Any, cast
 import zmq
 from zmq import backend
 
-from malamute.core.access import ANONYMOUS, Principal
+from malamute.core.identity.access import ANONYMOUS, Principal
 from malamute.errors import AccessRefused, ConfigError, MalamuteError, TooLarge, UnexpectedCommand
 from malamute.protocol.codec import PROTOCOL_2, Codec
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES

@@ -17,8 +17,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from malamute.core.effects import LoadConfiguration, Question
-from malamute.core.settings import ConfigurationLoaded
+from malamute.core.iteration.effects import LoadConfiguration, Question
+from malamute.core.iteration.settings import ConfigurationLoaded
 from malamute.errors import (
     AccessRefused,
     ConfigError,

@@ -8,7 +8,7 @@ from rig_programs import WORKER, Program
 from rig_waiting import PATIENCE
 
 import malamute
-from malamute.core.events import EVENTS
+from malamute.core.reports.events import EVENTS
 
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]

@@ -14,7 +14,7 @@ from core_bench import Bench
 
 from malamute.access import AccessRule, Policy
 from malamute.core.commands import ClientCommands
-from malamute.core.effects import Effects
+from malamute.core.iteration.effects import Effects
 
 
 def test_no_workload_takes_more_instructions_than_recorded() -> None:

@@ -12,10 +12,10 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from malamute.core.broker import Core
-from malamute.core.effects import Notice
+from malamute.core.iteration.effects import Notice
+from malamute.core.iteration.settings import Settings
 from malamute.core.queue.sequences import KEY, RESERVE
 from malamute.core.queue.source import QueueSource
-from malamute.core.settings import Settings
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import pack_record, unpack_payload, unpack_record

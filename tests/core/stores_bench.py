@@ -7,7 +7,7 @@ from collections import deque
 from core_bench import Bench, publish
 
 from malamute.core.broker import Core
-from malamute.core.effects import Question
+from malamute.core.iteration.effects import Question
 from malamute.core.stores import FoundStore
 from malamute.errors import MalamuteError, StorageFull, StoreError
 from malamute.journal.memory import MemoryStore

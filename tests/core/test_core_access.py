@@ -9,9 +9,9 @@ import pytest
 from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, request, send, subscribe
 
 from malamute.access import AccessRule, Account, Accounts, Policy
-from malamute.core import access
-from malamute.core.access import ACCESS, ANONYMOUS, CHANGES, AccessControl, Principal
 from malamute.core.commands import STATES
+from malamute.core.identity import access
+from malamute.core.identity.access import ACCESS, ANONYMOUS, CHANGES, AccessControl, Principal
 from malamute.errors import AccessRefused
 from malamute.protocol import admin
 from malamute.protocol.batch import pack_record

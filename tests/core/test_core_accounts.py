@@ -11,10 +11,10 @@ from core_bench import Bench, peer_id, publish, subscribe
 
 from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.access.account import PROOFS
-from malamute.core.access import Principal
-from malamute.core.accounts import DOUBTFUL
 from malamute.core.admin.users import users
-from malamute.core.settings import ConfigurationLoaded
+from malamute.core.identity.access import Principal
+from malamute.core.identity.accounts import DOUBTFUL
+from malamute.core.iteration.settings import ConfigurationLoaded
 from malamute.protocol.admin import UsersQuery
 from malamute.protocol.batch import unpack_payload, unpack_record
 from malamute.protocol.limits import Limits

@@ -19,7 +19,7 @@ from test_core_fuzz import ASKED, COMMANDS, NAMES, asked, columns, commands
 
 from malamute.access import ACTIONS, AccessRule, Policy, User
 from malamute.access.rule import WITH_SUBJECT, Thing, needed_rule
-from malamute.core.access import ACCESS, CHANGES, QUERIES, Principal
+from malamute.core.identity.access import ACCESS, CHANGES, QUERIES, Principal
 from malamute.protocol.messages import Answer, Change, Error, Hello, Publish, Query, Request, Send
 
 TOPICS = {Query: ("view", QUERIES), Change: ("admin", CHANGES)}

@@ -10,12 +10,12 @@ from core_bench import Bench, publish, send, subscribe
 from test_core_changes import CHANGES, furnished
 
 from malamute.access import AccessRule, Policy
-from malamute.core import audit
-from malamute.core.audit import CHARACTERS_MAX, ITEMS_MAX, RETRY_SECONDS, SAMPLED, _short
-from malamute.core.effects import LoadConfiguration
+from malamute.core.iteration.effects import LoadConfiguration
+from malamute.core.iteration.settings import ConfigurationLoaded
 from malamute.core.queue import purge
-from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
-from malamute.core.settings import ConfigurationLoaded
+from malamute.core.reports import audit
+from malamute.core.reports.audit import CHARACTERS_MAX, ITEMS_MAX, RETRY_SECONDS, SAMPLED, _short
+from malamute.core.reports.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
 from malamute.errors import ConfigError, NotFound, StorageFull
 from malamute.protocol.admin import BackupMade
 from malamute.protocol.batch import unpack_payload, unpack_record

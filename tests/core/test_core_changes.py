@@ -9,10 +9,10 @@ import pytest
 from core_bench import START, Bench, chunks, offer, publish, request, send, subscribe
 
 from malamute.core.admin import changes
-from malamute.core.effects import LoadConfiguration
+from malamute.core.iteration.effects import LoadConfiguration
+from malamute.core.iteration.settings import ConfigurationLoaded
 from malamute.core.queue import paging
-from malamute.core.session import Numbers
-from malamute.core.settings import ConfigurationLoaded
+from malamute.core.session.session import Numbers
 from malamute.errors import StorageFull
 from malamute.protocol import admin
 from malamute.protocol.admin import BackupMade

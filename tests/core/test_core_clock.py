@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from core_bench import START, Bench, mail_credit, offer, publish, request, send, subscribe
 
-from malamute.core.effects import ClockStep
-from malamute.core.grace_period import GRACE_SECONDS
+from malamute.core.iteration.effects import ClockStep
+from malamute.core.iteration.grace_period import GRACE_SECONDS
 from malamute.errors import StorageFull
 from malamute.protocol.messages import Ack, Change, Nak, Recall
 from malamute.store.operations import Chunk, NextTooOld

@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.configuration import CONFIGURED
-from malamute.core.settings import ConfigurationLoaded
+from malamute.core.iteration.settings import ConfigurationLoaded
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Bye, Change, Error, Ok, Query

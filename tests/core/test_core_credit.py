@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.credit import CreditBalance
+from malamute.core.iteration.credit import CreditBalance
 from malamute.protocol.limits import NUMBER_MAX
 
 GRANTS = st.integers(-1, 20)

@@ -10,7 +10,7 @@ from core_bench import Bench, peer_id, publish, subscribe
 from malamute.access import AccessRule, Account, Accounts, Policy, Quota
 from malamute.access.policy import User
 from malamute.access.quota import NO_QUOTAS, Quotas
-from malamute.core.access import Principal
+from malamute.core.identity.access import Principal
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import (
     Answer,

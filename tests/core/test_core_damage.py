@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 
 from malamute.core.broker import Core
-from malamute.core.health import PROBE_SECONDS
+from malamute.core.iteration.health import PROBE_SECONDS
 from malamute.core.queue.dead_letters import UNREADABLE
 from malamute.core.queue.state import DELAYED
 from malamute.errors import CursorLost, StorageFull, StoreError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from core_bench import Bench, items, publish, request, subscribe
 
-from malamute.core import effects as effects_module
+from malamute.core.iteration import effects as effects_module
 from malamute.core.stream import audience, chunk, dispatch, replay
 from malamute.core.stream import stream as streams
 from malamute.core.stream.chunk import Loaded

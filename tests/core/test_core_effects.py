@@ -10,7 +10,7 @@ from pathlib import Path
 from core_bench import Bench, publish, send
 
 from malamute.core.commands import STATES
-from malamute.core.effects import Effects
+from malamute.core.iteration.effects import Effects
 from malamute.errors import StorageFull
 from malamute.protocol.messages import SPECS, Pong
 from malamute.store.operations import DeleteValue, FindTime, LastPerSubject, PutValue, ReadChunks

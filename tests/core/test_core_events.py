@@ -24,12 +24,12 @@ from core_bench import (
 from stores_bench import StoresBench
 
 from malamute.access import AccessRule, Policy, Quota, Quotas
-from malamute.core.access import Principal
-from malamute.core.effects import ClockStep
-from malamute.core.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, subject_part
-from malamute.core.grace_period import GRACE_SECONDS
-from malamute.core.health import TROUBLE_SECONDS
-from malamute.core.settings import ConfigurationLoaded
+from malamute.core.identity.access import Principal
+from malamute.core.iteration.effects import ClockStep
+from malamute.core.iteration.grace_period import GRACE_SECONDS
+from malamute.core.iteration.health import TROUBLE_SECONDS
+from malamute.core.iteration.settings import ConfigurationLoaded
+from malamute.core.reports.events import EVENTS, EVENTS_MAX, PART_BYTES_MAX, subject_part
 from malamute.errors import StoreError
 from malamute.protocol.batch import unpack, unpack_payload, unpack_record
 from malamute.protocol.limits import SUBJECT_BYTES_MAX, Limits
@@ -531,7 +531,7 @@ def test_histories_are_off_unless_wanted(bench):
 
 
 def test_more_queues_than_an_iteration_may_report_are_counted(monkeypatch):
-    monkeypatch.setattr("malamute.core.events.EVENTS_MAX", 2)
+    monkeypatch.setattr("malamute.core.reports.events.EVENTS_MAX", 2)
     bench = listening(Bench(settled=True))
     bench.open("alice", "bob")
     for name in ("a", "b", "c"):

@@ -10,8 +10,8 @@ from core_bench import Bench, gaps, items, publish, sequences
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.effects import ClockStep
 from malamute.core.feed.table import KEEP_SECONDS
+from malamute.core.iteration.effects import ClockStep
 from malamute.core.stream.expiry import NOTES_MAX, BirthTimes, TimesBefore
 from malamute.errors import Malformed
 from malamute.protocol.batch import Columns, pack_stream_payload, unpack_payload

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from test_core_accounts import change, hello, made
 
 from malamute.access import AccessRule, Account, Accounts, Policy
-from malamute.core.access import ANONYMOUS, Principal
 from malamute.core.feed.feed import RETRY_SECONDS
 from malamute.core.feed.table import STOPPED
+from malamute.core.identity.access import ANONYMOUS, Principal
 from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query
 from malamute.store.operations import PutValue

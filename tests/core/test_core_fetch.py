@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, mail_credit, offer, peer_id, publish, request, send, subscribe
 
-from malamute.core.answers import ASKED_BYTES
+from malamute.core.session.answers import ASKED_BYTES
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Cancel, Change, Error, Query, Reject
 from malamute.store.policies import QueuePolicy

@@ -16,7 +16,7 @@ from core_bench import (
 )
 
 from malamute.core.broker import Core
-from malamute.core.settings import Settings
+from malamute.core.iteration.settings import Settings
 from malamute.core.stream.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.journal.store import next_incarnation

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from test_core_accounts import change, hello, made
 
 from malamute.access import AccessRule, Account, Policy
-from malamute.core.access import Principal
 from malamute.core.admin.groups import remove_group
-from malamute.core.groups import DOUBTFUL, STORED_GROUPS_MAX
+from malamute.core.identity.access import Principal
+from malamute.core.identity.groups import DOUBTFUL, STORED_GROUPS_MAX
 from malamute.protocol.admin import GroupRemove
 from malamute.protocol.limits import RULES_MAX
 from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query

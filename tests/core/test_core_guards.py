@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from malamute.core import sources
 from malamute.core.admin import changes, queries
 from malamute.core.commands import STATES, UNATTACHED
-from malamute.core.faults import PLACES_MAX, TELL_SECONDS, Faults
+from malamute.core.iteration.faults import PLACES_MAX, TELL_SECONDS, Faults
 from malamute.core.queue.delivery import Deliveries
 from malamute.core.queue.paging import RETRY_SECONDS
 from malamute.core.stream import stream as stream_module

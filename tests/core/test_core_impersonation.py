@@ -10,8 +10,8 @@ from test_core_accounts import change, hello, made
 from test_core_events import read
 
 from malamute.access import AccessRule, Account, Accounts, Policy, User
-from malamute.core.access import Principal
-from malamute.core.events import EVENTS
+from malamute.core.identity.access import Principal
+from malamute.core.reports.events import EVENTS
 from malamute.protocol.messages import Answer, Change, Error, Hello, Ok, Query, Subscribe, Welcome
 from malamute.protocol.names import AUDIT, signature
 

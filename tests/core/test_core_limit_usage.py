@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, publish, send, subscribe
 
 from malamute.core.admin.limits import OF_ONE_EXCHANGE, SHARED, SHARES
-from malamute.core.metrics import WINDOW_SECONDS, RecentCount
+from malamute.core.iteration.metrics import WINDOW_SECONDS, RecentCount
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Error, Query
 from malamute.store.policies import MEMORY, QueuePolicy

@@ -9,7 +9,7 @@ from core_bench import Bench, mail_credit, offer, publish, request, send, subscr
 from lab.attacks import CLAUSES
 
 from malamute.core.queue.entry import ENTRY_BYTES
-from malamute.core.selectors import SUBSCRIPTION_BYTES
+from malamute.core.session.selectors import SUBSCRIPTION_BYTES
 from malamute.core.stream.stream import cursor_bytes
 from malamute.matching import Selector
 from malamute.protocol.batch import pack, pack_record

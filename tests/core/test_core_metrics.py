@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.metrics import (
+from malamute.core.iteration.metrics import (
     ERROR,
     LONGEST,
     RATE_SECONDS,

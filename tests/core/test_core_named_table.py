@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.named_table import DELETED_MAX, NamedTable
+from malamute.core.iteration.named_table import DELETED_MAX, NamedTable
 
 NAMES = st.text("abc", min_size=1, max_size=3)
 

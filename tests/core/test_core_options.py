@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from core_bench import START, Bench, ack, mail_credit, offer, reply, request, send
 
-from malamute.core.effects import WORK_MAX
+from malamute.core.iteration.effects import WORK_MAX
 from malamute.core.queue.affinity import AFFINITY_KEYS_MAX, KeyAffinity
 from malamute.core.queue.deduplication import DEDUP_BYTES
 from malamute.core.queue.waiters import rank_of, sequence_of

@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 from core_bench import Bench, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 
-from malamute.core.events import EVENTS
-from malamute.core.session import session_name
+from malamute.core.reports.events import EVENTS
+from malamute.core.session.session import session_name
 from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.codec import encode
 from malamute.protocol.messages import Change, Hello, Query, Welcome

@@ -18,8 +18,8 @@ from core_bench import (
 )
 
 from malamute.core.admin.pages import DETAILS_MAX, PAGE_ROWS, ROW_WORK
-from malamute.core.metrics import ERROR
-from malamute.core.session import Session
+from malamute.core.iteration.metrics import ERROR
+from malamute.core.session.session import Session
 from malamute.protocol.messages import Answer, Commit, Credit, Error, Hello, Query
 
 NEAR = ERROR * 1.001

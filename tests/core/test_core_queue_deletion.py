@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from core_bench import Bench, mail_credit, offer, request, send
 
-from malamute.core.effects import WORK_MAX
+from malamute.core.iteration.effects import WORK_MAX
 from malamute.core.queue import queue as queues
 from malamute.errors import StorageFull
 from malamute.protocol.messages import Change, Error, Ok, Recall, Reject

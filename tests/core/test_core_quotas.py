@@ -23,13 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.access import Account, Accounts, Policy, Quota, Quotas, User
-from malamute.core import quotas
-from malamute.core.access import Principal
 from malamute.core.feed.feed import RETRY_SECONDS
+from malamute.core.identity import quotas
+from malamute.core.identity.access import Principal
+from malamute.core.identity.quotas import QuotaTable, TokenBucket
 from malamute.core.queue.entry import ENTRY_BYTES
-from malamute.core.quotas import QuotaTable, TokenBucket
-from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
-from malamute.core.selectors import SUBSCRIPTION_BYTES
+from malamute.core.reports.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
+from malamute.core.session.selectors import SUBSCRIPTION_BYTES
 from malamute.matching import Criterion, Selector
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import (

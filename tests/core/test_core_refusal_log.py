@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from test_core_events import read
 
 from malamute.access import AccessRule, Account, Accounts, Policy
-from malamute.core.access import Principal
-from malamute.core.effects import Effects
-from malamute.core.events import EVENTS, EVENTS_MAX
-from malamute.core.refusal_log import ADDRESSES_MAX, PERIOD_SECONDS, REFUSALS_MAX, RefusalLog
-from malamute.core.refusal_reports import SHOWN_MAX
-from malamute.core.timers import Timers
+from malamute.core.identity.access import Principal
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.timers import Timers
+from malamute.core.reports.events import EVENTS, EVENTS_MAX
+from malamute.core.reports.refusal_log import ADDRESSES_MAX, PERIOD_SECONDS, REFUSALS_MAX, RefusalLog
+from malamute.core.reports.refusal_reports import SHOWN_MAX
 from malamute.protocol.messages import Change, Hello
 
 RULES = ("publish stream/s", "deny publish stream/s/secret", "subscribe stream/s/a")

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.access import AccessRule, Account, Accounts, Policy, User
-from malamute.core import access, review
-from malamute.core.access import QUERIES, Principal
+from malamute.core import review
 from malamute.core.configuration import CONFIGURE_WORK
-from malamute.core.effects import WORK_MAX
+from malamute.core.identity import access
+from malamute.core.identity.access import QUERIES, Principal
+from malamute.core.iteration.effects import WORK_MAX
 from malamute.core.queue.queue import Queue
 from malamute.core.review import REVIEW_WORK
 from malamute.core.stream.stream import STREAMS_WORK, Stream

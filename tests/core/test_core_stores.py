@@ -9,9 +9,9 @@ from core_bench import chunks, peer_id, publish, subscribe
 from stores_bench import ARCHIVE, StoresBench, answers
 
 from malamute.core.broker import Core
-from malamute.core.health import PROBE_SECONDS
-from malamute.core.session import Numbers
-from malamute.core.spread import NUMBERS_MAX, numbers_of
+from malamute.core.iteration.health import PROBE_SECONDS
+from malamute.core.session.session import Numbers
+from malamute.core.session.spread import NUMBERS_MAX, numbers_of
 from malamute.core.stores import HUNG_SECONDS, MEASURE_SECONDS
 from malamute.errors import Malformed, StorageFull, StoreError, StoreLost
 from malamute.protocol.admin import CursorSet, StreamCreate, StreamDelete, StreamPurge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from malamute.core.timers import CANCELLED_MIN, TIMERS_PER_TICK, Timers
+from malamute.core.iteration.timers import CANCELLED_MIN, TIMERS_PER_TICK, Timers
 
 
 def raising(error):

@@ -8,7 +8,7 @@ import pytest
 from core_bench import START, Bench, offer, peer_id, publish, subscribe
 
 from malamute.access import AccessRule, Account, Accounts, Policy
-from malamute.core.access import Principal
+from malamute.core.identity.access import Principal
 from malamute.protocol.messages import Bye, Error, Hello, Ok, Welcome
 
 

@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.admin.totals import TOTALS_EACH
-from malamute.core.metrics import WINDOW_SECONDS
+from malamute.core.iteration.metrics import WINDOW_SECONDS
 from malamute.protocol.messages import Answer, Change, Query, Reject
 
 

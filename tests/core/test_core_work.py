@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, items, offer, publish, request, subscribe
 
-from malamute.core import effects as effects_module
+from malamute.core.iteration import effects as effects_module
 from malamute.core.queue.dispatch import SEARCH_MESSAGES
 from malamute.core.queue.entry import Entries
 from malamute.core.stream import audience, replay

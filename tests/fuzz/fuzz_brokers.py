@@ -12,7 +12,7 @@ import structlog
 
 import malamute
 from malamute.config import Config, SessionConfig
-from malamute.core.faults import FAULT
+from malamute.core.iteration.faults import FAULT
 from malamute.testing import Broker, small_config
 
 QUIET = "the quiet one"

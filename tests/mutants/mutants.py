@@ -220,7 +220,7 @@ MUTANTS = {
         "test_xu3_rq14_the_exact_check_is_called_only_for_hits",
     ),
     "XU5": Mutant(
-        "core/credit.py",
+        "core/iteration/credit.py",
         "self.messages = inf if messages == UNLIMITED else",
         "self.messages =",
         "test_xu5_unlimited_credit_never_falls",
@@ -340,7 +340,7 @@ MUTANTS = {
         "test_wp11_each_end_of_a_tracked_message_is_reported_once",
     ),
     "WP12": Mutant(
-        "core/session.py",
+        "core/session/session.py",
         'self._report("left", session, reason="lost")',
         "",
         "test_wp12_clients_appear_and_disappear",
@@ -376,7 +376,7 @@ MUTANTS = {
         "test_a_consumer_is_ready_for_one_sender_and_what_others_send_waits",
     ),
     "WP20": Mutant(
-        "core/service.py",
+        "core/queue/service.py",
         'about = {"correlation": asked["correlation"]} if "correlation" in asked else {}',
         "about: dict[str, int] = {}",
         "test_a_request_comes_to_its_worker_with_all_its_parts_and_the_replies_find_back",
@@ -394,7 +394,7 @@ MUTANTS = {
         "test_wp24_no_credit_moves_to_replay_and_credit_moves_back_to_live",
     ),
     "WP25": Mutant(
-        "core/credit.py",
+        "core/iteration/credit.py",
         "        self.messages -= messages\n",
         "",
         "test_wp25_no_more_than_the_credit_is_delivered_and_grants_that_overlap_add_up",
@@ -478,7 +478,7 @@ MUTANTS = {
         "test_every_family_reaches_through_a_broker_live",
     ),
     "WP42": Mutant(
-        "core/mailbox.py",
+        "core/queue/mailbox.py",
         "enqueue(mailbox, session.address, session.address, message, session.quotas)",
         'enqueue(mailbox, session.address, "", message, session.quotas)',
         "test_wp42_a_message_comes_with_its_bodies_and_the_sender_that_the_broker_stamped",
@@ -490,7 +490,7 @@ MUTANTS = {
         "test_wp43_a_message_is_confirmed_and_delivered_once_it_is_stored",
     ),
     "WP44": Mutant(
-        "core/credit.py",
+        "core/iteration/credit.py",
         "return self.messages > 0 and self.bytes > 0",
         "return self.bytes > 0",
         "test_wp44_a_recipient_holds_as_many_as_its_credit",
@@ -508,13 +508,13 @@ MUTANTS = {
         "test_wp46_a_request_shows_the_worker_who_asked_and_what",
     ),
     "WP47": Mutant(
-        "core/service.py",
+        "core/queue/service.py",
         "strict=True) if final]\n",
         "strict=True)]\n",
         "test_wp47_partial_replies_come_in_order_and_give_no_credit_back",
     ),
     "WP48": Mutant(
-        "core/service.py",
+        "core/queue/service.py",
         "if name.startswith(RESERVED_PREFIX) and name not in self.mailboxes.by_name:",
         "if session.address != name and not self.mailboxes.by_name[name].consumers:",
         "test_wp48_a_reply_waits_for_its_requester_over_a_restart",
@@ -640,7 +640,7 @@ MUTANTS = {
         "test_zn19_over_crashes_a_feed_goes_on_behind_what_it_has_put",
     ),
     "ZN20": Mutant(
-        "core/effects.py",
+        "core/iteration/effects.py",
         "first = (self._turn >> 32) * len(equals) >> 32",
         "first = 0",
         "test_zn20_each_of_ten_equal_readers_is_the_first_of_them_in_a_tenth_of_all_publishes",
@@ -700,7 +700,7 @@ MUTANTS = {
         "test_hello_comes_first_and_the_session_is_ready_after_welcome",
     ),
     "WP27": Mutant(
-        "core/session.py",
+        "core/session/session.py",
         "        self._release(session)\n        if self.by_address",
         "        if self.by_address",
         "test_a_request_of_a_killed_worker_is_with_another_one_long_before_its_ack_timeout",
@@ -712,7 +712,7 @@ MUTANTS = {
         "test_random_cut_and_mutated_frames_get_an_error_each_and_change_nothing",
     ),
     "WP41": Mutant(
-        "core/mailbox.py",
+        "core/queue/mailbox.py",
         "enqueue(mailbox, session.address, session.address, message, session.quotas)",
         "enqueue(mailbox, session.address, session.mailbox, message, session.quotas)",
         "test_wp41_a_message_has_the_sender_that_the_broker_knows",

@@ -13,7 +13,7 @@ from zmq.utils import z85
 from malamute.access import Account, Accounts
 from malamute.access import account as module
 from malamute.config.accounts import hash_password
-from malamute.core.access import Principal
+from malamute.core.identity.access import Principal
 from malamute.door.addresses import Gateways
 from malamute.door.failures import ADDRESSES_MAX, FAILURE_SECONDS, FAILURES_MAX, Failures
 from malamute.door.sampling import KINDS_MAX, Sampler

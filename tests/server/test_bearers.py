@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from malamute.access.token import Bearer, Issuers, TokenRefused
-from malamute.core.access import Principal
+from malamute.core.identity.access import Principal
 from malamute.door.addresses import Gateways
 from malamute.door.failures import FAILURE_SECONDS, FAILURES_MAX
 from malamute.errors import AccessRefused, MalamuteError, TryLater

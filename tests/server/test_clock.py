@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from malamute.core.effects import ClockStep
+from malamute.core.iteration.effects import ClockStep
 from malamute.server import clock as module
 from malamute.server.clock import HOLD_SECONDS, STEP_MAX, Clock
 

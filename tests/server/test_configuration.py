@@ -8,7 +8,7 @@ from pathlib import Path
 from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.config import AccessConfig, Config
 from malamute.config.accounts import load_accounts, save_accounts
-from malamute.core.settings import ConfigurationLoaded
+from malamute.core.iteration.settings import ConfigurationLoaded
 from malamute.server.daemon import Configuration
 
 

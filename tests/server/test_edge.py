@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
-from malamute.core.access import Principal
 from malamute.core.broker import Core
+from malamute.core.identity.access import Principal
 from malamute.errors import Malformed
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.batch import pack_record

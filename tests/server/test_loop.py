@@ -11,8 +11,8 @@ import zmq
 
 from malamute.core.admin import queries
 from malamute.core.broker import Core
-from malamute.core.effects import ClockStep
-from malamute.core.settings import Settings
+from malamute.core.iteration.effects import ClockStep
+from malamute.core.iteration.settings import Settings
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Store, no_progress

@@ -12,7 +12,7 @@ from typing import Any
 from sim_machine import NO_JOURNAL
 from sim_wants import CRITERIA
 
-from malamute.core.events import EVENTS
+from malamute.core.reports.events import EVENTS
 from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.arguments import MESSAGE_STATES
 from malamute.protocol.names import AUDIT

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from sim_admin import target_of
 from sim_origin import Violation, ident_of
 
-from malamute.core.audit import DONE, FAILED, PARTIAL, REFUSED
-from malamute.core.outcomes import Outcomes
-from malamute.core.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
-from malamute.core.refusals import TEXT as REFUSED_BEFORE
+from malamute.core.reports.audit import DONE, FAILED, PARTIAL, REFUSED
+from malamute.core.reports.refusal_log import PERIOD_SECONDS, REFUSALS_MAX
+from malamute.core.session.change_outcomes import Outcomes
+from malamute.core.session.refusals import TEXT as REFUSED_BEFORE
 from malamute.protocol.batch import unpack_payload, unpack_record
 from malamute.protocol.messages import Change, Error, Message, Ok
 from malamute.protocol.names import AUDIT

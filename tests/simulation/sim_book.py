@@ -25,9 +25,9 @@ from sim_waiting import WaitingBook
 from sim_wants import takes, wants_of
 
 from malamute.core.broker import Core
-from malamute.core.effects import ClockStep
-from malamute.core.events import EVENTS
-from malamute.core.refusals import TEXT as REFUSED_BEFORE
+from malamute.core.iteration.effects import ClockStep
+from malamute.core.reports.events import EVENTS
+from malamute.core.session.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import Disconnected, NotFound, TryLater
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.arguments import FEED_PREFIX

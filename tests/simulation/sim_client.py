@@ -27,7 +27,7 @@ from malamute.client.session.receipts import OutcomeTracking
 from malamute.client.session.replies import PendingRequest
 from malamute.client.session.session import ClientSession, State
 from malamute.client.session.sources import ConsumerSource, Item, StreamSource
-from malamute.core.events import EVENTS
+from malamute.core.reports.events import EVENTS
 from malamute.errors import Failed
 from malamute.protocol.codec import decode
 from malamute.protocol.limits import RECORD_LARGE_BYTES

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sim_origin import Violation
 
-from malamute.core import grace_period
+from malamute.core.iteration import grace_period
 from malamute.server.clock import STEP_MAX
 from malamute.store.commit import Append
 from malamute.store.operations import AppendChunk, Operation, PutValue, Recovered, StoredMessage

@@ -7,13 +7,13 @@ from sim_machine import KEPT_FOR_PEER, Machine
 from sim_options import identity_bytes
 from sim_origin import Violation
 
-from malamute.core.answers import ASKED_BYTES
 from malamute.core.broker import Core
 from malamute.core.feed.target import QueueTarget
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
-from malamute.core.refusal_log import REFUSALS_MAX
-from malamute.core.refusals import RUNS_MAX
+from malamute.core.reports.refusal_log import REFUSALS_MAX
+from malamute.core.session.answers import ASKED_BYTES
+from malamute.core.session.refusals import RUNS_MAX
 from malamute.core.stream.stream import cursor_bytes
 from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.limits import Limits

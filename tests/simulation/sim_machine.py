@@ -22,8 +22,8 @@ from sim_origin import Violation
 from sim_plan import Setup
 
 from malamute.core.broker import Core
-from malamute.core.effects import ClockStep
-from malamute.core.settings import Settings
+from malamute.core.iteration.effects import ClockStep
+from malamute.core.iteration.settings import Settings
 from malamute.core.stores import FoundStore
 from malamute.errors import MalamuteError
 from malamute.matching.cache import UNCHARGED_BYTES
@@ -304,6 +304,7 @@ def _tokens() -> Callable[[int], int]:
 @contextmanager
 def narrowed(setup: Setup) -> Iterator[None]:
     """The fixed limits of the broker made so small that a short run meets them."""
+    grace = HOLD_SECONDS if setup.clocks or setup.restores else 600.0
     limits = {
         "malamute.core.stream.stream.RESERVE": setup.reserve,
         "malamute.core.stream.replay.READ_BYTES": setup.read_bytes,
@@ -313,7 +314,7 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,
         "malamute.server.flow.PING_BYTES": PING_BYTES,
         "malamute.server.clock.HOLD_SECONDS": HOLD_SECONDS,
-        "malamute.core.grace_period.GRACE_SECONDS": HOLD_SECONDS if setup.clocks or setup.restores else 600.0,
+        "malamute.core.iteration.grace_period.GRACE_SECONDS": grace,
         "malamute.server.flow.secrets": SimpleNamespace(randbits=_tokens()),
     }
     with ExitStack() as stack:

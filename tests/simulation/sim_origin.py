@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 from malamute.client.session.outbox import Command
-from malamute.core.events import EVENTS, SENDER
+from malamute.core.reports.events import EVENTS, SENDER
 from malamute.protocol.batch import Frame, pack_record, unpack_record
 from malamute.protocol.names import AUDIT
 

@@ -7,7 +7,7 @@ from typing import Any
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import ClientSession
 from malamute.core.broker import Core
-from malamute.core.settings import Settings
+from malamute.core.iteration.settings import Settings
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.protocol import messages as wire

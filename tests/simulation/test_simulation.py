@@ -28,18 +28,18 @@ from sim_wants import CRITERIA, HEADERS
 from sim_world import run
 
 from malamute.core.admin import feeds as admin_feeds
-from malamute.core.audit import Audit
 from malamute.core.commands import ClientCommands
 from malamute.core.feed.stream_feed import StreamFeed
 from malamute.core.feed.table import Feeds
+from malamute.core.iteration.stored_values import StoredValues
 from malamute.core.queue import purge, redrive
 from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
 from malamute.core.queue.dispatch import Dispatcher
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
-from malamute.core.session import Sessions
-from malamute.core.stored_values import StoredValues
+from malamute.core.reports.audit import Audit
+from malamute.core.session.session import Sessions
 from malamute.core.stream.stream import Stream
 from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
@@ -341,7 +341,10 @@ BROKEN = {
         _nothing,
     ),
     "a stream at rest does not age": ("malamute.core.stream.ageing.Ageing.stored", _nothing),
-    "a delivery takes no credit": ("malamute.core.credit.CreditBalance.consume", lambda *arguments: None),
+    "a delivery takes no credit": (
+        "malamute.core.iteration.credit.CreditBalance.consume",
+        lambda *arguments: None,
+    ),
     "a gap is not told": ("malamute.core.stream.subscription.Subscription.skip", _skip_in_silence),
     "what was taken back is not told": ("malamute.core.stream.subscription.Subscription.refused", _nothing),
     "a committed subscription does not wait for the disk": (
@@ -413,23 +416,26 @@ BROKEN = {
         "malamute.core.queue.queue.Queue._recall",
         _recall_as_purged,
     ),
-    "a request is done without its reply": ("malamute.core.service.Services._posts", lambda *arguments: []),
+    "a request is done without its reply": (
+        "malamute.core.queue.service.Services._posts",
+        lambda *arguments: [],
+    ),
     "whoever has credit is not served": ("malamute.core.queue.dispatch.Dispatcher.serve", _nothing),
     "a change is made as often as it comes": (
-        "malamute.core.session.Sessions.admit_change",
+        "malamute.core.session.session.Sessions.admit_change",
         lambda sessions, session, number: number not in session.numbers.outcomes.running,
     ),
     "what the disk refuses of a change stays": (
-        "malamute.core.stored_values.StoredValues._settled",
+        "malamute.core.iteration.stored_values.StoredValues._settled",
         _nothing,
     ),
-    "a number is answered twice": ("malamute.core.session.Sessions._confirm", _confirm_twice),
+    "a number is answered twice": ("malamute.core.session.session.Sessions._confirm", _confirm_twice),
     "a delivery follows on another": (
         "malamute.core.stream.subscription.Subscription._send",
         _send_behind_another,
     ),
     "a withdrawal is reported of too much": ("malamute.core.commands.withdraw", _report_one_more),
-    "a number is always new": ("malamute.core.session.Sessions.admit", lambda *arguments: True),
+    "a number is always new": ("malamute.core.session.session.Sessions.admit", lambda *arguments: True),
     "a client never says what it has got": (
         "malamute.client.session.inbox.Inbox.acknowledge",
         lambda *arguments: None,
@@ -521,7 +527,7 @@ BROKEN = {
         "malamute.journal.ring.Ring.time_passed",
         lambda ring, stream, age, time_ns: (time_ns, 0.0),
     ),
-    "the clock is not noted": ("malamute.core.grace_period.ClockNote.store", _nothing),
+    "the clock is not noted": ("malamute.core.iteration.grace_period.ClockNote.store", _nothing),
     "a restored queue goes on where the backup ends": (
         "malamute.core.queue.queue.Queue.restore",
         _go_on_with_old_numbers,
@@ -536,7 +542,7 @@ BROKEN = {
         _nothing,
     ),
     "a feed that is set again is reported as lost": (
-        "malamute.core.recovery.Recovery.settled",
+        "malamute.core.iteration.recovery.Recovery.settled",
         _nothing,
     ),
     "a lost feed begins anywhere": ("malamute.core.admin.feeds._start", _begin_anywhere),
@@ -549,32 +555,35 @@ BROKEN = {
     "what could not be read is sent again": ("malamute.core.queue.redrive._is_whole", _is_there),
     "what a damaged block held is forgotten": ("malamute.core.broker.Core._store_again", _nothing),
     "a session that a damaged block held is forgotten": (
-        "malamute.core.session.Sessions.store_again",
+        "malamute.core.session.session.Sessions.store_again",
         _nothing,
     ),
     "a record vouches for what is on its way to another store": (
-        "malamute.core.spread.Spread.gaps",
+        "malamute.core.session.spread.Spread.gaps",
         lambda spread, store: (),
     ),
-    "a change has no record": ("malamute.core.audit.Audit._write", _leave_out_changes),
-    "the record of a change is not stored with it": ("malamute.core.audit.Audit._write", _record_later),
-    "a change has two records": ("malamute.core.audit.Audit._write", _record_twice),
-    "a refused change has no record": ("malamute.core.audit.RefusalLog.note", _nothing),
-    "a record that the disk refuses is gone": ("malamute.core.audit.Audit._stored", _nothing),
+    "a change has no record": ("malamute.core.reports.audit.Audit._write", _leave_out_changes),
+    "the record of a change is not stored with it": (
+        "malamute.core.reports.audit.Audit._write",
+        _record_later,
+    ),
+    "a change has two records": ("malamute.core.reports.audit.Audit._write", _record_twice),
+    "a refused change has no record": ("malamute.core.reports.audit.RefusalLog.note", _nothing),
+    "a record that the disk refuses is gone": ("malamute.core.reports.audit.Audit._stored", _nothing),
     "a retention that the disk refuses is in force": (
-        "malamute.core.stored_values.StoredValues._settled",
+        "malamute.core.iteration.stored_values.StoredValues._settled",
         _let_retentions_stand,
     ),
-    "damage is not reported": ("malamute.core.health.Health.damaged", _nothing),
+    "damage is not reported": ("malamute.core.iteration.health.Health.damaged", _nothing),
     "a session may have any selectors": (
-        "malamute.core.selectors.SelectorBudget.check",
+        "malamute.core.session.selectors.SelectorBudget.check",
         lambda budget, selector, session=None, beside=0: selector.cost_bytes + beside,
     ),
     "a cursor that waits for its position has room": (
         "malamute.core.stream.stream.Stream.check_cursor",
         _nothing,
     ),
-    "a session may have any answers": ("malamute.core.answers.Answers.check", _nothing),
+    "a session may have any answers": ("malamute.core.session.answers.Answers.check", _nothing),
     "identities may take any memory": ("malamute.core.queue.deduplication.DedupQuota.evict", _nothing),
     "caches may take any memory": ("malamute.matching.cache.CacheBudget._reclaim", _nothing),
     "a restored broker goes on where the backup ends": (

@@ -28,16 +28,16 @@ from malamute.core.admin.queue_deletion import delete_queue
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
 from malamute.core.admin.users import add_user, remove_user, set_user
-from malamute.core.audit import BEGUN, DONE, FAILED, PARTIAL, REFUSED, who
-from malamute.core.effects import LoadConfiguration
 from malamute.core.feed.rule import FeedName
-from malamute.core.mailbox import EVERYTHING
+from malamute.core.iteration.effects import LoadConfiguration
+from malamute.core.iteration.workflow import Workflow, run_workflow
 from malamute.core.queue import purge as purging
 from malamute.core.queue import redrive as redriving
 from malamute.core.queue.browse import choose
+from malamute.core.queue.mailbox import EVERYTHING
+from malamute.core.reports.audit import BEGUN, DONE, FAILED, PARTIAL, REFUSED, who
 from malamute.core.stream.start import locate, one_position, removed
 from malamute.core.stream.subscription import Position
-from malamute.core.workflow import Workflow, run_workflow
 from malamute.errors import (
     AccessRefused,
     Disconnected,
@@ -86,9 +86,9 @@ from malamute.store.policies import StreamRetention
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.session import Session
-    from malamute.core.settings import ConfigurationLoaded
-    from malamute.core.stage import StoreStage
+    from malamute.core.iteration.settings import ConfigurationLoaded
+    from malamute.core.iteration.stage import StoreStage
+    from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
 
 

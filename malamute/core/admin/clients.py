@@ -22,7 +22,7 @@ from malamute.protocol.messages import MAILBOX
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
 
 
 def clients(core: Engines, query: ClientsQuery) -> list[ClientRow] | list[ClientDetails]:

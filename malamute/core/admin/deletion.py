@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.streams import stream_of
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.stream.start import removed
 from malamute.core.stream.subscription import Subscription
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import InUse, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import Row, StreamDelete, StreamDeleted
 from malamute.protocol.arguments import FEED_PREFIX
@@ -25,8 +25,8 @@ from malamute.protocol.names import Place
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.session import Session
-    from malamute.core.stage import StoreStage
+    from malamute.core.iteration.stage import StoreStage
+    from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
 
 Gone = TypeVar("Gone", bound=Row)

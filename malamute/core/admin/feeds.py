@@ -10,7 +10,7 @@ from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page
 from malamute.core.feed.rule import FeedName, FeedRule
 from malamute.core.feed.start import FeedStart, QueueStart, StreamStart
 from malamute.core.feed.target import FeedPlace, QueueTarget, StreamTarget
-from malamute.core.mailbox import EVERYTHING
+from malamute.core.queue.mailbox import EVERYTHING
 from malamute.core.stream.start import locate, one_position, removed
 from malamute.core.stream.subscription import Position
 from malamute.errors import InvalidValue, MalamuteError
@@ -31,7 +31,7 @@ from malamute.protocol.names import RESERVED_PREFIX, Place
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
 
 
 def feeds(core: Engines, query: FeedsQuery) -> list[FeedRow]:

@@ -22,7 +22,7 @@ from malamute.protocol.admin import GroupAdd, GroupRemove, GroupRemoved, GroupRo
 if TYPE_CHECKING:
     from malamute.core.admin.answered import Answered, Failed
     from malamute.core.engines import Engines
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
     from malamute.errors import MalamuteError
 
 

@@ -10,7 +10,7 @@ from malamute.protocol.admin import LimitUsage
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.queue.queue import Queue
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
 
 

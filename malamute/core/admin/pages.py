@@ -12,8 +12,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
-    from malamute.core.named_table import NamedTable
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.named_table import NamedTable
 
 PAGE_ROWS = 200
 """Rows of a page, at the most."""

@@ -20,7 +20,7 @@ from malamute.core.admin.selectors import selector, selectors
 from malamute.core.admin.streams import cursors, demand, explain, stream, streams
 from malamute.core.admin.totals import totals
 from malamute.core.admin.users import users
-from malamute.core.answers import ASKED_BYTES
+from malamute.core.session.answers import ASKED_BYTES
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.admin import (
     QUERIES,
@@ -45,7 +45,7 @@ from malamute.store.operations import StoreStats, StreamStats
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
 
 _QUERY = BY_TYPE[Query].opcode
 

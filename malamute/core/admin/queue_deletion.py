@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.deletion import END_WORK, end_feeds, hanging
 from malamute.core.admin.queues import queue_of
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
 from malamute.core.sources import dismiss_source
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import QueueDelete, QueueDeleted
 from malamute.protocol.messages import MAILBOX
@@ -25,7 +25,7 @@ from malamute.protocol.names import RESERVED_PREFIX, Place
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
 
 
 def delete_queue(

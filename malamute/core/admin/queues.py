@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute.core.admin import pages
 from malamute.core.admin.pages import few, page_of
-from malamute.core.metrics import QueueMetrics
+from malamute.core.iteration.metrics import QueueMetrics
 from malamute.core.queue.browse import browse, fetch, size_of_one
 from malamute.core.queue.consumer import Consumer
 from malamute.core.queue.state import DELAYED, READY

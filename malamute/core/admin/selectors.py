@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from malamute.core.admin.pages import LOOKED_AT, PAGE_ROWS, ROW_WORK
 from malamute.core.admin.queues import credit_left
 from malamute.core.queue.consumer import Consumer
-from malamute.core.session import Session
+from malamute.core.session.session import Session
 from malamute.core.stream.subscription import Subscription
 from malamute.errors import NotFound
 from malamute.protocol.admin import SelectorQuery, SelectorRow, SelectorsQuery

@@ -16,7 +16,7 @@ from malamute.protocol.admin import UserAdd, UserRemove, UserRemoved, UserRow, U
 if TYPE_CHECKING:
     from malamute.core.admin.answered import Answered, Failed
     from malamute.core.engines import Engines
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
     from malamute.errors import MalamuteError
     from malamute.protocol.admin import GroupSet
 

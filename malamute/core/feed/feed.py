@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
     from malamute.core.feed.rule import FeedName, FeedRule
     from malamute.core.feed.target import FeedTarget
-    from malamute.core.selectors import SelectorBudget
-    from malamute.core.timers import Timers
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.timers import Timers
+    from malamute.core.session.selectors import SelectorBudget
     from malamute.matching import CompiledSelector, Selector
     from malamute.protocol.admin import FeedRow
     from malamute.protocol.names import Place

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap64
 
 from malamute.core.feed.feed import Feed, FeedOwner
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.entry import size_of
 from malamute.core.queue.paging import RUN_BYTES, RUN_MESSAGES, Records, records_of
 from malamute.core.queue.state import PENDING, READY
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.matching import CompiledSelector
 from malamute.protocol.admin import FeedRow
@@ -34,10 +34,10 @@ from malamute.protocol.batch import headers_of
 if TYPE_CHECKING:
     from malamute.core.feed.rule import FeedName, FeedRule
     from malamute.core.feed.target import FeedTarget
+    from malamute.core.identity.quotas import QuotaUsages
     from malamute.core.queue.entry import Entry
     from malamute.core.queue.options import Options
     from malamute.core.queue.queue import Queue
-    from malamute.core.quotas import QuotaUsages
     from malamute.matching.family import Headers
 
 MOVED = "moved"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
-from malamute.core.access import ANONYMOUS, Principal
+from malamute.core.identity.access import ANONYMOUS, Principal
 from malamute.errors import NotFound
 from malamute.matching import Selector
 from malamute.protocol.arguments import FEED_PREFIX

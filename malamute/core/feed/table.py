@@ -14,15 +14,15 @@ from malamute.core.feed.rule import FeedName, FeedRule
 from malamute.core.feed.start import FeedStart
 from malamute.core.feed.stream_feed import StreamFeed
 from malamute.core.feed.target import FeedPlace, QueueTarget, StreamTarget
-from malamute.core.mailbox import Mailboxes
+from malamute.core.iteration.recovery import Recovery
+from malamute.core.iteration.stored_values import StoredValues
+from malamute.core.iteration.workflow import Workflow, run_workflow
+from malamute.core.queue.mailbox import Mailboxes
+from malamute.core.queue.service import Services
 from malamute.core.queue.table import QueueTable
-from malamute.core.recovery import Recovery
-from malamute.core.selectors import SelectorBudget
-from malamute.core.service import Services
-from malamute.core.stored_values import StoredValues
+from malamute.core.session.selectors import SelectorBudget
 from malamute.core.stream.stream import Streams
 from malamute.core.stream.subscription import Position
-from malamute.core.workflow import Workflow, run_workflow
 from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TooMany, TryLater
 from malamute.matching import Selector
 from malamute.protocol.arguments import FEED_PREFIX
@@ -32,9 +32,9 @@ from malamute.store.operations import Recovered, Stranded
 from malamute.store.tables import CURSORS, FEED_POSITIONS, FEEDS, QUEUE_FEEDS
 
 if TYPE_CHECKING:
-    from malamute.core.stage import StoreStage
+    from malamute.core.iteration.stage import StoreStage
+    from malamute.core.iteration.timers import Timer
     from malamute.core.stream.store import StreamStore
-    from malamute.core.timers import Timer
 
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
 

@@ -16,10 +16,10 @@ from malamute.protocol.batch import Columns
 from malamute.protocol.names import Place
 
 if TYPE_CHECKING:
+    from malamute.core.identity.quotas import QuotaUsages
+    from malamute.core.iteration.stage import StoreStage
     from malamute.core.queue.options import Options
     from malamute.core.queue.paging import Records
-    from malamute.core.quotas import QuotaUsages
-    from malamute.core.stage import StoreStage
 
 
 def origin(source: Place, sequence: int) -> dict[str, Any]:

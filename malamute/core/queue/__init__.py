@@ -32,6 +32,7 @@ has to report to those above, it returns or calls a function with that it was gi
         purge           removal and withdrawal          redrive             dead letters are sent again
         browse          looking into a queue            table               all queues of one kind
         trackers        outcomes, and room for them
+        mailbox         messages to one owner           service             requests shared by workers
 
     queue               the order in which the parts are asked
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.entry import Entry
 from malamute.core.queue.paging import RUN_MESSAGES, records_of, runs
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import Malformed, NotFound
 from malamute.matching import message_test, parse
 from malamute.matching.compiled import MessageTest

@@ -9,7 +9,7 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from malamute.core.credit import CreditBalance
+from malamute.core.iteration.credit import CreditBalance
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.state import Holding
 from malamute.core.queue.waiters import ReadyQueue
@@ -17,8 +17,8 @@ from malamute.errors import NotOutstanding
 from malamute.protocol.messages import Ranges
 
 if TYPE_CHECKING:
+    from malamute.core.iteration.timers import Timer
     from malamute.core.queue.waiters import ConsumerGroup
-    from malamute.core.timers import Timer
 
 RECALLED_MAX = 1_000
 """Recalled deliveries that a consumer remembers, since something about them may be on its way."""

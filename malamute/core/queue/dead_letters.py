@@ -17,7 +17,7 @@ from malamute.protocol.batch import pack_record
 from malamute.store.operations import DeleteMessages, QueueKind, QueueState, StoredMessage
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
     from malamute.core.queue.limits import QueueLimits
     from malamute.core.queue.paging import Records
     from malamute.core.queue.usage import QueueUsage

@@ -20,10 +20,10 @@ from malamute.protocol.time_units import to_ns, to_seconds
 from malamute.store.operations import ForgetIdentities, PutIdentity
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.timers import Timer, Timers
     from malamute.core.queue.entry import Entry
     from malamute.core.queue.usage import QueueUsage
-    from malamute.core.timers import Timer, Timers
     from malamute.store.policies import QueuePolicy
 
 SWEEPS = 8

@@ -18,7 +18,7 @@ from malamute.protocol.part import QueuePart
 from malamute.store.operations import SetAttempts
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
     from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.delivery_watermark import Watermark
     from malamute.core.queue.entry import Entry

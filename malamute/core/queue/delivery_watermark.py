@@ -20,9 +20,9 @@ from malamute.protocol.time_units import to_ns
 from malamute.store.operations import MarkDelivered, QueueState, SetAttempts
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.stage import WhenStored
     from malamute.core.queue.usage import QueueUsage
-    from malamute.core.stage import WhenStored
     from malamute.errors import MalamuteError
 
 AHEAD_MAX = 1_000

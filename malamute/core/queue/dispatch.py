@@ -14,7 +14,7 @@ from malamute.core.queue.state import READY, MessageStates
 from malamute.core.queue.waiters import ConsumerGroup, ConsumerGroups, Rank, Search, rank_of, sequence_of
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
     from malamute.core.queue.entry import Entries, Entry
     from malamute.core.queue.limits import RecordMemory
     from malamute.core.queue.options import Options

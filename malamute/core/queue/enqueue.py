@@ -13,8 +13,8 @@ from malamute.errors import InvalidValue, MalamuteError, NoWorkers
 from malamute.protocol.messages import Request, Send
 
 if TYPE_CHECKING:
+    from malamute.core.identity.quotas import QuotaUsages
     from malamute.core.queue.queue import Queue
-    from malamute.core.quotas import QuotaUsages
 
 _NONE: Sequence[None] = ()
 

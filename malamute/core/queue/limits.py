@@ -12,20 +12,20 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from malamute.core.iteration.timers import Timers
 from malamute.core.queue.deduplication import DedupQuota
 from malamute.core.queue.delivery import QueueFlush
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.sequences import QueueSequences
 from malamute.core.queue.settlement_log import SettlementLog
-from malamute.core.timers import Timers
 from malamute.errors import TryLater
 from malamute.store.policies import MEMORY
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
-    from malamute.core.grace_period import GracePeriod
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.grace_period import GracePeriod
+    from malamute.core.iteration.recovery import Recovery
     from malamute.core.queue.usage import QueueUsage, RecordOwner
-    from malamute.core.recovery import Recovery
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
     from malamute.store.operations import Frame, Recovered, Stranded

@@ -15,8 +15,8 @@ from malamute.protocol.names import RESERVED_PREFIX, is_name
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
+    from malamute.core.iteration.timers import Timer
     from malamute.core.queue.entry import Entry
-    from malamute.core.timers import Timer
 
 PRIORITY_MAX = 9
 

@@ -31,10 +31,10 @@ from malamute.core.queue.state import DELIVERED, READY
 from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.timers import Timers
     from malamute.core.queue.limits import RecordMemory
     from malamute.core.queue.usage import QueueUsage
-    from malamute.core.timers import Timers
     from malamute.errors import MalamuteError
 
 RUN_MESSAGES = 1_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 
 if TYPE_CHECKING:
     from malamute.errors import MalamuteError

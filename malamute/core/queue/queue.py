@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyroaring import BitMap64
 
-from malamute.core.metrics import QueueMetrics
+from malamute.core.iteration.metrics import QueueMetrics
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.correlations import Correlations
 from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
 from malamute.core.queue.deduplication import DedupWindow
@@ -34,18 +35,17 @@ from malamute.core.queue.sent_by import SentBy
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.state import AT_REST, DELAYED, DELIVERED, PENDING, READY, SETTLING, MessageStates
 from malamute.core.queue.usage import QueueUsage
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.protocol.messages import Recall
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import DeleteQueue, DeleteValue, PutValue
 from malamute.store.tables import MEMORY_QUEUES
 
 if TYPE_CHECKING:
+    from malamute.core.identity.quotas import QuotaUsages
+    from malamute.core.iteration.recovery import Recovery
+    from malamute.core.iteration.timers import Timer
     from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.limits import QueueLimits
-    from malamute.core.quotas import QuotaUsages
-    from malamute.core.recovery import Recovery
-    from malamute.core.timers import Timer
     from malamute.errors import MalamuteError
     from malamute.matching import Selector
     from malamute.store.operations import QueueState

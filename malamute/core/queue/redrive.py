@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from malamute.core.iteration.workflow import Workflow, run_workflow
 from malamute.core.queue.dead_letters import properties_without
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.options import Options
 from malamute.core.queue.paging import Records, records_of, runs
-from malamute.core.workflow import Workflow, run_workflow
 from malamute.errors import MalamuteError, Malformed
 from malamute.protocol.batch import pack_record, unpack_record
 

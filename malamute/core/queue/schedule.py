@@ -1,6 +1,6 @@
 """When messages may be delivered: not before the delay of each is over, and not after its time.
 
-During the grace period of a start (`malamute.core.grace_period`) what would be over is delayed.
+During the grace period of a start (`malamute.core.iteration.grace_period`) what would be over is delayed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
-    from malamute.core.grace_period import GracePeriod
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.grace_period import GracePeriod
+    from malamute.core.iteration.timers import Timer, Timers
     from malamute.core.queue.entry import Entry
     from malamute.core.queue.options import Options
-    from malamute.core.timers import Timer, Timers
 
 RETRY_SECONDS = 1.0
 """How long a message whose time is over is kept, when the disk would not let it go."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from malamute.core.identity.quotas import QuotaUsages, add_all, check_all
 from malamute.core.queue.entry import Entry, size_of
-from malamute.core.quotas import QuotaUsages, add_all, check_all
 from malamute.store.policies import BaseKind
 
 

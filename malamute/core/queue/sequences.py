@@ -15,8 +15,8 @@ from malamute.store.operations import PutValue
 from malamute.store.tables import SEQUENCES
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
-    from malamute.core.timers import Timers
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.timers import Timers
     from malamute.errors import MalamuteError
     from malamute.store.operations import Recovered, Stranded
 

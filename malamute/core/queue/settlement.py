@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from malamute.core.metrics import QueueMetrics
+from malamute.core.iteration.metrics import QueueMetrics
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.dead_letters import UNREADABLE
 from malamute.core.queue.entry import Entry, ranges_of
 from malamute.core.queue.paging import RETRY_SECONDS, Records, records_of, runs
 from malamute.core.queue.state import SETTLING, MessageStates
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.protocol.bounce import BOUNCED
 from malamute.store.operations import DeleteMessages
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
     from malamute.core.queue.dead_letters import DeadLetters
     from malamute.core.queue.limits import QueueLimits
     from malamute.core.queue.options import Options

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from malamute.core.effects import Effects, Event
+from malamute.core.iteration.effects import Effects, Event
 from malamute.core.queue.entry import Entry
 from malamute.protocol.batch import pack
 from malamute.protocol.time_units import to_ns

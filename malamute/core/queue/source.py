@@ -12,7 +12,7 @@ from malamute.protocol.bounce import why_not_bounced
 from malamute.protocol.messages import Ranges
 
 if TYPE_CHECKING:
-    from malamute.core.stage import WhenStored
+    from malamute.core.iteration.stage import WhenStored
     from malamute.matching import Selector
 
 

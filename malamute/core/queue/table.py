@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from malamute.core.named_table import NamedTable
+from malamute.core.identity.quotas import QuotaUsages, add_all, check_all
+from malamute.core.iteration.named_table import NamedTable
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.queue import UNKNOWN, Queue
-from malamute.core.quotas import QuotaUsages, add_all, check_all
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import DeleteValue, QueueState, Recovered, Stranded
 from malamute.store.policies import DURABLE, BaseKind, Persistence
 from malamute.store.tables import MEMORY_QUEUES
 
 if TYPE_CHECKING:
-    from malamute.core.recovery import Recovery
+    from malamute.core.iteration.recovery import Recovery
 
 LOST_WORDS = "messages that were in memory only are gone with the broker that had them"
 

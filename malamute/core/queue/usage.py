@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from malamute.core.metrics import QueueMetrics
+from malamute.core.iteration.metrics import QueueMetrics
 from malamute.store.policies import MEMORY, BaseKind, QueuePolicy
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
     from malamute.store.operations import Operation
 
 

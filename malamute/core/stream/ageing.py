@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import inf
 
-from malamute.core.effects import Effects
-from malamute.core.stage import StoreStage
-from malamute.core.timers import Timer, Timers
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.stage import StoreStage
+from malamute.core.iteration.timers import Timer, Timers
 from malamute.errors import MalamuteError
 from malamute.store.operations import NextTooOld, TrimByAge
 

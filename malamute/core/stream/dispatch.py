@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from malamute.core.effects import Effects
+from malamute.core.iteration.effects import Effects
 from malamute.core.stream.audience import Audience
 from malamute.core.stream.chunk import Loaded
 from malamute.core.stream.chunk_part import ChunkPart

@@ -20,8 +20,8 @@ from malamute.protocol.messages import NOT_STORED, OVERWRITTEN, RESTART, RESTORE
 from malamute.store.operations import FindGap, GapRange, NoteRefused
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
-    from malamute.core.stage import StoreStage
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.stage import StoreStage
 
 REFUSED_MAX = 100
 """Ranges that a stream remembers as accepted but not stored."""

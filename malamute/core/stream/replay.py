@@ -21,10 +21,10 @@ from itertools import product
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
+from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.stream.chunk import Loaded
 from malamute.core.stream.expiry import BirthTimes
 from malamute.core.stream.subscription import Reader, SourceStream
-from malamute.core.workflow import GO_ON, Workflow, run_workflow
 from malamute.errors import MalamuteError
 from malamute.matching import CompiledSelector, Group
 from malamute.protocol.messages import NO_JOURNAL

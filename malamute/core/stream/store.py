@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from malamute.core.effects import Effects
-from malamute.core.stage import StoreStage
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.stage import StoreStage
+from malamute.core.iteration.timers import Timers
 from malamute.core.stream.ageing import Ageing
-from malamute.core.timers import Timers
 from malamute.errors import StoreAway
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.policies import StreamPolicy

@@ -35,13 +35,13 @@ from itertools import repeat
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.effects import Effects
-from malamute.core.holdings import Holdings, Owners
-from malamute.core.metrics import Rate
-from malamute.core.named_table import NamedTable
-from malamute.core.session import Session
-from malamute.core.stage import StoreStage
-from malamute.core.stored_values import StoredValues
+from malamute.core.identity.holdings import Holdings, Owners
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.metrics import Rate
+from malamute.core.iteration.named_table import NamedTable
+from malamute.core.iteration.stage import StoreStage
+from malamute.core.iteration.stored_values import StoredValues
+from malamute.core.session.session import Session
 from malamute.core.stream.audience import Audience
 from malamute.core.stream.chunk import Loaded, chunk_bytes
 from malamute.core.stream.chunk_part import ChunkPart
@@ -81,8 +81,8 @@ from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, Stre
 from malamute.store.tables import BEGINNINGS, CURSORS, OWNERS, RETENTIONS, SKIPPED
 
 if TYPE_CHECKING:
-    from malamute.core.access import Permissions
-    from malamute.core.recovery import Recovery
+    from malamute.core.identity.access import Permissions
+    from malamute.core.iteration.recovery import Recovery
 
 RESERVE = 1 << 18
 """Sequences reserved ahead of the last one with each commit."""

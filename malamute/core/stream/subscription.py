@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from malamute.core.credit import CreditBalance
-from malamute.core.session import Session
+from malamute.core.iteration.credit import CreditBalance
+from malamute.core.session.session import Session
 from malamute.core.stream.chunk_part import ChunkPart
 from malamute.matching import Group, Selector
 from malamute.protocol.messages import (
@@ -33,8 +33,8 @@ from malamute.protocol.messages import (
 if TYPE_CHECKING:
     from collections import Counter
 
-    from malamute.core.effects import Effects
-    from malamute.core.stage import StoreStage, WhenStored
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.stage import StoreStage, WhenStored
     from malamute.core.stream.audience import Audience
     from malamute.errors import MalamuteError
 

@@ -27,7 +27,7 @@ from malamute.bench.processes import Measured, WorkloadFunction, run_together
 from malamute.bench.workloads import Begin, Workload
 from malamute.client.sync.client import connect
 from malamute.config.accounts import save_accounts
-from malamute.core.access import Principal
+from malamute.core.identity.access import Principal
 from malamute.protocol.admin import BrokerReload
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Hello, Ping, Pong, Subscribe
@@ -36,7 +36,7 @@ from malamute.server.process import BrokerProcess
 
 if TYPE_CHECKING:
     from malamute.core.broker import Core
-    from malamute.core.settings import Settings
+    from malamute.core.iteration.settings import Settings
 
 NAME = "security"
 CREDIT = 20_000
@@ -287,7 +287,7 @@ def _change(options: SecurityOptions) -> SecurityRow:
 
 def _change_rules(sessions: int) -> list[int]:
     """What each iteration of a core with so many sessions takes from a change on, in ns."""
-    from malamute.core.settings import Settings
+    from malamute.core.iteration.settings import Settings
 
     rules = ("publish,subscribe stream/s/fx.#", "receive mailbox/{user}")
     settings = Settings(limits=Limits(sessions=sessions), access=_policy(*rules))
@@ -314,7 +314,7 @@ def _core(settings: Settings) -> Core:
 def _page(options: SecurityOptions) -> SecurityRow:
     """The longest that the core works for a page of so many stored accounts."""
     from malamute.core.admin.users import users
-    from malamute.core.settings import Settings
+    from malamute.core.iteration.settings import Settings
     from malamute.protocol.admin import UsersQuery
     from malamute.server.daemon import quiet_collector
 

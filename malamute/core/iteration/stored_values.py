@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from malamute.core.stage import StoreStage
+    from malamute.core.iteration.stage import StoreStage
     from malamute.errors import MalamuteError
 
 K = TypeVar("K", bound=Hashable)

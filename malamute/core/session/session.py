@@ -26,15 +26,15 @@ from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from malamute.core.access import Permissions
-from malamute.core.effects import Effects
-from malamute.core.named_table import NamedTable
-from malamute.core.outcomes import Outcomes
-from malamute.core.quotas import QuotaTable, QuotaUsages, add_all
-from malamute.core.refusals import Refusals
-from malamute.core.spread import Spread, numbers_of, without
-from malamute.core.stage import BacklogShare, NamedStage, StoreStage
-from malamute.core.timers import Timer
+from malamute.core.identity.access import Permissions
+from malamute.core.identity.quotas import QuotaTable, QuotaUsages, add_all
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.named_table import NamedTable
+from malamute.core.iteration.stage import BacklogShare, NamedStage, StoreStage
+from malamute.core.iteration.timers import Timer
+from malamute.core.session.change_outcomes import Outcomes
+from malamute.core.session.refusals import Refusals
+from malamute.core.session.spread import Spread, numbers_of, without
 from malamute.errors import (
     AccessRefused,
     AddressTaken,
@@ -71,8 +71,8 @@ from malamute.store.operations import DeleteValue, PutValue, Recovered, Stranded
 from malamute.store.tables import NUMBERS, OUTCOMES, REFUSALS, SESSIONS
 
 if TYPE_CHECKING:
-    from malamute.core.recovery import Recovery
-    from malamute.core.stage import WhenStored
+    from malamute.core.iteration.recovery import Recovery
+    from malamute.core.iteration.stage import WhenStored
 
 Numbered = Publish | Send | Request | Reply | Commit
 """The commands that a session numbers and that STORED confirms. OK answers a CHANGE, which has one, too."""

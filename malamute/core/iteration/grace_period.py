@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from malamute.core.effects import ClockStep, Effects
-from malamute.core.timers import Timers
+from malamute.core.iteration.effects import ClockStep, Effects
+from malamute.core.iteration.timers import Timers
 from malamute.errors import MalamuteError
 from malamute.protocol.time_units import to_ns, to_seconds
 from malamute.store.operations import PutValue, Recovered
 from malamute.store.tables import CLOCK
 
 if TYPE_CHECKING:
-    from malamute.core.recovery import Recovery
+    from malamute.core.iteration.recovery import Recovery
 
 GRACE_SECONDS = 600.0
 """How long a grace period lasts, and how far the clock may be ahead of what was stored last without any."""

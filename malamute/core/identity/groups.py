@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from malamute.access import AccessRule
-from malamute.core.stored_values import StoredValues
+from malamute.core.iteration.stored_values import StoredValues
 from malamute.errors import InvalidName, InvalidValue, NotFound, TooMany
 from malamute.protocol.limits import RULES_MAX
 from malamute.protocol.names import RESERVED_PREFIX, is_name
@@ -23,8 +23,8 @@ from malamute.store.tables import GROUPS
 
 if TYPE_CHECKING:
     from malamute.access import Policy
-    from malamute.core.effects import Effects
-    from malamute.core.recovery import Recovery
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.recovery import Recovery
     from malamute.errors import MalamuteError
 
 STORED_GROUPS_MAX = 1_000

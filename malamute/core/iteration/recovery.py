@@ -12,7 +12,7 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
+    from malamute.core.iteration.effects import Effects
 
 REPORTED_MAX = 20
 """Skipped things that are logged one by one."""

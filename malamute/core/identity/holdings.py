@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from malamute.access.quota import USER
-from malamute.core.quotas import add_all, check_all
-from malamute.core.stored_values import StoredValues
+from malamute.core.identity.quotas import add_all, check_all
+from malamute.core.iteration.stored_values import StoredValues
 from malamute.errors import QuotaExceeded
 
 if TYPE_CHECKING:
-    from malamute.core.quotas import QuotaUsages
-    from malamute.core.stage import StoreStage
+    from malamute.core.identity.quotas import QuotaUsages
+    from malamute.core.iteration.stage import StoreStage
 
 QuotasOf = Callable[[str], "QuotaUsages"]
 

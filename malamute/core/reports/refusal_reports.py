@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from malamute.core.audit import REFUSED, Audit, who
-from malamute.core.effects import Effects
-from malamute.core.refusal_log import ADDRESSES_MAX, Details, RefusalLog
-from malamute.core.timers import Timers
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.timers import Timers
+from malamute.core.reports.audit import REFUSED, Audit, who
+from malamute.core.reports.refusal_log import ADDRESSES_MAX, Details, RefusalLog
 from malamute.errors import AccessRefused, MalamuteError, NumberTooOld, QuotaExceeded
 from malamute.protocol.messages import Change, Hello, Message
 
 if TYPE_CHECKING:
-    from malamute.core.access import Principal
-    from malamute.core.quotas import QuotaTable
-    from malamute.core.session import Session
+    from malamute.core.identity.access import Principal
+    from malamute.core.identity.quotas import QuotaTable
+    from malamute.core.session.session import Session
 
 SHOWN_MAX = 64
 """Characters that are shown of a name that nobody has proved."""

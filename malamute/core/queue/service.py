@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from malamute.core.mailbox import Mailboxes
 from malamute.core.queue.consumer import Consumer
 from malamute.core.queue.enqueue import enqueue
 from malamute.core.queue.entry import ASKED, ENTRY_BYTES, Entry, size_of
 from malamute.core.queue.limits import QueueLimits
+from malamute.core.queue.mailbox import Mailboxes
 from malamute.core.queue.options import is_address
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.table import QueueTable
-from malamute.core.session import Session
+from malamute.core.session.session import Session
 from malamute.errors import MalamuteError, NotFound, NotOutstanding, TryLater
 from malamute.protocol.messages import Reply, Request
 from malamute.protocol.names import RESERVED_PREFIX

@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from malamute.core.stage import NamedStage
+from malamute.core.iteration.stage import NamedStage
 from malamute.errors import Malformed
 from malamute.protocol.messages import Ranges
 

@@ -33,11 +33,11 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.access import CHANGES
-from malamute.core.effects import Effects
-from malamute.core.events import SENDER
-from malamute.core.refusal_log import Details, RefusalLog
-from malamute.core.timers import Timers
+from malamute.core.identity.access import CHANGES
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.timers import Timers
+from malamute.core.reports.events import SENDER
+from malamute.core.reports.refusal_log import Details, RefusalLog
 from malamute.errors import MalamuteError
 from malamute.protocol.admin import CHANGES as TAKEN
 from malamute.protocol.admin import Row
@@ -46,7 +46,7 @@ from malamute.protocol.batch import pack_record
 from malamute.protocol.names import AUDIT
 
 if TYPE_CHECKING:
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream, Streams
 
 DONE, PARTIAL, REFUSED, FAILED, BEGUN = "done", "partial", "refused", "failed", "begun"

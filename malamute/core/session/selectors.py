@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from malamute.core.quotas import add_all, check_all
+from malamute.core.identity.quotas import add_all, check_all
 from malamute.errors import InvalidSelector, TooMany
 
 if TYPE_CHECKING:
-    from malamute.core.session import Session
+    from malamute.core.session.session import Session
     from malamute.matching import Selector
     from malamute.protocol.limits import Limits
 

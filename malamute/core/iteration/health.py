@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from malamute.core.effects import Effects
-from malamute.core.stage import StoreStage
-from malamute.core.timers import Timers
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.stage import StoreStage
+from malamute.core.iteration.timers import Timers
 from malamute.errors import MalamuteError, StorageFull
 from malamute.store.operations import OPENED_AGAIN, Defect
 

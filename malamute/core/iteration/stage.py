@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from malamute.core.metrics import DurationTotal
+from malamute.core.iteration.metrics import DurationTotal
 from malamute.errors import InternalError, MalamuteError
 from malamute.store.commit import Append
 from malamute.store.operations import Operation

@@ -15,14 +15,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from malamute.access.account import Account, Accounts
-from malamute.core.stored_values import StoredValues
+from malamute.core.iteration.stored_values import StoredValues
 from malamute.errors import InvalidValue, TooMany
 from malamute.store.operations import DeleteValue, Key, PutValue, Recovered, Stranded
 from malamute.store.tables import ACCOUNTS
 
 if TYPE_CHECKING:
-    from malamute.core.effects import Effects
-    from malamute.core.recovery import Recovery
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.recovery import Recovery
     from malamute.errors import MalamuteError
 
 DOUBTFUL = "an account is disabled: what was stored of it last may be lost; look at it, and enable it"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from malamute.core.effects import Effects
-from malamute.core.timers import Timers
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.timers import Timers
 
 REFUSALS_MAX = 10
 """Refusals of one principal that are reported as they are, in each period."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from malamute.core.identity.quotas import QuotaUsages
 from malamute.core.queue.enqueue import enqueue
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.source import QueueSource
 from malamute.core.queue.table import QueueTable
-from malamute.core.quotas import QuotaUsages
-from malamute.core.session import Session
+from malamute.core.session.session import Session
 from malamute.errors import MalamuteError, NotFound
 from malamute.matching import Criterion, Selector
 from malamute.protocol.messages import MAILBOX, Send

@@ -20,7 +20,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.effects import Effects, Event
+from malamute.core.iteration.effects import Effects, Event
 from malamute.core.stream.chunk import chunk_bytes
 from malamute.errors import InvalidValue
 from malamute.protocol.batch import pack_record

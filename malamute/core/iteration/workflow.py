@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final, Literal
 
-from malamute.core.effects import Effects
-from malamute.core.stage import StoreStage
+from malamute.core.iteration.effects import Effects
+from malamute.core.iteration.stage import StoreStage
 from malamute.errors import MalamuteError
 from malamute.store.operations import StoreRead
 

@@ -62,9 +62,9 @@ from malamute.protocol.messages import (
 from malamute.protocol.names import RESERVED_PREFIX
 
 if TYPE_CHECKING:
-    from malamute.core.accounts import AccountDirectory
-    from malamute.core.groups import GroupDirectory
-    from malamute.core.settings import Settings
+    from malamute.core.identity.accounts import AccountDirectory
+    from malamute.core.identity.groups import GroupDirectory
+    from malamute.core.iteration.settings import Settings
 
 DECISIONS_MAX = 65_536
 """Names that are remembered as allowed, of all principals together. With one more, all are forgotten."""

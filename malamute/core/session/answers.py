@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from malamute.core.effects import Effects
-from malamute.core.session import Session
+from malamute.core.iteration.effects import Effects
+from malamute.core.session.session import Session
 from malamute.errors import TryLater
 from malamute.protocol.batch import pack
 from malamute.protocol.messages import Answer, PackedAnswer

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from malamute.core.faults import Faults
-from malamute.core.metrics import DurationTotal, RecentCount
-from malamute.core.stage import NamedStage, StoreStage
+from malamute.core.iteration.faults import Faults
+from malamute.core.iteration.metrics import DurationTotal, RecentCount
+from malamute.core.iteration.stage import NamedStage, StoreStage
 from malamute.errors import InternalError, MalamuteError, StorageFull, TooMany, TryLater
 from malamute.protocol.messages import Error, Message
 from malamute.protocol.time_units import to_ns

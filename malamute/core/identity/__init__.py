@@ -1,0 +1,1 @@
+"""Users and their rights: rules of access, accounts, groups, quotas, and the holdings of each user."""

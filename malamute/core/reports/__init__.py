@@ -1,0 +1,1 @@
+"""Reports of the broker on its own streams: events, changes of operators, refusals."""

@@ -1,0 +1,1 @@
+"""Sessions of clients: numbers, confirmations, answers, refusals, selectors, outcomes of changes."""
