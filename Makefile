@@ -103,6 +103,7 @@ docs: setup ## build the site into site/, with what is made from the code, and c
 	@mv config/malamute.toml.new config/malamute.toml
 	@$(BIN)/python docs/make/diagrams.py
 	@$(BIN)/python docs/make/performance.py
+	@$(BIN)/python docs/make/reliability.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@$(BIN)/python -m pytest tests/unit/test_docs.py
 

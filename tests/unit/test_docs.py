@@ -88,3 +88,10 @@ def test_the_changelog_begins_with_the_policy_and_what_is_unreleased() -> None:
         r"^## (.+)$", (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert headings[:2] == ["What stays compatible", "Unreleased"]
+
+
+def test_the_counts_of_reliability_are_those_of_the_recorded_runs() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make" / "reliability.py"))
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    assert made["made"](page) == page
+    assert set(re.findall(r"<!-- run: ([\w-]+) -->", page)) <= set(made["latest"]())
