@@ -2,10 +2,11 @@
 
 PYTHON ?= python3
 ARGS ?=
-CONSOLE ?= 127.0.0.1:8080
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What is installed: the broker with its console; and all that tests and documents need.
+RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
 # Tests start hundreds of processes. Each would compile everything anew.
@@ -19,8 +20,10 @@ help: ## list the targets
 
 setup: $(READY) ## make .venv with everything in it; PYTHON=python3.12 takes another interpreter
 
+install = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
 # A Python without ensurepip makes a bare environment, which its own pip then fills.
-$(READY): pyproject.toml constraints.txt
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "Malamute needs Python 3.11 or later, and $(PYTHON) is not:" \
 	         "name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -28,15 +31,17 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 	    $(PYTHON) -m venv --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+
+$(RUNS): pyproject.toml constraints.txt | $(BIN)/pip
+	@$(install) -e '.[http]'
 	@touch $@
 
-# The broker's end is the end of both.
-run: setup ## start a broker on ./malamute-data, and its console on CONSOLE=127.0.0.1:8080; ARGS="..." adds options
-	@trap 'kill $$broker $$gateway 2>/dev/null; wait' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
-	$(BIN)/malamute gateway run --listen $(CONSOLE) & gateway=$$!; \
-	$(BIN)/malamute broker run $(ARGS) & broker=$$!; \
-	echo "The console is at http://$(CONSOLE)/"; wait $$broker
+$(READY): pyproject.toml constraints.txt | $(BIN)/pip
+	@$(install) --quiet -e '.[dev,docs]'
+	@touch $(RUNS) $@
+
+run: $(RUNS) ## start a broker on ./malamute-data with its console at http://127.0.0.1:8080/; ARGS="..." adds options
+	@exec $(BIN)/malamute broker run --console $(ARGS)
 
 test: setup ## run the tests; ARGS="-k name" runs some
 	@$(BIN)/python -m pytest -n 4 $(ARGS)
@@ -68,7 +73,7 @@ check-commits:
 compile-tests: setup
 	@$(BIN)/python -m pytest --collect-only -q >/dev/null || true
 
-demo: setup ## real flights and weather through all three patterns, counted at both ends
+demo: $(RUNS) ## real flights and weather through all three patterns, counted at both ends
 	@$(BIN)/malamute demo $(ARGS)
 
 bench: setup ## measure this machine; ARGS="peers" runs one of the benchmarks, ARGS="--help" lists them

@@ -40,6 +40,7 @@ are names of the package too: `malamute.TimedOut`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -349,7 +350,24 @@ class NotInstalled(ConfigError):
     """Raised when a library or a program is missing that only an extra needs. The text says how to get it."""
 
     code = 701
-    hint = "install the extra that the text names, such as pip install 'malamute[spark]'"
+    hint = "install the extra that the text names, such as pip install 'malamute[all]'"
+
+    EXTRAS: ClassVar[Mapping[str, str]] = {
+        "cryptography": "jwt",
+        "jwt": "jwt",
+        "numpy": "parquet",
+        "opentelemetry": "otel",
+        "pandas": "spark",
+        "pyarrow": "parquet",
+        "pyspark": "spark",
+    }
+    """The extra with each library; all others are those of the gateway, in `http`."""
+
+    @classmethod
+    def module(cls, name: str | None) -> NotInstalled:
+        """Return the error for a missing module, with the command that installs its library."""
+        library = (name or "a library").partition(".")[0]
+        return cls(f"{library} is missing: pip install 'malamute[{cls.EXTRAS.get(library, 'http')}]'")
 
 
 class StoreError(MalamuteError):

@@ -46,6 +46,27 @@ def overview() -> Drawing:
     return d
 
 
+def patterns() -> Drawing:
+    """The three patterns side by side."""
+    d = Drawing("Streams, mailboxes and services", 820, 258)
+    lanes = [
+        ("stream", "a copy for each; history is kept", ["publisher"], ["subscriber", "late subscriber"]),
+        ("mailbox", "waits for its recipient", ["sender"], ["recipient"]),
+        ("service", "one worker each; its reply comes back", ["requester"], ["worker", "worker"]),
+    ]
+    for number, (pattern, words, makers, takers) in enumerate(lanes):
+        y = 16 + 82 * number
+        middle = d.box(280, y, 260, 50, pattern, words, kind="pure")
+        for place, names, side in ((26, makers, "l"), (640, takers, "r")):
+            height = 50 if len(names) == 1 else 22
+            for row, name in enumerate(names):
+                box = d.box(place, y + 28 * row, 154, height, name, kind="net")
+                shift = 0.0 if len(names) == 1 else 0.7 * row - 0.35
+                end = middle.side(f"{side}{shift}")
+                d.arrow(*((box.side("r"), end) if side == "l" else (end, box.side("l"))))
+    return d
+
+
 PACKAGES: dict[str, tuple[int, int, str, str]] = {
     "errors": (14, 148, "", "pure"),
     "protocol": (124, 236, "the wire", "pure"),
@@ -237,7 +258,7 @@ def queue_states() -> Drawing:
 
 DIAGRAMS: dict[str, Callable[[], Drawing]] = {
     f"{make.__name__}.svg": make
-    for make in (overview, packages, iteration, message, subscription, request, queue_states)
+    for make in (overview, patterns, packages, iteration, message, subscription, request, queue_states)
 }
 
 if __name__ == "__main__":

@@ -322,4 +322,4 @@ def _require_library() -> None:
         import cryptography  # noqa: F401  # only whether it is there
         import jwt  # noqa: F401
     except ImportError as error:
-        raise NotInstalled(f"tokens need {error.name}: pip install 'malamute[jwt]'") from None
+        raise NotInstalled.module(error.name) from None

@@ -14,6 +14,7 @@ import click
 
 from malamute.cli.admin import confirm, dry_run_option, make_change, show_found, yes_option
 from malamute.cli.check import check
+from malamute.cli.console import CONSOLE, Console, url_of
 from malamute.cli.error_output import print_error
 from malamute.cli.exit_codes import ERROR, UNREACHABLE
 from malamute.cli.options import URL, ConnectionOptions, connects, examples, json_option
@@ -46,8 +47,16 @@ broker.add_command(check)
     )
 )
 @configured
+@click.option(
+    "--console",
+    is_flag=False,
+    flag_value=CONSOLE,
+    envvar="MALAMUTE_CONSOLE",
+    metavar="[HOST:PORT]",
+    help=f"Serve the console and HTTP, too, on {CONSOLE} or another address.",
+)
 @json_option
-def run(read: Callable[[], Config], *, as_json: bool) -> None:
+def run(read: Callable[[], Config], *, console: str | None, as_json: bool) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
     It listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless options say otherwise.
@@ -59,41 +68,46 @@ def run(read: Callable[[], Config], *, as_json: bool) -> None:
     # What is made until it listens is there for good: the collector would look at it again and again in vain.
     gc.disable()
     try:
-        _run(read, as_json=as_json)
+        _run(read, console, as_json=as_json)
     finally:
         gc.enable()
 
 
-def _run(read: Callable[[], Config], *, as_json: bool) -> None:
+def _run(read: Callable[[], Config], console: str | None, *, as_json: bool) -> None:
     from malamute.server import daemon
 
     config = read()
+    beside = Console(console)
 
     def started(endpoints: list[str]) -> None:
         directory = daemon.data_directory(config)
+        beside.start(url_of(endpoints))
         if as_json:
             fields = {
                 "version": __version__,
                 "pid": os.getpid(),
                 "endpoints": endpoints,
                 "directory": directory,
+                "console": beside.url,
             }
             echo_if_read(to_json(fields))
         else:
-            echo_if_read(greeting(endpoints, directory, program()))
+            echo_if_read(greeting(endpoints, directory, program(), beside.url))
 
-    daemon.run(config, started, read)
+    with beside:
+        daemon.run(config, started, read, beside.stop)
 
 
-def greeting(endpoints: list[str], directory: str, command: str) -> str:
+def greeting(endpoints: list[str], directory: str, command: str, console: str = "") -> str:
     """What a broker that has started prints for people."""
     url = "" if URL in endpoints else f" --url {shlex.quote(endpoints[0])}"
     between = "\n             "
+    page = f"\n  console    {console}" if console else ""
     return f"""\
 Malamute {__version__} runs as process {os.getpid()}.
 
   endpoints  {between.join(endpoints)}
-  data       {directory or "in memory: it is lost when the broker ends"}
+  data       {directory or "in memory: it is lost when the broker ends"}{page}
 
 Try in other terminals:
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import signal
+import sys
+import threading
 from typing import Any
 
 import click
 
+from malamute.cli.console import CONSOLE, host_and_port
 from malamute.cli.error_output import BadInput
 from malamute.cli.escaping import to_json
 from malamute.cli.options import TIMEOUT_SECONDS, URL, complete_context, connection_of, examples, json_option
@@ -15,8 +20,6 @@ from malamute.cli.signals import echo_if_read
 from malamute.door.addresses import Gateways
 from malamute.errors import ConfigError, NotInstalled
 from malamute.version import __version__
-
-LISTEN = "127.0.0.1:8080"
 
 
 @click.group()
@@ -33,7 +36,7 @@ def gateway() -> None:
 )
 @click.option(
     "--listen",
-    default=LISTEN,
+    default=CONSOLE,
     show_default=True,
     envvar="MALAMUTE_GATEWAY_LISTEN",
     metavar="HOST:PORT",
@@ -101,10 +104,12 @@ def gateway() -> None:
     metavar="NAME",
     help="The stream that the updates of Mercure's hub are in.",
 )
+@click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input is closed.")
 @json_option
 def run(
     *,
     listen: str,
+    with_parent: bool,
     ssl_certfile: str | None,
     ssl_keyfile: str | None,
     insecure: bool,
@@ -128,11 +133,10 @@ def run(
     try:
         from malamute.gateway import server
     except ImportError as error:
-        words = f"this needs {error.name}: install it with: pip install 'malamute[http]'"
-        raise NotInstalled(words) from error
+        raise NotInstalled.module(error.name) from error
     from malamute.gateway.settings import LOOPBACK_NAMES, GatewaySettings, is_loopback
 
-    host, port = _address(listen)
+    host, port = host_and_port(listen)
     try:
         Gateways(proxies)
     except ValueError as error:
@@ -165,6 +169,10 @@ def run(
         echo_if_read(to_json(fields) if as_json else words)
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if with_parent:
+        _end_with_parent()
+        # Its broker ends at the same time, and has a log of its own.
+        logging.getLogger("malamute").setLevel(logging.ERROR)
     tls = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile} if ssl_certfile else {}
     server.run(settings, host, port, started, **tls)
 
@@ -177,8 +185,11 @@ def _prefix(path: str) -> str:
     return path
 
 
-def _address(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        raise BadInput(f"invalid address {listen!r}: expected HOST:PORT")
-    return host.strip("[]"), int(port)
+def _end_with_parent() -> None:
+    """Let this process end when its standard input is closed: the end of the process that started it."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()

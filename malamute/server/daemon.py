@@ -349,11 +349,13 @@ def run(
     config: Config,
     started: Callable[[list[str]], None] = lambda endpoints: None,
     read: Callable[[], Config] | None = None,
+    stopping: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a broker in this process until SIGTERM or SIGINT. Raises `ConfigError` or `StoreError`.
 
-    `started` is called with the endpoints once clients can connect. `read` reads the configuration again, on
-    SIGHUP and when an operator asks for it. At the end the process ignores these signals: it is to end, too.
+    `started` is called with the endpoints once clients can connect, `stopping` when the end begins. `read`
+    reads the configuration again, on SIGHUP and when an operator asks for it. At the end the process ignores
+    these signals: it is to end, too.
     """
     configure_logs(config.log)
     # The data, its backups and whatever else this process makes are its owner's alone.
@@ -389,7 +391,12 @@ def run(
             with quiet_collector():
                 log.info("started", endpoints=endpoints, directory=data_directory(config), pid=os.getpid())
                 started(endpoints)
-                loop.run(lambda: log.info("stopping", signal=signalled.stop_signal))
+
+                def stop() -> None:
+                    log.info("stopping", signal=signalled.stop_signal)
+                    stopping()
+
+                loop.run(stop)
             context.term()
             log.info("stopped")
             # Who asks once more while the process ends has what was asked for.

@@ -1,4 +1,4 @@
-"""The libraries of the extra `spark`, and what to do where they are not installed."""
+"""The libraries of the extras `parquet` and `spark`, imported where they are used."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from types import ModuleType
 
 from malamute.errors import NotInstalled
 
-INSTALL = "install it with: pip install 'malamute[spark]'"
-
 
 def need(module: str) -> ModuleType:
-    """Import a library of the extra `spark`. Raises `NotInstalled`, which names what to install."""
+    """Import a library of an extra.
+
+    Raises:
+        NotInstalled: It is missing; the text has the command that installs it.
+    """
     try:
         return import_module(module)
     except ImportError as error:
-        raise NotInstalled(f"this needs {module.partition('.')[0]}: {INSTALL}") from error
+        raise NotInstalled.module(module) from error

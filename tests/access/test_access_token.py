@@ -216,7 +216,7 @@ def test_two_keys_with_one_id_are_refused() -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)
-    with pytest.raises(NotInstalled, match=r"tokens need jwt: pip install 'malamute\[jwt\]' \(error 701\)"):
+    with pytest.raises(NotInstalled, match=r"jwt is missing: pip install 'malamute\[jwt\]' \(error 701\)"):
         issuers()
 
 

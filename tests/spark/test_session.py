@@ -132,7 +132,7 @@ def test_what_java_says() -> None:
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(NotInstalled, match=r"this needs pyarrow: .*pip install 'malamute\[spark\]'"):
+    with pytest.raises(NotInstalled, match=r"pyarrow is missing: pip install 'malamute\[parquet\]'"):
         need("pyarrow")
 
 
