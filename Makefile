@@ -20,24 +20,24 @@ help: ## list the targets
 
 setup: $(READY) ## make .venv with everything in it; PYTHON=python3.12 takes another interpreter
 
-install = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# The pip of the interpreter fills an environment faster than one that begins with a pip of its own.
+INSTALL = $(if $(wildcard $(BIN)/pip),$(BIN)/python -m pip,$(PYTHON) -m pip --python $(BIN)/python) install \
+    --disable-pip-version-check --no-compile -c constraints.txt
 
-# A Python without ensurepip makes a bare environment, which its own pip then fills.
-$(BIN)/pip:
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "Malamute needs Python 3.11 or later, and $(PYTHON) is not:" \
 	         "name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "setting up $(VENV)"
-	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
-	    $(PYTHON) -m venv --without-pip $(VENV) && \
-	    $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@if $(PYTHON) -m pip --version >/dev/null 2>&1; then $(PYTHON) -m venv --without-pip $(VENV); \
+	    else $(PYTHON) -m venv $(VENV); fi
 
-$(RUNS): pyproject.toml constraints.txt | $(BIN)/pip
-	@$(install) -e '.[http]'
+$(RUNS): pyproject.toml constraints.txt | $(BIN)/python
+	@$(INSTALL) -e '.[http]'
 	@touch $@
 
-$(READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@$(install) --quiet -e '.[dev,docs]'
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@$(INSTALL) --quiet pip -e '.[dev,docs]'
 	@touch $(RUNS) $@
 
 run: $(RUNS) ## start a broker on ./malamute-data with its console at http://127.0.0.1:8080/; ARGS="..." adds options
