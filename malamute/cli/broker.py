@@ -14,7 +14,7 @@ import click
 
 from malamute.cli.admin import confirm, dry_run_option, make_change, show_found, yes_option
 from malamute.cli.check import check
-from malamute.cli.console import CONSOLE, Console, url_of
+from malamute.cli.console import CONSOLE, ConsoleProcess, url_of
 from malamute.cli.error_output import print_error
 from malamute.cli.exit_codes import ERROR, UNREACHABLE
 from malamute.cli.options import URL, ConnectionOptions, connects, examples, json_option
@@ -77,7 +77,7 @@ def _run(read: Callable[[], Config], console: str | None, *, as_json: bool) -> N
     from malamute.server import daemon
 
     config = read()
-    beside = Console(console)
+    beside = ConsoleProcess(console)
 
     def started(endpoints: list[str]) -> None:
         directory = daemon.data_directory(config)

@@ -55,7 +55,7 @@ def check_console(address: str) -> None:
         ) from None
 
 
-class Console:
+class ConsoleProcess:
     """The gateway of a broker that may have one; `start` and `end` do nothing without an address."""
 
     def __init__(self, address: str | None) -> None:
@@ -87,7 +87,7 @@ class Console:
         if self._process is not None:
             self._process.terminate()
 
-    def __enter__(self) -> Console:
+    def __enter__(self) -> ConsoleProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -101,7 +101,7 @@ FAULTS: dict[str, tuple[str, int, str]] = {
     "no library for tokens": (
         '[[access.issuer]]\nname = "i"\naudience = "a"\nkeys = "{there}/ec.pem"\nalgorithms = ["ES256"]',
         701,
-        "tokens need jwt: pip install 'malamute[jwt]'",
+        "jwt is missing: pip install 'malamute[jwt]'",
     ),
 }
 
