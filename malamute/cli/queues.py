@@ -210,7 +210,7 @@ def _time(row: admin.MessageRow) -> datetime:
 
 def _fields(row: admin.MessageRow) -> dict[str, Any]:
     """A message for JSON."""
-    fields = {name: value for name, value in vars(row).items() if name not in ("headers", "body")}
+    fields = {name: value for name, value in row.as_map().items() if name not in ("headers", "body")}
     headers = plain_headers(row.headers)
     return {**fields, "time": _time(row).isoformat(), "headers": headers, **body_fields(row.body)}
 

@@ -103,8 +103,9 @@ def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     with connection.open() as client:
         found = client.query(admin.StreamQuery(name=name)).as_map()
         stored = _stored(client, name)
-    kept = vars(stored) if stored else {}
-    found |= {what: kept.get(what) for what in ("bytes", "chunks", *KEPT.values(), "retain_source")}
+    found |= {
+        what: getattr(stored, what, None) for what in ("bytes", "chunks", *KEPT.values(), "retain_source")
+    }
     show_whole(found, as_json=as_json)
 
 

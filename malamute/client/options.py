@@ -14,8 +14,8 @@ from math import inf
 from typing import Any, TypedDict
 
 from malamute.errors import InvalidName, InvalidValue
+from malamute.protocol.fields import UNLIMITED
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, DURATION_MS_MAX, NUMBER_MAX, TEXT_BYTES_MAX
-from malamute.protocol.messages import UNLIMITED
 from malamute.protocol.names import NAME_FORM, RESERVED_PREFIX, is_name
 from malamute.protocol.start import Start
 from malamute.protocol.texts import shown

@@ -376,7 +376,7 @@ def _plain_columns(payload: Frame) -> list[Any]:
         return []
     try:
         # Nothing gets the room that it announces before all of it is seen to be there.
-        _seen(payload)
+        seen(payload)
         fields: list[Any] = [*_TYPED_COLUMNS[payload[0]](payload)]
     except (ValueError, RecursionError):
         return []
@@ -388,7 +388,8 @@ def _plain_columns(payload: Frame) -> list[Any]:
 
 
 _SIX = 6
-_seen = msgspec.msgpack.Decoder(msgspec.Raw).decode
+seen = msgspec.msgpack.Decoder(msgspec.Raw).decode
+"""Goes through a value without making anything of it. Raises `ValueError` if it is not all there."""
 _Sequence = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 _Time = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 _Attempt = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]

@@ -9,32 +9,38 @@ as far as the bytes say, so that the answer reaches the right waiter on the othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol, get_args
+
+from msgspec import ValidationError, convert, defstruct
+from msgspec.msgpack import Decoder
 
 from malamute.errors import InvalidValue, MalamuteError, Malformed, TooLarge, UnknownCommand
 from malamute.protocol.batch import (
+    SCANNED_BYTES,
+    UNCHECKED_BYTES,
+    Frame,
     join_large,
     pack,
     pack_plain,
     pack_queue_payload,
     pack_stream_payload,
+    seen,
     split_large,
     unpack,
 )
+from malamute.protocol.fields import Number, Opcode, Ref, Rule, Source, rule_of
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 from malamute.protocol.messages import (
     BY_OPCODE,
     BY_TYPE,
-    OPCODE,
-    REF,
     VERSION,
     Answer,
     Commit,
     Deliver,
     Delivery,
     Error,
-    Frame,
     Hello,
     Message,
     Offer,
@@ -46,7 +52,6 @@ from malamute.protocol.messages import (
     Welcome,
 )
 from malamute.protocol.part import DeliveryPart
-from malamute.protocol.typed import decode_typed
 
 __all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
 
@@ -162,11 +167,124 @@ def with_last_fields(frames: Sequence[Frame], *values: Any) -> list[Frame]:
 
 
 def decode(frames: Sequence[Frame]) -> Message:
-    """The message that the frames hold. Raises `Malformed`, `TooLarge` or `UnknownCommand`."""
+    """Return the message that the frames hold. Raises `Malformed`, `TooLarge` or `UnknownCommand`."""
     if not frames:
         raise Malformed("invalid command: expected at least one frame")
-    if (message := decode_typed(frames)) is not None:
-        return message
+    frame = frames[0]
+    if len(frames) > 1:
+        return _decode_deliver(frames) if frame[:2] == _DELIVER_BEGINS else _decode(frames)
+    form = _FORMS[bytes(frame[:2])]
+    if form is None or len(frame) > SCANNED_BYTES:
+        return _decode(frames)
+    try:
+        if len(frame) > UNCHECKED_BYTES:
+            seen(frame)
+        fields = form.decode(frame)
+    except (ValueError, RecursionError):
+        return _decode(frames)
+    if not form.holds(*fields):
+        return _decode(frames)
+    # As its class would, without a call in Python.
+    message: Message = tuple.__new__(form.message, fields[1:] + form.defaults)
+    return message
+
+
+def _decode_deliver(frames: Sequence[Frame]) -> Message:
+    try:
+        _, source, after = _deliver(frames[0])
+    except ValueError:
+        return _decode(frames)
+    return Deliver(source, after, frames[1], tuple(frames[2:]))
+
+
+class _Form(NamedTuple):
+    """A command with a number of its fields, decoded and checked by their types in one pass of C.
+
+    The types are the usual ones of the fields, where a field has one: a command with another value is decoded
+    by its rules. `holds` has the conditions beyond the types. Fields that are left out have the `defaults`.
+    """
+
+    message: type[Any]
+    decode: Callable[[Frame], tuple[Any, ...]]
+    holds: Callable[..., bool]
+    defaults: tuple[Any, ...]
+
+
+class _Forms(dict[bytes, _Form | None]):
+    """Forms by the first two bytes of a frame, which are the number of fields and the opcode.
+
+    None stands for frames that the rules alone decide about: a value of any type is unpacked with limits on
+    the keys of its maps.
+    """
+
+    def __missing__(self, beginning: bytes) -> _Form | None:
+        spec = BY_OPCODE.get(beginning[1]) if len(beginning) > 1 else None
+        count = beginning[0] - _ARRAY - 1 if beginning else 0
+        if spec is None or spec.frames == "payload" or not spec.required <= count <= len(spec.rules):
+            return None
+        self[beginning] = form = _form(spec, spec.rules[:count])
+        return form
+
+
+_FORMS = _Forms()
+_ARRAY = 0x90
+"""The byte that begins an array, without the number of its items."""
+
+
+def _form(spec: Spec, rules: Sequence[Rule]) -> _Form | None:
+    kinds = (int, *(rule.usual or rule.type for rule in rules))
+    if any(map(_has_any_value, kinds)):
+        return None
+    conditions = [None, *(None if rule.usual else rule.condition for rule in rules)]
+    columns = [place + 1 for place in spec.columns if place < len(rules)]
+    defaults = spec.message._field_defaults
+    return _Form(
+        spec.message,
+        Decoder(tuple.__class_getitem__(kinds)).decode,
+        _all_of(conditions, spec.records + 1, columns),
+        tuple(defaults[name] for name in spec.message._fields[len(rules) : len(spec.rules)]),
+    )
+
+
+def _has_any_value(kind: Any) -> bool:
+    return kind is Any or any(map(_has_any_value, get_args(kind)))
+
+
+def _all_of(
+    conditions: Sequence[Callable[[Any], bool] | None], records: int = 0, columns: Sequence[int] = ()
+) -> Callable[..., bool]:
+    """Return the function of all fields that has their conditions: one call, and no loop over them.
+
+    Each of the columns that is there is as long as that of the records.
+    """
+    terms = [f"len(f{place}) == len(f{records})" for place in columns]
+    if _PROPERTIES in columns:
+        terms[-1] = f"(f{_PROPERTIES} is None or {terms[-1]})"
+    terms += [f"c{place}(f{place})" for place, condition in enumerate(conditions) if condition]
+    named = {f"c{place}": condition for place, condition in enumerate(conditions)}
+    fields = ", ".join(f"f{place}" for place in range(len(conditions)))
+    source = f"lambda {fields}: {' and '.join(terms) or True}"
+    made: Callable[..., bool] = eval(compile(source, __file__, "eval"), named)
+    return made
+
+
+_PROPERTIES = 5
+"""The place of the column that may be nil, with the opcode in front."""
+
+
+@cache
+def _checked(opcode: int, count: int) -> tuple[Any, Callable[..., bool]]:
+    """Return the type of so many fields of a command, and the function of their conditions."""
+    rules = BY_OPCODE[opcode].rules[:count]
+    # A struct, as msgspec goes through a tuple type anew for each value.
+    kinds = defstruct(
+        "Fields", ((f"f{place}", rule.type) for place, rule in enumerate(rules)), array_like=True
+    )
+    return kinds, _all_of([rule.condition for rule in rules])
+
+
+def _decode(frames: Sequence[Frame]) -> Message:
+    """Decode a command whose fields are not all of the usual types, or find the field that is wrong."""
     fields = unpack(frames[0])
     if type(fields) is not list or not fields or type(fields[0]) is not int:
         raise Malformed("invalid command: expected an array that begins with an opcode")
@@ -179,14 +297,22 @@ def decode(frames: Sequence[Frame]) -> Message:
             f"{spec.required} to {len(spec.rules)}" if spec.required < len(spec.rules) else f"{spec.required}"
         )
         raise _fault(spec, fields, Malformed(f"{spec.name}: {len(fields)} fields: expected {counts}"))
-    if not spec.hold(fields):
+    kinds, holds = _checked(spec.opcode, len(fields))
+    try:
+        convert(fields, kinds, builtin_types=_BINARY)
+    except ValidationError:
+        raise _broken_rule(spec, fields) from None
+    if not holds(*fields):
         raise _broken_rule(spec, fields)
     return _with_frames(spec, fields, frames) if spec.frames else _plain(spec, fields, frames)
 
 
+_BINARY = (bytes,)
+
+
 def _unknown(opcode: int) -> MalamuteError:
     error = UnknownCommand(f"unknown command {opcode}: expected an opcode of protocol 2")
-    error.about = opcode if OPCODE.holds(opcode) else 0
+    error.about = opcode if rule_of(Opcode).holds(opcode) else 0
     return error
 
 
@@ -224,6 +350,8 @@ def _with_frames(spec: Spec, fields: list[Any], frames: Sequence[Frame]) -> Mess
 
 
 _DELIVER = BY_TYPE[Deliver].opcode
+_DELIVER_BEGINS = pack((_DELIVER, 0, 0))[:2]
+_deliver: Callable[[Frame], tuple[int, int, int]] = Decoder(tuple[int, Source, Number]).decode
 _ANSWER = b"\x93" + pack(BY_TYPE[Answer].opcode)
 """How the array of an ANSWER begins, before its ref and its value."""
 
@@ -244,7 +372,7 @@ def _broken_rule(spec: Spec, fields: list[Any]) -> MalamuteError:
 def _fault(spec: Spec, fields: list[Any], error: MalamuteError) -> MalamuteError:
     error.about = spec.opcode
     ref = fields[spec.ref] if 0 <= spec.ref < len(fields) else 0
-    error.ref = ref if REF.holds(ref) else 0
+    error.ref = ref if rule_of(Ref).holds(ref) else 0
     return error
 
 

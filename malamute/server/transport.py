@@ -23,9 +23,10 @@ from zmq import backend
 
 from malamute.core.identity.access import ANONYMOUS, Principal
 from malamute.errors import AccessRefused, ConfigError, MalamuteError, TooLarge, UnexpectedCommand
+from malamute.protocol.batch import Frame
 from malamute.protocol.codec import PROTOCOL_2, Codec
 from malamute.protocol.limits import BATCH_MESSAGES_MAX, RECORD_LARGE_BYTES
-from malamute.protocol.messages import BY_TYPE, Error, Frame, Hello, Message, Ping, Received, Welcome
+from malamute.protocol.messages import BY_TYPE, Error, Hello, Message, Ping, Received, Welcome
 from malamute.server.authentication import Authenticator, address_of
 from malamute.server.bearers import NOT_ASKED
 from malamute.server.flow import DEFAULT, Flows, Windows

@@ -23,6 +23,7 @@ import malamute
 from malamute.errors import InvalidName, InvalidValue, MalamuteError
 from malamute.protocol import messages
 from malamute.protocol.admin import CHANGES, QUERIES
+from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import BY_TYPE, Error, Hello
 from malamute.server.guard import PENDING_BYTES_MAX
@@ -43,7 +44,7 @@ def argument_faults() -> list[tuple[str, str, str, Any]]:
         (method, topic, name, value)
         for method, topics in (("query", QUERIES), ("change", CHANGES))
         for topic, kind in topics.items()
-        for name, rule in kind.rules.rules.items()
+        for name, rule in arguments_of(kind).rules.items()
         for value in (inf, -inf, nan, 1e300, -1, 2**64 - 1, "/a\0b", "x" * 5000, [nan], {"a": [1]}, None)
         if not rule.holds(value)
     ]

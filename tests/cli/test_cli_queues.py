@@ -14,7 +14,7 @@ import malamute
 from malamute.cli.queues import STATES
 from malamute.config import Config, QueuesConfig
 from malamute.errors import Disconnected, NotFound
-from malamute.protocol.arguments import MESSAGE_STATES
+from malamute.protocol.fields import MESSAGE_STATES
 from malamute.testing import Broker
 
 Until = Callable[[Callable[[], object]], None]

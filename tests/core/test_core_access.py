@@ -14,6 +14,7 @@ from malamute.core.identity import access
 from malamute.core.identity.access import ACCESS, ANONYMOUS, CHANGES, AccessControl, Principal
 from malamute.errors import AccessRefused
 from malamute.protocol import admin
+from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import Change, Commit, Error, Hello, Ok, Query, Stored, Subscribe, Welcome
 
@@ -45,7 +46,7 @@ def test_every_command_has_a_line_in_the_table_of_access():
 def test_every_change_has_a_line_too_and_names_its_own_arguments():
     assert set(admin.CHANGES) == set(CHANGES)
     for topic, kind in admin.CHANGES.items():
-        taken = kind.rules.rules.keys()
+        taken = arguments_of(kind).rules.keys()
         for line in CHANGES[topic]:
             assert line.field in taken
             assert line.kind or "kind" in taken
@@ -61,7 +62,7 @@ def test_the_lines_name_fields_that_the_commands_have():
 def test_every_argument_that_holds_a_name_is_in_the_line_of_its_change():
     of_things = {"stream", "service", "cursor", "name", "id", "source", "target"}
     for topic, kind in admin.CHANGES.items():
-        named = of_things & kind.rules.rules.keys()
+        named = of_things & arguments_of(kind).rules.keys()
         assert named == {line.field for line in CHANGES[topic]}, topic
 
 

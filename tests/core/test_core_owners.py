@@ -10,6 +10,7 @@ from core_bench import Bench, mail_credit, offer, peer_id, publish, reply, reque
 from malamute.core.reports.events import EVENTS
 from malamute.core.session.session import session_name
 from malamute.protocol.admin import CHANGES, QUERIES
+from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.codec import encode
 from malamute.protocol.messages import Change, Hello, Query, Welcome
 
@@ -32,7 +33,9 @@ VALUES = {
 READERS = {"cursor.set", "cursor.delete"}
 """Changes of a position that a reader keeps; the stream stays as it is."""
 
-OF_STREAMS = [topic for topic, kind in CHANGES.items() if {"stream", "source"} & kind.rules.rules.keys()]
+OF_STREAMS = [
+    topic for topic, kind in CHANGES.items() if {"stream", "source"} & arguments_of(kind).rules.keys()
+]
 
 
 def test_there_are_changes_of_streams_to_try():
@@ -48,7 +51,7 @@ def test_no_client_changes_the_stream_of_the_broker(topic, dry_run):
     stream = bench.core.streams.by_name[EVENTS]
     before = stream.first_kept, stream.last, stream.retention
     assert stream.last >= 1
-    given = {name: VALUES[name] for name in CHANGES[topic].rules.required} | {"dry_run": dry_run}
+    given = {name: VALUES[name] for name in arguments_of(CHANGES[topic]).required} | {"dry_run": dry_run}
     bench.tell("alice", Change(0, topic, given))
     bench.settle()
     (answer,) = bench.sent("alice")
@@ -98,7 +101,7 @@ def test_what_is_sent_to_anybody_never_reveals_a_routing_id():
         **place,
     }
     for ref, (topic, kind) in enumerate(QUERIES.items(), 1):
-        arguments = kind.rules
+        arguments = arguments_of(kind)
         details = {"details": True} if "details" in arguments.optional else {}
         bench.tell("peer-two", Query(ref, topic, {n: values[n] for n in arguments.required} | details))
         bench.tell("peer-one", Query(ref, topic, {"no": "such argument"}))

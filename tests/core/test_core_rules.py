@@ -19,6 +19,7 @@ from malamute.core.queue.queue import Queue
 from malamute.core.review import REVIEW_WORK
 from malamute.core.stream.stream import STREAMS_WORK, Stream
 from malamute.protocol import admin
+from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.batch import pack_record
 from malamute.protocol.messages import (
     BY_TYPE,
@@ -72,7 +73,7 @@ def test_every_query_has_a_line_and_names_its_own_arguments():
     assert set(admin.QUERIES) == set(QUERIES)
     of_things = {"stream", "service", "name", "id", "source"}
     for topic, kind in admin.QUERIES.items():
-        named = of_things & {*kind.rules.required, *kind.rules.optional}
+        named = of_things & {*arguments_of(kind).required, *arguments_of(kind).optional}
         assert named == {line.field for line in QUERIES[topic]}, topic
 
 

@@ -69,7 +69,7 @@ def test_many_queues_are_looked_at_in_several_iterations(bench, count):
 
 
 def test_readers_gaps_and_refusals_are_counted_over_all_streams(bench):
-    assert "readers" not in totals(bench)
+    assert not any(totals(bench)["readers"].values())
     for number in range(TOTALS_EACH):
         bench.tell("alice", publish(b"x", b"y", b"z", stream=f"s.{number}"))
     bench.settle()

@@ -39,6 +39,7 @@ from malamute.protocol.admin import (
     StreamCursor,
     SubscriptionRow,
 )
+from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.batch import Columns, pack_record
 
 
@@ -93,7 +94,7 @@ def test_criteria_are_lines() -> None:
 def test_every_act_is_a_change_of_the_broker_with_fields_that_it_has() -> None:
     assert ACTS.keys() == CHANGES.keys()
     for topic, act in ACTS.items():
-        rules = CHANGES[topic].rules
+        rules = arguments_of(CHANGES[topic])
         assert act.fields.keys() <= rules.required.keys() | rules.optional.keys()
         assert rules.required.keys() <= act.fields.keys()
 

@@ -1,29 +1,31 @@
 """docs/protocol.md says what the code does: every example and every table."""
 
 import re
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import page
 import pytest
 import wire_strategies as wire
 
 from malamute import errors
-from malamute.protocol import arguments, limits, messages
+from malamute.protocol import fields, limits, messages
 from malamute.protocol.batch import pack, pack_record, unpack_payload, unpack_record
 from malamute.protocol.codec import decode, encode
+from malamute.protocol.fields import Rule, rule_of
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import BY_OPCODE, SPECS, Rule, Spec
+from malamute.protocol.messages import BY_OPCODE, SPECS, Spec
 
 EXAMPLES = page.examples()
 MESSAGES = [example for example in EXAMPLES if example.kind in messages.__dict__]
 BYTES = [example for example in EXAMPLES if example not in MESSAGES]
 
 
-def _rules(module: Any) -> dict[str, Rule]:
-    return {rule.words: rule for rule in vars(module).values() if isinstance(rule, Rule)}
-
-
-RULES = _rules(messages) | _rules(arguments)
+RULES: dict[str, Rule] = {
+    rule.words: rule
+    for name, hint in vars(fields).items()
+    if get_origin(hint) is Annotated and not name.startswith("_")
+    for rule in (rule_of(hint),)
+}
 COMMANDS = [pytest.param(spec, id=spec.name) for spec in SPECS]
 
 

@@ -8,11 +8,11 @@ import page
 import pytest
 
 from malamute.protocol.admin import CHANGES, QUERIES
-from malamute.protocol.arguments import Arguments
+from malamute.protocol.admin.topic import Arguments, arguments_of
 
 TOPICS = {
-    "QUERY (11)": {topic: kind.rules for topic, kind in QUERIES.items()},
-    "CHANGE (15)": {topic: kind.rules for topic, kind in CHANGES.items()},
+    "QUERY (11)": {topic: arguments_of(kind) for topic, kind in QUERIES.items()},
+    "CHANGE (15)": {topic: arguments_of(kind) for topic, kind in CHANGES.items()},
 }
 
 

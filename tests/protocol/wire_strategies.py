@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from malamute.protocol import limits
 from malamute.protocol.admin import CHANGES, QUERIES
-from malamute.protocol.arguments import FEED_PREFIX, MESSAGE_STATES, OPERATIONS, WHENS, Arguments
-from malamute.protocol.messages import SPECS, Change, Deliver, Query, Rule, Spec
+from malamute.protocol.admin.topic import Arguments, arguments_of
+from malamute.protocol.fields import FEED_PREFIX, MESSAGE_STATES, OPERATIONS, WHENS, Rule
+from malamute.protocol.messages import SPECS, Change, Deliver, Query, Spec
 from malamute.protocol.names import is_name
 
 NUMBERS = st.integers(0, limits.NUMBER_MAX)
@@ -107,7 +108,7 @@ def messages(draw: st.DrawFn, spec: Spec) -> Any:
 
 
 ARGUMENTS: dict[tuple[type[Query | Change], str], Arguments] = {
-    (command, topic): kind.rules
+    (command, topic): arguments_of(kind)
     for command, topics in ((Query, QUERIES), (Change, CHANGES))
     for topic, kind in topics.items()
 }

@@ -14,7 +14,8 @@ from sim_wants import CRITERIA
 
 from malamute.core.reports.events import EVENTS
 from malamute.protocol.admin import CHANGES, QUERIES
-from malamute.protocol.arguments import MESSAGE_STATES
+from malamute.protocol.admin.topic import arguments_of
+from malamute.protocol.fields import MESSAGE_STATES
 from malamute.protocol.names import AUDIT
 
 FEEDS = ("print", "scan", "ann")
@@ -49,7 +50,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
 def question(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
     """A topic with the arguments that it needs, and some of those that it may have."""
     topic, kind = [*QUERIES.items()][a % len(QUERIES)]
-    takes = kind.rules
+    takes = arguments_of(kind)
     wanted = [*takes.required, *(name for place, name in enumerate(takes.optional) if b >> place & 1)]
     bits = a // len(QUERIES) + c
     return topic, {
@@ -108,7 +109,7 @@ knows a message by its body."""
 def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
     """A topic of CHANGE with the arguments that it needs, and some of those that it may have."""
     topic, kind = [*CHANGES.items()][a % len(CHANGES)]
-    takes = kind.rules
+    takes = arguments_of(kind)
     wanted = [*takes.required, *(name for place, name in enumerate(takes.optional) if b >> place & 1)]
     bits = a // len(CHANGES) + c
     arguments = {

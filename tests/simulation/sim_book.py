@@ -30,8 +30,8 @@ from malamute.core.reports.events import EVENTS
 from malamute.core.session.refusals import TEXT as REFUSED_BEFORE
 from malamute.errors import Disconnected, NotFound, TryLater
 from malamute.journal.memory import MemoryStore
-from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Columns
+from malamute.protocol.fields import FEED_PREFIX, Ranges
 from malamute.protocol.messages import (
     EXPIRED,
     MAILBOX,
@@ -51,7 +51,6 @@ from malamute.protocol.messages import (
     Ok,
     Progress,
     Publish,
-    Ranges,
     Recall,
     Reject,
     Release,

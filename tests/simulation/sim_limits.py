@@ -15,7 +15,7 @@ from malamute.core.reports.refusal_log import REFUSALS_MAX
 from malamute.core.session.answers import ASKED_BYTES
 from malamute.core.session.refusals import RUNS_MAX
 from malamute.core.stream.stream import cursor_bytes
-from malamute.protocol.arguments import FEED_PREFIX
+from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.limits import Limits
 
 COMMAND_BYTES_MAX = 4_000

@@ -27,7 +27,7 @@ from malamute.core.iteration.settings import Settings
 from malamute.core.stores import FoundStore
 from malamute.errors import MalamuteError
 from malamute.matching.cache import UNCHARGED_BYTES
-from malamute.protocol.arguments import FEED_PREFIX
+from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import VERSION, Bye, Cancel, Drain, Hello, Message, Subscribe
 from malamute.server import clock

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from malamute.errors import MalamuteError
 from malamute.protocol.codec import PROTOCOL_2
-from malamute.protocol.messages import Frame, Hello, Message, Received
+from malamute.protocol.fields import Frame
+from malamute.protocol.messages import Hello, Message, Received
 from malamute.server.flow import Windows
 from malamute.server.transport import Transport
 

@@ -26,8 +26,8 @@ from malamute.core.broker import Core
 from malamute.core.queue.settlement import CORRUPT
 from malamute.core.queue.state import DELIVERED, SETTLING
 from malamute.protocol.batch import Columns
+from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Ranges
 from malamute.store.commit import Append
 from malamute.store.operations import (
     DeleteMessages,

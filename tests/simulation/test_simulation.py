@@ -45,6 +45,7 @@ from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
 from malamute.protocol.admin import CHANGES, QUERIES
+from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.messages import Subscribe
 from malamute.store.commit import Append
 from malamute.store.operations import (
@@ -119,9 +120,9 @@ def test_every_promise_is_kept_where_feeds_begin_in_the_past_and_records_are_dam
 
 
 def test_each_argument_of_operators_has_values():
-    asked = {name for kind in QUERIES.values() for name in kind.rules.rules}
+    asked = {name for kind in QUERIES.values() for name in arguments_of(kind).rules}
     assert asked == VALUES.keys()
-    changed = {name for kind in CHANGES.values() for name in kind.rules.rules}
+    changed = {name for kind in CHANGES.values() for name in arguments_of(kind).rules}
     assert changed == CHANGED.keys() | {"criteria", "where", "body"}
 
 
@@ -798,7 +799,9 @@ def test_every_change_is_given_with_every_argument_that_it_takes():
         given.setdefault(topic, set()).update(arguments)
     for topic, change in CHANGES.items():
         left_out = {name for of, name in LEFT_OUT if of == topic}
-        assert given[topic] == {*change.rules.required, *change.rules.optional} - left_out, topic
+        assert given[topic] == {*arguments_of(change).required, *arguments_of(change).optional} - left_out, (
+            topic
+        )
 
 
 def test_programs_use_every_family_and_the_plain_words_say_the_same_as_each():

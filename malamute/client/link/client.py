@@ -57,8 +57,8 @@ from malamute.client.session.session import ClientSession, State
 from malamute.client.session.sources import ConsumerSource, Source, StreamSource
 from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut, TryLater
 from malamute.protocol.batch import Body, Headers
+from malamute.protocol.fields import UNLIMITED
 from malamute.protocol.limits import RECORD_LARGE_BYTES
-from malamute.protocol.messages import UNLIMITED
 from malamute.protocol.names import Kind, signature
 from malamute.protocol.texts import shown
 from malamute.version import __version__

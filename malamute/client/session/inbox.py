@@ -25,8 +25,9 @@ from malamute.client.session.window import Window
 from malamute.errors import ConnectionLost, InvalidValue, MalamuteError, TooLarge
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, unpack_payload
+from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
-from malamute.protocol.messages import MAILBOX, Ranges
+from malamute.protocol.messages import MAILBOX
 from malamute.protocol.names import Kind
 from malamute.protocol.texts import shown
 

@@ -29,8 +29,9 @@ from malamute.client.session.flow import COMMAND_BYTES, PathFlow
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Frame
 from malamute.protocol.codec import encode
+from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import SETTLED_MAX
-from malamute.protocol.messages import Message, Publish, Ranges
+from malamute.protocol.messages import Message, Publish
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Bytes of unsettled commands that a session keeps; one command may be larger when it is alone."""

@@ -19,9 +19,9 @@ from malamute.client.session.replies import PendingReplies, PendingRequest
 from malamute.client.session.sources import ConsumerSource, Item
 from malamute.errors import InvalidValue, TooLarge
 from malamute.protocol import messages as wire
+from malamute.protocol.batch import Frame
 from malamute.protocol.codec import encode, with_last_fields
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import Frame
 
 REPLIES_CREDIT = 1000
 REPLIES_CREDIT_BYTES = 8 * 1024 * 1024

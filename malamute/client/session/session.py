@@ -50,9 +50,10 @@ from malamute.client.session.replies import PendingReplies
 from malamute.client.session.sending import Sending
 from malamute.errors import Closed, ConnectionLost, MalamuteError, Malformed, from_wire
 from malamute.protocol import messages as wire
+from malamute.protocol.batch import Frame
 from malamute.protocol.codec import decode
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import BY_TYPE, VERSION, Frame
+from malamute.protocol.messages import BY_TYPE, VERSION
 from malamute.protocol.position import store_name
 
 RESYNCS_MAX = 5

@@ -35,8 +35,9 @@ from malamute.client.session.message import Message, Rejection
 from malamute.client.session.window import Window
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Columns, Frame
+from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import RANGES_MAX
-from malamute.protocol.messages import Ack, Offer, Ranges, Reject, Subscribe
+from malamute.protocol.messages import Ack, Offer, Reject, Subscribe
 from malamute.protocol.position import StorePosition
 from malamute.protocol.start import SEQ, Start
 

@@ -10,7 +10,7 @@ message. That debt is kept, and the next grant is smaller by it.
 
 from __future__ import annotations
 
-from malamute.protocol.messages import UNLIMITED
+from malamute.protocol.fields import UNLIMITED
 
 
 class Window:

@@ -19,6 +19,8 @@ from functools import partial
 from posixpath import join, normpath
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.deletion import delete_stream
@@ -466,7 +468,7 @@ def _backup(place: str, below: str, stores: list[str], left_out: list[str], answ
             blocks=(made.blocks or 0) + (more.blocks or 0),
             damages=[*(made.damages or ()), *(more.damages or ())],
         )
-    made = BackupMade(**{**vars(made), "stores": stores, "left_out": left_out})
+    made = replace(made, stores=stores, left_out=left_out)
     # It is there, whether the disk takes the answer or not.
     answered(made, otherwise=made)
 

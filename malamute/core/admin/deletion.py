@@ -13,6 +13,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.streams import stream_of
 from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
@@ -20,7 +22,7 @@ from malamute.core.stream.start import removed
 from malamute.core.stream.subscription import Subscription
 from malamute.errors import InUse, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import Row, StreamDelete, StreamDeleted
-from malamute.protocol.arguments import FEED_PREFIX
+from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.names import Place
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def delete_stream(
 
 def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answered) -> Workflow:
     place, answer = Place("stream", stream.name), partial(answered, before=gone)
-    feeds_only = StreamDeleted(**{**vars(gone), "partial": True})
+    feeds_only = replace(gone, partial=True)
     otherwise = yield from end_feeds(core, place, feeds_only, answer, stream.stage)
     try:
         _check_still(core, stream)

@@ -10,6 +10,8 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.feeds import feed, feeds
 from malamute.core.admin.groups import groups
@@ -125,7 +127,7 @@ def options(core: Engines, query: OptionsQuery) -> list[BrokerOption]:
     """The options that are in force. What waits may be a part of an option, as in `streams.rule.journal`."""
     waiting = {".".join(name.split(".")[:2]) for name in core.waiting_options}
     rows = first(core.effects, core.settings.options)
-    return [BrokerOption(**{**vars(row), "waiting_for_restart": row.name in waiting}) for row in rows]
+    return [replace(row, waiting_for_restart=row.name in waiting) for row in rows]
 
 
 def access(core: Engines, query: AccessQuery) -> AccessExplained:
@@ -183,7 +185,7 @@ def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStr
 def _with_source(core: Engines, row: StoredStream) -> StoredStream:
     """What the store has of a stream, and what says how much of it is kept, unless it was just deleted."""
     stream = core.streams.by_name.get(row.name)
-    return row if stream is None else StoredStream(**{**vars(row), "retain_source": stream.retention_source})
+    return row if stream is None else replace(row, retain_source=stream.retention_source)
 
 
 HANDLERS: dict[str, Callable[[Engines, Any], Any]] = {

@@ -12,6 +12,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.deletion import END_WORK, end_feeds, hanging
 from malamute.core.admin.queues import queue_of
@@ -47,7 +49,7 @@ def _deletion(
     core: Engines, queue: Queue, gone: QueueDeleted, answered: Answered, *, cascade: bool
 ) -> Workflow:
     place = Place(queue.kind, queue.name)
-    some = QueueDeleted(**{**vars(gone), "partial": True})
+    some = replace(gone, partial=True)
     answer = partial(answered, before=gone)
     otherwise = yield from end_feeds(core, place, some, answer, core.effects)
     end = queue.next_sequence, queue.dead_letters.next_sequence

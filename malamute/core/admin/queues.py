@@ -7,6 +7,8 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from malamute.core.admin import pages
 from malamute.core.admin.pages import few, page_of
 from malamute.core.iteration.metrics import QueueMetrics
@@ -25,7 +27,7 @@ from malamute.protocol.admin import (
     ServicesQuery,
     WorkerRow,
 )
-from malamute.protocol.messages import UNLIMITED
+from malamute.protocol.fields import UNLIMITED
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
@@ -138,4 +140,4 @@ def _service(core: Engines, queue: Queue) -> ServiceDetails:
         )
         for worker in islice(queue.consumers.values(), pages.DETAILS_MAX)
     ]
-    return ServiceDetails(**vars(_queue(core, queue)), workers=workers)
+    return ServiceDetails(**asdict(_queue(core, queue)), workers=workers)

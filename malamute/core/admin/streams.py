@@ -7,6 +7,8 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from malamute.core.admin import pages
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page, page_of
 from malamute.core.stream.subscription import Reader
@@ -62,7 +64,7 @@ def stream(core: Engines, query: StreamQuery) -> StreamDetails:
     )
     core.effects.work -= ROW_WORK * len(readers)
     return StreamDetails(
-        **vars(_stream(found)),
+        **asdict(_stream(found)),
         switches_to_live=found.switches["live"],
         switches_to_replay=found.switches["replay"],
         failures=[
@@ -129,7 +131,7 @@ def cursors(core: Engines, query: CursorsQuery) -> list[StreamCursor]:
     for found in page(core.effects, having, attrgetter("name"), query.after_name, query.limit):
         if len(rows) >= (query.limit or PAGE_ROWS):
             break
-        rows += [StreamCursor(stream=found.name, **vars(row)) for row in _cursors(found)]
+        rows += [StreamCursor(stream=found.name, **asdict(row)) for row in _cursors(found)]
     core.effects.work -= len(rows)
     return rows
 

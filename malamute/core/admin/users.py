@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict, replace
+
 from malamute.access import AccessRule, Account
 from malamute.access.quota import USER
 from malamute.core.admin.pages import first
@@ -32,7 +34,7 @@ def users(core: Engines, query: UsersQuery) -> list[UserRow]:
 
 def _with_quotas(core: Engines, row: UserRow) -> UserRow:
     figures = quota_figures(core, (USER, row.name)) if core.quotas.in_force else []
-    return UserRow(**{**vars(row), "quotas": figures})
+    return replace(row, quotas=figures)
 
 
 def _row(core: Engines, name: str) -> UserRow:
@@ -110,7 +112,7 @@ def _put(
     answered: Answered,
     row_before: UserRow | None = None,
 ) -> None:
-    given = {name: value for name, value in vars(wanted).items() if value is not None}
+    given = {name: value for name, value in asdict(wanted).items() if value is not None}
     fields = {**before._asdict(), "rules": tuple(map(str, before.rules)), **given}
     account = Account.of(*(fields[name] for name in Account._fields))
     core.accounts.check(account, core.settings.limits.accounts)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Self
 from malamute.core.identity.access import ANONYMOUS, Principal
 from malamute.errors import NotFound
 from malamute.matching import Selector
-from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import pack, unpack
+from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.names import Place
 from malamute.store.operations import DeleteValue, PutValue
 from malamute.store.tables import CURSORS, FEED_POSITIONS, FEEDS, QUEUE_FEEDS

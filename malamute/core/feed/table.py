@@ -25,7 +25,7 @@ from malamute.core.stream.stream import Streams
 from malamute.core.stream.subscription import Position
 from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TooMany, TryLater
 from malamute.matching import Selector
-from malamute.protocol.arguments import FEED_PREFIX
+from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import Place
 from malamute.store.operations import Recovered, Stranded

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import inf
 
+from malamute.protocol.fields import UNLIMITED
 from malamute.protocol.limits import NUMBER_MAX
-from malamute.protocol.messages import UNLIMITED
 
 
 class CreditBalance:

@@ -14,7 +14,7 @@ from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.state import Holding
 from malamute.core.queue.waiters import ReadyQueue
 from malamute.errors import NotOutstanding
-from malamute.protocol.messages import Ranges
+from malamute.protocol.fields import Ranges
 
 if TYPE_CHECKING:
     from malamute.core.iteration.timers import Timer

@@ -9,7 +9,7 @@ from malamute.core.queue.consumer import Consumer, Owner
 from malamute.core.queue.queue import STEP_MESSAGES, Queue
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.bounce import why_not_bounced
-from malamute.protocol.messages import Ranges
+from malamute.protocol.fields import Ranges
 
 if TYPE_CHECKING:
     from malamute.core.iteration.stage import WhenStored

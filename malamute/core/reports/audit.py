@@ -33,6 +33,8 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from malamute.core.identity.access import CHANGES
 from malamute.core.iteration.effects import Effects
 from malamute.core.iteration.timers import Timers
@@ -41,7 +43,7 @@ from malamute.core.reports.refusal_log import Details, RefusalLog
 from malamute.errors import MalamuteError
 from malamute.protocol.admin import CHANGES as TAKEN
 from malamute.protocol.admin import Row
-from malamute.protocol.arguments import SECRET
+from malamute.protocol.admin.topic import SECRET, arguments_of
 from malamute.protocol.batch import pack_record
 from malamute.protocol.names import AUDIT
 
@@ -184,7 +186,7 @@ class Audit:
 
 def _is_secret(topic: str, argument: str) -> bool:
     """Whether an argument may be a secret: by its name, or as one that its topic does not have."""
-    return argument in SECRET or (topic in TAKEN and argument not in TAKEN[topic].rules.rules)
+    return argument in SECRET or (topic in TAKEN and argument not in arguments_of(TAKEN[topic]).rules)
 
 
 def _packed(details: Details, count: int) -> bytes:
@@ -201,7 +203,7 @@ def _packed(details: Details, count: int) -> bytes:
 def _short(value: Any, depth: int = DEPTH_MAX) -> Any:
     """A value for JSON that takes little, whatever a client has put into it."""
     if isinstance(value, Row):
-        value = vars(value)
+        value = asdict(value)
     if isinstance(value, Mapping | list | tuple) and not depth:
         return f"{len(value)} items"
     if isinstance(value, Mapping):

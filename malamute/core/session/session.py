@@ -46,10 +46,10 @@ from malamute.errors import (
     UnsupportedVersion,
 )
 from malamute.protocol.batch import pack, unpack
+from malamute.protocol.fields import Number, Ranges, rule_of
 from malamute.protocol.limits import CHANGES_MAX, Limits
 from malamute.protocol.messages import (
     BY_TYPE,
-    NUMBER,
     VERSION,
     Change,
     Commit,
@@ -58,7 +58,6 @@ from malamute.protocol.messages import (
     Ok,
     Ping,
     Publish,
-    Ranges,
     Reply,
     Request,
     Send,
@@ -193,7 +192,7 @@ class Numbers:
             Malformed: they are no numbers.
         """
         next_number, floor, *later = unpack(value)
-        if not NUMBER.holds(next_number) or not NUMBER.holds(floor):
+        if not rule_of(Number).holds(next_number) or not rule_of(Number).holds(floor):
             raise Malformed("invalid numbers of a session: expected integers")
         numbers = cls(next_number, *later[1:])
         if later and later[0]:

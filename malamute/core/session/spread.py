@@ -21,7 +21,7 @@ from itertools import chain
 
 from malamute.core.iteration.stage import NamedStage
 from malamute.errors import Malformed
-from malamute.protocol.messages import Ranges
+from malamute.protocol.fields import Ranges
 
 NUMBERS_MAX = 1 << 20
 """Numbers that a record may leave out: many times what a client may have unconfirmed."""

@@ -55,8 +55,8 @@ from malamute.core.stream.store import StreamStore, StreamStores
 from malamute.core.stream.subscription import Position, Reader, Subscription
 from malamute.errors import CursorLost, InUse, InvalidValue, MalamuteError, NotFound, QuotaExceeded, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
-from malamute.protocol.arguments import FEED_PREFIX
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
+from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.limits import NUMBER_MAX, Limits
 from malamute.protocol.messages import ANOTHER_STORE, Commit, Subscribe
 from malamute.protocol.names import RESERVED_PREFIX

@@ -15,6 +15,7 @@ from malamute.core.iteration.credit import CreditBalance
 from malamute.core.session.session import Session
 from malamute.core.stream.chunk_part import ChunkPart
 from malamute.matching import Group, Selector
+from malamute.protocol.fields import Ranges
 from malamute.protocol.messages import (
     BY_TYPE,
     EXPIRED,
@@ -24,7 +25,6 @@ from malamute.protocol.messages import (
     Delivery,
     Gap,
     Ok,
-    Ranges,
     Subscribe,
     Switch,
     error_message,

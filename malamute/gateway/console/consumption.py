@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from malamute.aio import Client
 from malamute.errors import NotFound
 from malamute.protocol.admin import (
@@ -137,7 +139,7 @@ def _by_queue(rows: Iterable[ClientDetails | ClientRow]) -> dict[tuple[str, str]
     found: dict[tuple[str, str], list[WorkerRow]] = {}
     for row in rows:
         for offer in getattr(row, "offers", ()):
-            fields = {**vars(offer)}
+            fields = asdict(offer)
             queue = fields.pop("kind"), fields.pop("service")
             del fields["source"]
             found.setdefault(queue, []).append(WorkerRow(client=row.id, address=row.address, **fields))

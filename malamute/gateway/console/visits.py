@@ -7,6 +7,7 @@ from functools import partial
 from hmac import compare_digest
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -144,7 +145,7 @@ class Visit:
 
 
 def _page_of(query: AdminQuery[Any], **more: Any) -> AdminQuery[Any]:
-    return type(query)(**{**vars(query), "limit": LIST_ROWS, **more})
+    return replace(query, limit=LIST_ROWS, **more)
 
 
 def check_origin(request: Request) -> None:

@@ -2,7 +2,7 @@
 
 A query or a change is a value whose fields are the arguments of its topic. What it is answered is a `Row`, or
 a list of rows. On the wire both are maps by the names of the fields, and `encode` and `decode` are all the
-code there is for that. A field with a default is left out of a map while it has it, and what a map has beyond
+code there is for that. A field that has its default may be left out of a map, and what a map has beyond
 the fields is passed over.
 
 Times of day are in seconds since the epoch, durations have their unit in their names, sizes are in bytes.
@@ -128,7 +128,6 @@ from malamute.protocol.admin.users import UserSet as UserSet
 from malamute.protocol.admin.users import UsersQuery as UsersQuery
 from malamute.protocol.admin.value import Row as Row
 from malamute.protocol.admin.value import Value as Value
-from malamute.protocol.admin.value import argument as argument
 from malamute.protocol.admin.value import decode as decode
 from malamute.protocol.admin.value import encode as encode
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from malamute.protocol.admin.topic import AdminQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.messages import ADDRESS, WORDS
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Address, Words
 
 
 class AccessExplained(Row):
@@ -29,6 +29,6 @@ class AccessQuery(AdminQuery[AccessExplained]):
 
     topic = "access"
 
-    user: str = argument(ADDRESS)
-    action: str = argument(WORDS)
-    target: str = argument(WORDS)
+    user: Address
+    action: Words
+    target: Words

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.messages import BOOLEAN, NAME
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Boolean, Name
 
 
 class _ClientSession(Row):
@@ -87,7 +87,7 @@ class ClientsQuery(PagedQuery[list[ClientDetails | ClientRow]]):
     topic = "clients"
     page_key = "id"
 
-    details: bool = argument(BOOLEAN, default=False)
+    details: Boolean = False
 
 
 class ClientQuery(AdminQuery[ClientDetails]):
@@ -95,7 +95,7 @@ class ClientQuery(AdminQuery[ClientDetails]):
 
     topic = "client"
 
-    id: str = argument(NAME)
+    id: Name
 
 
 class ClientDisconnected(Row):
@@ -112,4 +112,4 @@ class ClientDisconnect(AdminChange[ClientDisconnected]):
 
     topic = "client.disconnect"
 
-    id: str = argument(NAME)
+    id: Name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from malamute.protocol.admin.topic import AdminChange, PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.messages import ADDRESS, NAME, WORDS
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Address, Name, Words
 
 
 class CursorRow(Row):
@@ -35,7 +35,7 @@ class CursorsQuery(PagedQuery[list[StreamCursor]]):
     topic = "cursors"
     page_key = "stream"
 
-    stream: str = argument(ADDRESS, default="")
+    stream: Address = ""
 
 
 class CursorChanged(Row):
@@ -52,10 +52,10 @@ class CursorSet(AdminChange[CursorChanged]):
 
     topic = "cursor.set"
 
-    stream: str = argument(NAME)
-    cursor: str = argument(NAME)
-    start: str = argument(WORDS)
-    owner: str | None = argument(NAME, default=None)
+    stream: Name
+    cursor: Name
+    start: Words
+    owner: Name | None = None
 
 
 class CursorDeleted(Row):
@@ -71,5 +71,5 @@ class CursorDelete(AdminChange[CursorDeleted]):
 
     topic = "cursor.delete"
 
-    stream: str = argument(NAME)
-    cursor: str = argument(NAME)
+    stream: Name
+    cursor: Name

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import FEED, OPERATION, PLACE, WHEN
-from malamute.protocol.messages import CRITERIA, TEXT, WORDS
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Criteria, FeedName, FeedOperation, FeedWhen, Place, Text, Words
 
 
 class FeedRow(Row):
@@ -51,8 +50,8 @@ class FeedQuery(AdminQuery[FeedRow]):
 
     topic = "feed"
 
-    source: str = argument(PLACE)
-    feed: str = argument(FEED)
+    source: Place
+    feed: FeedName
 
 
 class FeedChanged(Row):
@@ -80,14 +79,14 @@ class FeedSet(AdminChange[FeedChanged]):
 
     topic = "feed.set"
 
-    source: str = argument(PLACE)
-    feed: str = argument(FEED)
-    target: str = argument(PLACE)
-    criteria: Sequence[Sequence[Any]] = argument(CRITERIA, default=(("all", ""),))
-    where: str = argument(TEXT, default="")
-    start: str = argument(WORDS, default="")
-    operation: str = argument(OPERATION, default="")
-    when: str = argument(WHEN, default="match")
+    source: Place
+    feed: FeedName
+    target: Place
+    criteria: Criteria = (("all", ""),)
+    where: Text = ""
+    start: Words = ""
+    operation: FeedOperation = ""
+    when: FeedWhen = "match"
 
 
 class FeedSwitched(Row):
@@ -104,8 +103,8 @@ class FeedEnable(AdminChange[FeedSwitched]):
 
     topic = "feed.enable"
 
-    source: str = argument(PLACE)
-    feed: str = argument(FEED)
+    source: Place
+    feed: FeedName
 
 
 class FeedDisable(AdminChange[FeedSwitched]):
@@ -113,8 +112,8 @@ class FeedDisable(AdminChange[FeedSwitched]):
 
     topic = "feed.disable"
 
-    source: str = argument(PLACE)
-    feed: str = argument(FEED)
+    source: Place
+    feed: FeedName
 
 
 class FeedDeleted(Row):
@@ -130,8 +129,8 @@ class FeedDelete(AdminChange[FeedDeleted]):
 
     topic = "feed.delete"
 
-    source: str = argument(PLACE)
-    feed: str = argument(FEED)
+    source: Place
+    feed: FeedName
 
 
 FEED_CHANGES: Mapping[str, type[FeedEnable | FeedDisable | FeedDelete]] = {

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from malamute.protocol.admin.topic import AdminChange, PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import RULES
-from malamute.protocol.messages import NAME
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Name, RuleTexts
 
 
 class GroupRow(Row):
@@ -34,8 +31,8 @@ class GroupAdd(AdminChange[GroupRow]):
 
     topic = "group.add"
 
-    name: str = argument(NAME)
-    access_rules: Sequence[str] = argument(RULES, default=())
+    name: Name
+    access_rules: RuleTexts = ()
 
 
 class GroupSet(AdminChange[GroupRow]):
@@ -46,10 +43,10 @@ class GroupSet(AdminChange[GroupRow]):
 
     topic = "group.set"
 
-    name: str = argument(NAME)
-    access_rules: Sequence[str] | None = argument(RULES, default=None)
-    added_rules: Sequence[str] = argument(RULES, default=())
-    removed_rules: Sequence[str] = argument(RULES, default=())
+    name: Name
+    access_rules: RuleTexts | None = None
+    added_rules: RuleTexts = ()
+    removed_rules: RuleTexts = ()
 
 
 class GroupRemoved(Row):
@@ -63,4 +60,4 @@ class GroupRemove(AdminChange[GroupRemoved]):
 
     topic = "group.remove"
 
-    name: str = argument(NAME)
+    name: Name

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from malamute.protocol.admin.topic import AdminQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import ROWS, STATE
-from malamute.protocol.messages import BOOLEAN, KIND, NAME, NUMBER, SEQUENCE, TEXT
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Boolean, MessageState, Name, Number, Position, QueueKind, RowCount, Text
 
 MESSAGE_ROWS = 100
 """Rows of an answer about messages if no other number is asked for."""
@@ -34,13 +33,13 @@ class MessagesQuery(AdminQuery[list[MessageRow]]):
 
     topic = "messages"
 
-    kind: str = argument(KIND)
-    name: str = argument(NAME)
-    dead: bool = argument(BOOLEAN, default=False)
-    after: int = argument(NUMBER, default=0)
-    limit: int = argument(ROWS, default=MESSAGE_ROWS)
-    where: str = argument(TEXT, default="")
-    state: str = argument(STATE, default="")
+    kind: QueueKind
+    name: Name
+    dead: Boolean = False
+    after: Number = 0
+    limit: RowCount = MESSAGE_ROWS
+    where: Text = ""
+    state: MessageState = ""
 
 
 class MessageQuery(AdminQuery[MessageRow]):
@@ -48,7 +47,7 @@ class MessageQuery(AdminQuery[MessageRow]):
 
     topic = "message"
 
-    kind: str = argument(KIND)
-    name: str = argument(NAME)
-    sequence: int = argument(SEQUENCE)
-    dead: bool = argument(BOOLEAN, default=False)
+    kind: QueueKind
+    name: Name
+    sequence: Position
+    dead: Boolean = False

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import STATE
-from malamute.protocol.messages import BINARY, BOOLEAN, KIND, NAME, SEQUENCE, SEQUENCES, TEXT
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Binary, Boolean, MessageState, Name, Position, Positions, QueueKind, Text
 
 
 class QueueRow(Row):
@@ -66,7 +63,7 @@ class ServicesQuery(PagedQuery[list[ServiceDetails | QueueRow]]):
     topic = "services"
     page_key = "name"
 
-    details: bool = argument(BOOLEAN, default=False)
+    details: Boolean = False
 
 
 class ServiceQuery(AdminQuery[ServiceDetails]):
@@ -74,7 +71,7 @@ class ServiceQuery(AdminQuery[ServiceDetails]):
 
     topic = "service"
 
-    name: str = argument(NAME)
+    name: Name
 
 
 class QueueChanged(Row):
@@ -94,12 +91,12 @@ class QueueRedrive(AdminChange[QueueChanged]):
 
     topic = "queue.redrive"
 
-    kind: str = argument(KIND)
-    name: str = argument(NAME)
-    sequences: Sequence[int] | None = argument(SEQUENCES, default=None)
-    where: str = argument(TEXT, default="")
-    limit: int | None = argument(SEQUENCE, default=None)
-    body: bytes | None = argument(BINARY, default=None)
+    kind: QueueKind
+    name: Name
+    sequences: Positions | None = None
+    where: Text = ""
+    limit: Position | None = None
+    body: Binary | None = None
 
 
 class QueuePurge(AdminChange[QueueChanged]):
@@ -107,13 +104,13 @@ class QueuePurge(AdminChange[QueueChanged]):
 
     topic = "queue.purge"
 
-    kind: str = argument(KIND)
-    name: str = argument(NAME)
-    dead: bool = argument(BOOLEAN, default=False)
-    sequences: Sequence[int] | None = argument(SEQUENCES, default=None)
-    where: str = argument(TEXT, default="")
-    state: str = argument(STATE, default="")
-    limit: int | None = argument(SEQUENCE, default=None)
+    kind: QueueKind
+    name: Name
+    dead: Boolean = False
+    sequences: Positions | None = None
+    where: Text = ""
+    state: MessageState = ""
+    limit: Position | None = None
 
 
 class QueueDeleted(Row):
@@ -140,6 +137,6 @@ class QueueDelete(AdminChange[QueueDeleted]):
 
     topic = "queue.delete"
 
-    kind: str = argument(KIND)
-    name: str = argument(NAME)
-    cascade: bool = argument(BOOLEAN, default=False)
+    kind: QueueKind
+    name: Name
+    cascade: Boolean = False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from malamute.protocol.admin.topic import PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.messages import ADDRESS
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Address
 
 
 class QuotaFigure(Row):
@@ -32,4 +32,4 @@ class QuotasQuery(PagedQuery[list[QuotaRow]]):
     topic = "quotas"
     page_key = "owner"
 
-    user: str = argument(ADDRESS, default="")
+    user: Address = ""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from malamute.protocol.admin.topic import AdminQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import PLACE, ROWS
-from malamute.protocol.messages import NUMBER
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Number, Place, RowCount
 
 
 class SelectorRow(Row):
@@ -31,9 +30,9 @@ class SelectorsQuery(AdminQuery[list[SelectorRow]]):
 
     topic = "selectors"
 
-    source: str = argument(PLACE)
-    after: int = argument(NUMBER, default=0)
-    limit: int | None = argument(ROWS, default=None)
+    source: Place
+    after: Number = 0
+    limit: RowCount | None = None
 
 
 class SelectorQuery(AdminQuery[SelectorRow]):
@@ -41,5 +40,5 @@ class SelectorQuery(AdminQuery[SelectorRow]):
 
     topic = "selector"
 
-    source: str = argument(PLACE)
-    number: int = argument(NUMBER)
+    source: Place
+    number: Number

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import PATH
-from malamute.protocol.messages import ADDRESS
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Address, Path
 
 
 class StoreDamage(Row):
@@ -103,7 +102,7 @@ class StoredQuery(PagedQuery[list[StoredStream]]):
     topic = "stored"
     page_key = "name"
 
-    stream: str = argument(ADDRESS, default="")
+    stream: Address = ""
 
 
 class BackupMade(Row):
@@ -128,4 +127,4 @@ class JournalBackup(AdminChange[BackupMade]):
 
     topic = "journal.backup"
 
-    directory: str = argument(PATH)
+    directory: Path

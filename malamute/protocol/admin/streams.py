@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from malamute.protocol.admin.cursors import CursorRow
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import HEADERS, SECONDS, SUBJECT
-from malamute.protocol.messages import ADDRESS, BOOLEAN, NAME, NUMBER
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Address, AgeSeconds, Boolean, Headers, Name, Number, Subject
 
 
 class StreamRow(Row):
@@ -66,7 +64,7 @@ class StreamQuery(AdminQuery[StreamDetails]):
 
     topic = "stream"
 
-    name: str = argument(NAME)
+    name: Name
 
 
 class ExplainedSelector(Row):
@@ -86,10 +84,10 @@ class ExplainQuery(PagedQuery[list[ExplainedSelector]]):
     topic = "explain"
     page_key = "id"
 
-    stream: str = argument(NAME)
-    subject: str = argument(SUBJECT, default="")
-    headers: Mapping[str, Any] | None = argument(HEADERS, default=None)
-    sender: str = argument(ADDRESS, default="")
+    stream: Name
+    subject: Subject = ""
+    headers: Headers | None = None
+    sender: Address = ""
 
 
 class StreamDemand(Row):
@@ -105,7 +103,7 @@ class DemandQuery(AdminQuery[StreamDemand]):
 
     topic = "demand"
 
-    stream: str = argument(NAME)
+    stream: Name
 
 
 class StreamKept(Row):
@@ -122,10 +120,10 @@ class StreamCreate(AdminChange[StreamKept]):
 
     topic = "stream.create"
 
-    stream: str = argument(NAME)
-    bytes: int | None = argument(NUMBER, default=None)
-    count: int | None = argument(NUMBER, default=None)
-    age: float | None = argument(SECONDS, default=None)
+    stream: Name
+    bytes: Number | None = None
+    count: Number | None = None
+    age: AgeSeconds | None = None
 
 
 class StreamRetain(AdminChange[StreamKept]):
@@ -136,13 +134,13 @@ class StreamRetain(AdminChange[StreamKept]):
 
     topic = "stream.retain"
 
-    stream: str = argument(NAME)
-    bytes: int | None = argument(NUMBER, default=None)
-    count: int | None = argument(NUMBER, default=None)
-    age: float | None = argument(SECONDS, default=None)
-    expect_bytes: int | None = argument(NUMBER, default=None)
-    expect_count: int | None = argument(NUMBER, default=None)
-    expect_age: float | None = argument(SECONDS, default=None)
+    stream: Name
+    bytes: Number | None = None
+    count: Number | None = None
+    age: AgeSeconds | None = None
+    expect_bytes: Number | None = None
+    expect_count: Number | None = None
+    expect_age: AgeSeconds | None = None
 
 
 class StreamPurged(Row):
@@ -158,7 +156,7 @@ class StreamPurge(AdminChange[StreamPurged]):
 
     topic = "stream.purge"
 
-    stream: str = argument(NAME)
+    stream: Name
 
 
 class StreamDeleted(Row):
@@ -185,5 +183,5 @@ class StreamDelete(AdminChange[StreamDeleted]):
 
     topic = "stream.delete"
 
-    stream: str = argument(NAME)
-    cascade: bool = argument(BOOLEAN, default=False)
+    stream: Name
+    cascade: Boolean = False

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from malamute.protocol.admin.quotas import QuotaFigure
 from malamute.protocol.admin.topic import AdminChange, PagedQuery
-from malamute.protocol.admin.value import Row, argument
-from malamute.protocol.arguments import NAMES, PASSWORD, RULES, UID
-from malamute.protocol.messages import BOOLEAN, NAME, WORDS
+from malamute.protocol.admin.value import Row
+from malamute.protocol.fields import Boolean, Name, Names, PasswordHash, RuleTexts, Uid, Words
 
 
 class UserRow(Row):
@@ -43,13 +40,13 @@ class UserRemoved(Row):
 
 
 class _UserChange(AdminChange[UserRow]):
-    name: str = argument(NAME)
-    password: str | None = argument(PASSWORD, default=None)
-    key: str | None = argument(WORDS, default=None)
-    uid: int | None = argument(UID, default=None)
-    groups: Sequence[str] | None = argument(NAMES, default=None)
-    access_rules: Sequence[str] | None = argument(RULES, default=None)
-    disabled: bool | None = argument(BOOLEAN, default=None)
+    name: Name
+    password: PasswordHash | None = None
+    key: Words | None = None
+    uid: Uid | None = None
+    groups: Names | None = None
+    access_rules: RuleTexts | None = None
+    disabled: Boolean | None = None
 
     def __repr__(self) -> str:
         # Whatever prints it prints no hash.
@@ -70,8 +67,8 @@ class UserSet(_UserChange):
 
     topic = "user.set"
 
-    added_rules: Sequence[str] = argument(RULES, default=())
-    removed_rules: Sequence[str] = argument(RULES, default=())
+    added_rules: RuleTexts = ()
+    removed_rules: RuleTexts = ()
 
 
 class UserRemove(AdminChange[UserRemoved]):
@@ -79,4 +76,4 @@ class UserRemove(AdminChange[UserRemoved]):
 
     topic = "user.remove"
 
-    name: str = argument(NAME)
+    name: Name

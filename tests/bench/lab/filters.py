@@ -22,7 +22,8 @@ from malamute.bench.replay import RECORD_BYTES
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin, Stopwatch, Workload, subject_of
 from malamute.client.sync.client import connect
 from malamute.protocol.batch import Headers, unpack_payload
-from malamute.protocol.messages import UNLIMITED, Deliver, Ok, Subscribe
+from malamute.protocol.fields import UNLIMITED
+from malamute.protocol.messages import Deliver, Ok, Subscribe
 from malamute.protocol.time_units import to_seconds
 from malamute.server.process import BrokerProcess
 

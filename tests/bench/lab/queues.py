@@ -22,19 +22,8 @@ from malamute.bench.machine import Watch
 from malamute.bench.processes import Measured, run_together
 from malamute.bench.workloads import HEADERS, SUBJECTS, Begin, Stopwatch
 from malamute.protocol.batch import pack_record, unpack_payload
-from malamute.protocol.messages import (
-    MAILBOX,
-    UNLIMITED,
-    Ack,
-    Credit,
-    Deliver,
-    Offer,
-    Ok,
-    Reply,
-    Request,
-    Send,
-    Stored,
-)
+from malamute.protocol.fields import UNLIMITED
+from malamute.protocol.messages import MAILBOX, Ack, Credit, Deliver, Offer, Ok, Reply, Request, Send, Stored
 from malamute.server.process import BrokerProcess
 from malamute.store.operations import PutMessages
 

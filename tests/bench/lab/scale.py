@@ -30,17 +30,9 @@ from malamute.bench.processes import Measured, WorkloadFunction, WorkloadProcess
 from malamute.bench.workloads import HEADERS, Begin
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import pack_record, unpack_payload
+from malamute.protocol.fields import UNLIMITED
 from malamute.protocol.limits import Limits
-from malamute.protocol.messages import (
-    UNLIMITED,
-    Credit,
-    Deliver,
-    Ok,
-    Publish,
-    Send,
-    Stored,
-    Subscribe,
-)
+from malamute.protocol.messages import Credit, Deliver, Ok, Publish, Send, Stored, Subscribe
 from malamute.server.process import BrokerProcess
 
 NAME = "scale"

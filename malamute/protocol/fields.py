@@ -1,0 +1,424 @@
+"""The types of fields: one msgspec type for each, with its name in docs/protocol.md and its bounds.
+
+A command and an admin topic name these types in their annotations, and there is no other definition of what
+a field may hold. `Beyond` stands beside the bounds in a type and has the condition that msgspec cannot
+express: bytes of UTF-8, the order of a range, a value of any plain type. `Rule` is a type as it is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from msgspec import Meta, ValidationError, convert
+
+from malamute.protocol import limits
+from malamute.protocol.batch import Frame, is_plain, is_properties
+from malamute.protocol.limits import BATCH_MESSAGES_MAX, DURATION_MS_MAX, NUMBER_MAX
+from malamute.protocol.names import PLACE_FORM, Kind, is_name
+
+UNLIMITED = -1
+
+MESSAGE_STATES = ("unstored", "waiting", "delayed", "outstanding", "settling", "dead")
+"""The states of a queued message."""
+
+FEED_PREFIX = "$feed/"
+"""The beginning of the name of a cursor that is of a feed: the name of the feed follows."""
+
+OPERATIONS = ("copy", "move")
+"""The operations of a feed."""
+
+WHENS = ("match", "overflow", "default")
+"""When a feed takes what meets its criteria: always, if no consumer of its queue has credit for it, or if no
+other feed of its source takes it."""
+
+
+class Beyond(NamedTuple):
+    """The part of a type that msgspec cannot express.
+
+    `holds` is a condition, `bytes_max` the limit in bytes of UTF-8 of a text or of each text in a list.
+    `wire` is the type in a frame where the program has a wider one. `usual` is a narrower type whose values
+    need no condition: a frame that has nothing else is decoded and checked in one pass.
+    """
+
+    holds: Callable[[Any], bool] | None = None
+    bytes_max: int = 0
+    wire: Any = None
+    usual: Any = None
+
+
+class Rule(NamedTuple):
+    """The check of one field: its name in docs/protocol.md, its msgspec type, and the condition beyond it.
+
+    A value past `items_max` or `bytes_max` is too large; any other value that does not hold is malformed.
+    """
+
+    words: str
+    expected: str
+    type: Any
+    condition: Callable[[Any], bool] | None
+    usual: Any
+    items_max: int
+    bytes_max: int
+
+    def holds(self, value: Any) -> bool:
+        """Whether the field may have a value."""
+        try:
+            convert(value, self.type, builtin_types=_BINARY)
+        except ValidationError:
+            return False
+        return self.condition is None or self.condition(value)
+
+    def is_over(self, value: Any) -> bool:
+        """Whether a list has too many items, or a text or a text in the list too many bytes."""
+        if type(value) is list:
+            return 0 < self.items_max < len(value) or any(map(self._is_long, value))
+        return self._is_long(value)
+
+    @property
+    def most(self) -> str:
+        """The limits in words, for an error."""
+        counts = {"items": self.items_max, "bytes": self.bytes_max}
+        return " of ".join(f"{count} {unit}" for unit, count in counts.items() if count)
+
+    def _is_long(self, value: Any) -> bool:
+        return type(value) is str and 0 < self.bytes_max < len(value.encode())
+
+
+_BINARY = (bytes,)
+
+
+@cache
+def rule_of(hint: Any) -> Rule:
+    """Return the rule of a type of this module."""
+    kind, *marks = get_args(hint)
+    (meta,) = (mark for mark in marks if isinstance(mark, Meta))
+    beyond = next((mark for mark in marks if isinstance(mark, Beyond)), Beyond())
+    wire = kind if beyond.wire is None else beyond.wire
+    assert meta.title is not None
+    return Rule(
+        meta.title,
+        meta.description or f"an integer from {meta.ge} to {meta.le}",
+        _bounded(wire, meta),
+        beyond.holds,
+        None if beyond.usual is None else _bounded(beyond.usual, meta),
+        meta.max_length or 0,
+        beyond.bytes_max,
+    )
+
+
+def _bounded(kind: Any, meta: Meta) -> Any:
+    """Return a type with its bounds, which do not concern None."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else ()
+    if type(None) in kinds:
+        (kind,) = (one for one in kinds if one is not type(None))
+        return Annotated[kind, meta] | None
+    return Annotated[kind, meta]
+
+
+# Conditions. Each gets a value that has passed the bounds of its type.
+
+
+def _fits(text: str, bytes_max: int) -> bool:
+    # Four bytes a character is the most that UTF-8 takes, so most texts need no encoding here.
+    return len(text) * 4 <= bytes_max or len(text.encode()) <= bytes_max
+
+
+def _within(bytes_max: int, **more: Any) -> Beyond:
+    """Return the limit of a text in bytes; one of a quarter of the characters is within it."""
+    usual = Annotated[str, Meta(max_length=bytes_max // 4)]
+    return Beyond(partial(_fits, bytes_max=bytes_max), bytes_max, usual=usual, **more)
+
+
+def _is_address(value: str) -> bool:
+    return not value or is_name(value)
+
+
+def _are_subjects(value: list[str]) -> bool:
+    # The bytes of all are counted only if the characters leave it open.
+    return max(map(len, value)) * 4 <= limits.SUBJECT_BYTES_MAX or all(
+        len(subject.encode()) <= limits.SUBJECT_BYTES_MAX for subject in value
+    )
+
+
+def _are_criteria(value: list[list[Any]]) -> bool:
+    return all(type(family) is str and is_plain(pattern) for family, pattern in value)
+
+
+def _are_ranges(value: list[list[int]]) -> bool:
+    return all(first <= last for first, last in value)
+
+
+def _are_held(value: list[list[int]]) -> bool:
+    return not value or _are_ranges(value)
+
+
+def _are_stored_ranges(value: list[list[int]]) -> bool:
+    return all(1 <= first <= last for first, last, _ in value)
+
+
+def _is_correlation(value: int | str) -> bool:
+    return type(value) is int or _fits(str(value), limits.TEXT_BYTES_MAX)
+
+
+def _is_path(value: str) -> bool:
+    return "\0" not in value and _fits(value, limits.PATH_BYTES_MAX)
+
+
+def _is_place(value: str) -> bool:
+    kind, _, name = value.partition("/")
+    return kind in get_args(Kind) and is_name(name)
+
+
+def _is_feed(value: str) -> bool:
+    return value != "" and is_name(FEED_PREFIX + value)
+
+
+def _are_names(value: list[str]) -> bool:
+    return all(map(is_name, value))
+
+
+def _are_rules(value: list[str]) -> bool:
+    return all(_fits(text, limits.RULE_BYTES_MAX) for text in value)
+
+
+def _are_properties(value: Any) -> bool:
+    return value is None or is_properties(value)
+
+
+_Sequence = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+_Subject = Annotated[str, Meta(max_length=limits.SUBJECT_BYTES_MAX)]
+_ShortSubject = Annotated[str, Meta(max_length=limits.SUBJECT_BYTES_MAX // 4)]
+_Range = Annotated[list[_Sequence], Meta(min_length=2, max_length=2)]
+_StoredRange = Annotated[list[Annotated[int, Meta(ge=0, le=NUMBER_MAX)]], Meta(min_length=3, max_length=3)]
+_Criterion = Annotated[list[Any], Meta(min_length=2, max_length=2)]
+
+# Numbers
+
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX, title="number")]
+Position = Annotated[int, Meta(ge=1, le=NUMBER_MAX, title="sequence")]
+Ref = Annotated[int, Meta(ge=0, le=NUMBER_MAX, title="ref")]
+Source = Annotated[int, Meta(ge=0, le=limits.SOURCE_MAX, title="source")]
+NewSource = Annotated[int, Meta(ge=1, le=limits.SOURCE_MAX, title="new source")]
+Opcode = Annotated[int, Meta(ge=0, le=127, title="opcode")]
+Duration = Annotated[int, Meta(ge=0, le=DURATION_MS_MAX, title="duration")]
+Delay = Annotated[int, Meta(ge=-1, le=DURATION_MS_MAX, title="delay")]
+CreditCount = Annotated[int, Meta(ge=UNLIMITED, le=NUMBER_MAX, title="credit")]
+Code = Annotated[int, Meta(ge=100, le=999, title="code")]
+Boolean = Annotated[bool, Meta(title="boolean", description="true or false")]
+
+# Texts and bytes
+
+Name = Annotated[
+    str,
+    Meta(
+        title="name",
+        description=f"a name: text of 1 to {limits.NAME_BYTES_MAX} bytes with no control characters",
+    ),
+    Beyond(is_name, limits.NAME_BYTES_MAX),
+]
+Address = Annotated[
+    str,
+    Meta(
+        title="address",
+        description=f"empty, or a name of at most {limits.NAME_BYTES_MAX} bytes with no control characters",
+    ),
+    Beyond(_is_address, limits.NAME_BYTES_MAX),
+]
+Words = Annotated[
+    str,
+    Meta(title="words", description=f"text of at most {limits.TEXT_BYTES_MAX} bytes"),
+    _within(limits.TEXT_BYTES_MAX),
+]
+Token = Annotated[str, Meta(title="token"), _within(limits.TOKEN_BYTES_MAX)]
+Text = Annotated[
+    str,
+    Meta(title="long text", description=f"text of at most {limits.WHERE_BYTES_MAX} bytes"),
+    _within(limits.WHERE_BYTES_MAX),
+]
+QueueKind = Annotated[
+    str, Meta(title="kind", description="'mailbox' or 'service'"), Beyond(wire=Literal["mailbox", "service"])
+]
+Correlation = Annotated[
+    int | str,
+    Meta(title="correlation"),
+    Beyond(
+        _is_correlation,
+        limits.TEXT_BYTES_MAX,
+        wire=Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)] | str,
+    ),
+]
+Binary = Annotated[bytes, Meta(title="binary", description="bytes")]
+
+# Columns: one item for each message
+
+Subjects = Annotated[
+    Sequence[str],
+    Meta(min_length=1, max_length=BATCH_MESSAGES_MAX, title="subjects"),
+    Beyond(_are_subjects, limits.SUBJECT_BYTES_MAX, wire=list[_Subject], usual=list[_ShortSubject]),
+]
+Records = Annotated[
+    Sequence[Frame],
+    Meta(min_length=1, max_length=BATCH_MESSAGES_MAX, title="records"),
+    Beyond(wire=list[bytes | None], usual=list[bytes]),
+]
+Finals = Annotated[
+    Sequence[bool],
+    Meta(min_length=1, max_length=BATCH_MESSAGES_MAX, title="flags"),
+    Beyond(wire=list[bool]),
+]
+Positions = Annotated[
+    Sequence[int],
+    Meta(
+        min_length=1,
+        max_length=BATCH_MESSAGES_MAX,
+        title="sequences",
+        description=f"a list of 1 to {BATCH_MESSAGES_MAX} integers from 1 to {NUMBER_MAX}",
+    ),
+    Beyond(wire=list[_Sequence]),
+]
+# Values that are bytes need the condition: a msgspec type cannot have them beside text.
+Properties = Annotated[
+    Sequence[Mapping[str, Any] | None] | None,
+    Meta(min_length=1, max_length=BATCH_MESSAGES_MAX, title="properties"),
+    Beyond(
+        _are_properties,
+        wire=list[dict[str, Any] | None] | None,
+        usual=list[dict[str, str | int | float | bool | None] | None] | None,
+    ),
+]
+
+# Lists and maps
+
+Criteria = Annotated[
+    Sequence[Sequence[Any]],
+    Meta(
+        min_length=1,
+        max_length=limits.CRITERIA_MAX,
+        title="criteria",
+        description=f"a list of 1 to {limits.CRITERIA_MAX} pairs [family, pattern]",
+    ),
+    Beyond(_are_criteria, wire=list[_Criterion]),
+]
+Ranges = Annotated[
+    Sequence[Sequence[int]],
+    Meta(min_length=1, max_length=limits.RANGES_MAX, title="ranges"),
+    Beyond(_are_ranges, wire=list[_Range]),
+]
+HeldRanges = Annotated[
+    Sequence[Sequence[int]],
+    Meta(max_length=limits.RANGES_MAX, title="held ranges"),
+    Beyond(_are_held, wire=list[_Range]),
+]
+SettledRanges = Annotated[
+    Sequence[Sequence[int]],
+    Meta(max_length=limits.SETTLED_MAX, title="settled ranges"),
+    Beyond(_are_held, wire=list[_Range]),
+]
+StoredRanges = Annotated[
+    Sequence[Sequence[int]],
+    Meta(min_length=1, max_length=limits.ITEMS_MAX, title="stored ranges"),
+    Beyond(_are_stored_ranges, wire=list[_StoredRange]),
+]
+Versions = Annotated[
+    Sequence[int],
+    Meta(min_length=1, max_length=limits.VERSIONS_MAX, title="versions"),
+    Beyond(wire=list[_Sequence]),
+]
+Map = Annotated[Mapping[str, Any], Meta(title="map"), Beyond(is_plain, wire=dict[str, Any])]
+LimitCounts = Annotated[Mapping[str, int], Meta(title="limits"), Beyond(wire=dict[str, Number])]
+AnyValue = Annotated[Any, Meta(title="any value"), Beyond(is_plain)]
+
+# Arguments of QUERY and CHANGE
+
+RowCount = Annotated[int, Meta(ge=1, le=limits.ROWS_MAX, title="rows")]
+Uid = Annotated[int, Meta(ge=0, le=limits.UID_MAX, title="uid")]
+AgeSeconds = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=limits.AGE_SECONDS_MAX,
+        title="seconds",
+        description=f"a finite number from 0 to {limits.AGE_SECONDS_MAX}",
+    ),
+]
+Subject = Annotated[
+    str,
+    Meta(title="subject", description=f"text of at most {limits.SUBJECT_BYTES_MAX} bytes"),
+    _within(limits.SUBJECT_BYTES_MAX),
+]
+Path = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        title="path",
+        description=f"a path of 1 to {limits.PATH_BYTES_MAX} bytes without NUL",
+    ),
+    Beyond(_is_path, limits.PATH_BYTES_MAX),
+]
+MessageState = Annotated[
+    str,
+    Meta(title="state", description=f"one of {', '.join(MESSAGE_STATES)}"),
+    Beyond(wire=Literal[("", *MESSAGE_STATES)]),
+]
+Headers = Annotated[
+    Mapping[str, Any],
+    Meta(
+        max_length=limits.HEADERS_MAX,
+        title="headers",
+        description=f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each",
+    ),
+    Beyond(wire=dict[str, str | int | float | bool | None]),
+]
+Names = Annotated[
+    Sequence[str],
+    Meta(
+        max_length=limits.GROUPS_MAX,
+        title="names",
+        description=f"a list of at most {limits.GROUPS_MAX} names",
+    ),
+    Beyond(_are_names, limits.NAME_BYTES_MAX, wire=list[str]),
+]
+RuleTexts = Annotated[
+    Sequence[str],
+    Meta(
+        max_length=limits.RULES_MAX,
+        title="rules",
+        description=f"a list of at most {limits.RULES_MAX} texts of at most {limits.RULE_BYTES_MAX} bytes",
+    ),
+    Beyond(_are_rules, limits.RULE_BYTES_MAX, wire=list[str]),
+]
+PasswordHash = Annotated[
+    str,
+    Meta(
+        title="password hash",
+        description=f"a password as `malamute user` hashes it: at most {limits.TEXT_BYTES_MAX} bytes",
+    ),
+    _within(limits.TEXT_BYTES_MAX),
+]
+Place = Annotated[
+    str,
+    Meta(title="place", description=PLACE_FORM),
+    Beyond(_is_place, len("mailbox/") + limits.NAME_BYTES_MAX),
+]
+_FEED_BYTES_MAX = limits.NAME_BYTES_MAX - len(FEED_PREFIX)
+FeedName = Annotated[
+    str,
+    Meta(
+        title="feed",
+        description=f"text of 1 to {_FEED_BYTES_MAX} bytes with no control characters",
+    ),
+    Beyond(_is_feed, _FEED_BYTES_MAX),
+]
+FeedOperation = Annotated[
+    str,
+    Meta(title="operation", description=f"one of {', '.join(OPERATIONS)}"),
+    Beyond(wire=Literal[OPERATIONS]),
+]
+FeedWhen = Annotated[
+    str,
+    Meta(title="when", description=f"one of {', '.join(WHENS)}"),
+    Beyond(wire=Literal[WHENS]),
+]
