@@ -141,7 +141,7 @@ def test_a_full_disk_that_refuses_the_file_of_a_copy_leaves_none(disk, target, m
 
 def test_a_damaged_chunk_is_copied_and_reported(disk, target):
     disk().write([append(first, count=10) for first in (1, 11, 21)])
-    with disk.store._environment.begin(write=True) as transaction:
+    with disk.store._store.environment.begin(write=True) as transaction:
         place = backup_module.key(backup_module.CHUNK, 1, 11)
         transaction.put(place, transaction.get(place)[:-1] + b"?")
     copied = disk.store.backup(target)
@@ -154,13 +154,13 @@ def test_a_damaged_chunk_is_copied_and_reported(disk, target):
 
 def between_steps(store, monkeypatch, change):
     """Call `change` with the number of each read transaction before it begins."""
-    reading, numbers = store._reading, iter(range(1000))
+    reading, numbers = store._store.reading, iter(range(1000))
 
     def changed():
         change(next(numbers))
         return reading()
 
-    monkeypatch.setattr(store, "_reading", changed)
+    monkeypatch.setattr(store._store, "reading", changed)
 
 
 def test_the_streams_are_those_of_one_moment_as_far_as_the_ring_kept_them(disk, target, steps, monkeypatch):
@@ -306,7 +306,7 @@ def test_an_incarnation_goes_beyond_all_that_was_used_though_the_clock_is_wrong(
 
 
 def test_a_store_remembers_a_bounded_number_of_incarnations(disk, target, monkeypatch):
-    monkeypatch.setattr("malamute.journal.disk.INCARNATIONS_MAX", 2)
+    monkeypatch.setattr("malamute.journal.disk_recovery.INCARNATIONS_MAX", 2)
     disk().write([append(1)])
     begun = []
     source = disk.store

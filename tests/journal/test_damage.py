@@ -133,7 +133,7 @@ def test_a_state_damaged_while_it_is_in_use_is_no_end_of_reading(disk):
     """The reader meets it; the writer knows better, and writes it again."""
     store = disk()
     store.write([append(1, stream="weather"), append(2, stream="weather")])
-    with store._environment.begin(write=True) as transaction:
+    with store._store.environment.begin(write=True) as transaction:
         transaction.put(key(codec.STREAM, 1), b"rubbish")
     assert firsts(store, "weather") == [1, 2]
     assert [defect[:2] for defect in store.pop_defects()] == [("stream", "weather")]
@@ -299,7 +299,7 @@ def test_what_was_deleted_in_a_damaged_block_stays_deleted(disk):
 
 def test_a_block_damaged_while_it_is_in_use_reports_what_is_to_be_stored_again(three):
     store = three.store
-    with store._environment.begin(write=True) as transaction:
+    with store._store.environment.begin(write=True) as transaction:
         transaction.put(key(codec.BLOCK, 0, 2), b"rubbish")
     assert store.fetch(*NAME, [1, 2, 4]) == {1: b"record", 4: b"record"}
     (defect,) = store.pop_defects()
@@ -318,7 +318,7 @@ def test_a_block_damaged_while_it_is_in_use_reports_what_is_to_be_stored_again(t
 
 def wrong_crc(store):
     """The second block cannot be read, though all of it is there, while the store is in use."""
-    with store._environment.begin(write=True) as transaction:
+    with store._store.environment.begin(write=True) as transaction:
         value = bytes(transaction.get(key(codec.BLOCK, 0, 2)))
         broken = value[: BLOCK_HEADER_SIZE - 4] + bytes(4) + value[BLOCK_HEADER_SIZE:]
         transaction.put(key(codec.BLOCK, 0, 2), broken)
@@ -361,7 +361,7 @@ def test_a_damaged_block_is_put_aside_when_its_identities_are_stored_again(disk)
     disk.store.write([put(2), one])
     disk.store.write([put(8)])
     disk.store.write([delete((7, 7))])
-    with disk.store._environment.begin(write=True) as transaction:
+    with disk.store._store.environment.begin(write=True) as transaction:
         transaction.put(key(codec.BLOCK, 0, 2), b"rubbish")
     assert disk.store.fetch(*NAME, [2]) == {}
     (defect,) = disk.store.pop_defects()
@@ -378,7 +378,7 @@ def test_a_damaged_block_is_put_aside_when_its_identities_are_stored_again(disk)
 
 def test_a_damaged_block_that_nobody_stores_again_is_not_awaited_for_ever(three):
     wrong_crc(three.store)
-    log = three.store._log
+    log = three.store._store.log
     (block,) = [block for block in log.blocks if block.number == 2]
     while log._asked[2] < AWAITED_WRITES - 2:
         assert not log.is_settled(block)

@@ -20,7 +20,8 @@ from malamute.journal import disk as disk_module
 from malamute.journal import format as codec
 from malamute.journal import ring
 from malamute.journal.directory import META_TWIN
-from malamute.journal.disk import DROPS_MIN, DiskStore
+from malamute.journal.disk import DiskStore
+from malamute.journal.disk_writer import DROPS_MIN
 from malamute.journal.plan import make_plan
 from malamute.journal.states import LSN_STEP
 from malamute.store.operations import (
@@ -387,7 +388,7 @@ def test_a_chunk_that_can_never_fit_pushes_nothing_out(disk):
 
 
 def test_sync_is_always_on(disk):
-    flags = disk()._environment.flags()
+    flags = disk()._store.environment.flags()
     assert flags["sync"]
     assert flags["metasync"]
 
@@ -418,7 +419,7 @@ def test_an_error_of_lmdb_is_reported_by_its_kind_and_leaves_the_store_usable(
         raise fault
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk_module.codec, "encode_stream", failing)
+        patch.setattr(codec, "encode_stream", failing)
         with pytest.raises(raised) as caught:
             store.write([append(2), put(2)])
         assert type(caught.value) is raised
@@ -443,7 +444,7 @@ def test_history_is_dropped_where_that_makes_room_and_readers_learn_how_much(
     store = disk(preallocate=preallocate)
     for n in range(1, 51):
         store.write([append(n, payload=bytes(20_000))])
-    encode, lsn_before = disk_module.codec.encode_stream, store.status().lsn
+    encode, lsn_before = codec.encode_stream, store.status().lsn
 
     def failing(stream, lsn):
         if lsn > lsn_before:
@@ -451,7 +452,7 @@ def test_history_is_dropped_where_that_makes_room_and_readers_learn_how_much(
         return encode(stream, lsn)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk_module.codec, "encode_stream", failing)
+        patch.setattr(codec, "encode_stream", failing)
         with pytest.raises(StorageFull):
             store.write([append(51, payload=bytes(20_000))])
     found = store.read("s", 1, bytes_max=1 << 30)
@@ -560,14 +561,14 @@ def test_a_stream_deleted_while_a_read_begins_has_nothing(disk, monkeypatch, ste
     monkeypatch.setattr(ring, "STEP_CHUNKS", steps)
     store = disk()
     store.write([append(n) for n in (1, 2, 3)])
-    reading = store._reading
+    reading = store._store.reading
 
     def late():
-        monkeypatch.setattr(store, "_reading", reading)
+        monkeypatch.setattr(store._store, "reading", reading)
         store.write([DeleteStream("s"), append(4)])
         return reading()
 
-    monkeypatch.setattr(store, "_reading", late)
+    monkeypatch.setattr(store._store, "reading", late)
     assert store.read("s", 1, bytes_max=MIB) == ([], 4)
     assert firsts(store) == [4]
 
@@ -624,7 +625,8 @@ from malamute.store.operations import (
     AppendChunk, Chunk, DeleteMessages, DeleteStream, ForgetIdentities, PutIdentity, PutMessages,
     PutValue, SetAttempts
 )
-from malamute.journal.disk import DROPS_MIN, DiskStore
+from malamute.journal.disk import DiskStore
+from malamute.journal.disk_writer import DROPS_MIN
 task, directory = sys.argv[1:]
 store = DiskStore.open(directory, size=4 << 20, preallocate=task != "limited")
 recovered = store.recover()
@@ -751,9 +753,9 @@ def test_the_log_sequence_number_outlives_the_blocks_that_had_it(disk):
     for n in range(1, 41):
         store.write([put(n)])
     store.write([DeleteQueue("mailbox", "q")])
-    empty = make_plan((), store._collector, 1 << 20, store._lsn)
-    store._transact(empty, floor_bytes=0)
-    store._transact(empty, floor_bytes=0)
+    empty = make_plan((), store._writer._collector, 1 << 20, store._store.lsn)
+    store._writer._transact(empty, floor_bytes=0)
+    store._writer._transact(empty, floor_bytes=0)
     assert not store.status().log_blocks
     disk()
     assert disk.recovered.lsn == 41

@@ -59,7 +59,7 @@ def test_the_last_commit_is_there_from_the_first_read_on(tmp_path: Path) -> None
         writer.start()
         writer.join(PATIENCE)
         assert writer.exitcode == -signal.SIGKILL
-        with closing(DiskStore.open(tmp_path, size=SIZE)) as s, s._environment.begin() as transaction:
+        with closing(DiskStore.open(tmp_path, size=SIZE)) as s, s._store.environment.begin() as transaction:
             assert transaction.get(b"\xffproof") is not None
     finally:
         over.set()

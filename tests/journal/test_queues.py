@@ -12,7 +12,7 @@ from stores import MIB, append, delete, fill, put
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import fetch as fetch_module
 from malamute.journal import format as codec
-from malamute.journal.disk import BLOCK_BYTES_MAX
+from malamute.journal.disk_writer import BLOCK_BYTES_MAX
 from malamute.journal.log import BLOCK_ENTRIES_MAX
 from malamute.store.operations import (
     Damage,
@@ -257,7 +257,9 @@ def test_a_move_is_all_or_nothing(disk, monkeypatch):
     store = disk()
     store.write([put(1), put(2)])
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_writing", lambda added, real=store._writing: failing_commit(real))
+        patch.setattr(
+            store._writer, "_writing", lambda added, real=store._writer._writing: failing_commit(real)
+        )
         with pytest.raises(StoreError, match="fault"):
             store.write(move(1, 1))
     assert store.status().queues == {("mailbox", "q"): (2, 12)}
@@ -314,7 +316,7 @@ def test_neighbours_are_fetched_with_one_look_at_each_block(disk, monkeypatch):
 def damage(store, number):
     """Break a block while the store is in use."""
     place = codec.key(codec.BLOCK, 0, number)
-    with store._writing(0) as transaction:
+    with store._writer._writing(0) as transaction:
         value = bytearray(transaction.get(place))
         value[20] ^= 1
         transaction.put(place, bytes(value))
@@ -360,7 +362,7 @@ def test_what_moves_while_it_is_fetched_is_found(disk, monkeypatch):
     """The reader knows the block; then it is compacted; then the reader looks for it."""
     store = disk()
     store.write([put(n) for n in (1, 2, 3)])
-    reading, blocks = store._reading, store._fetcher.blocks
+    reading, blocks = store._store.reading, store._store.fetcher.blocks
 
     def stale(*asked):
         monkeypatch.undo()
@@ -371,10 +373,10 @@ def test_what_moves_while_it_is_fetched_is_found(disk, monkeypatch):
     def late():
         # As if the log in memory had changed after the look at it, and before the transaction.
         places = stale("mailbox", "q", (1, 2, 3))
-        monkeypatch.setattr(store._fetcher, "blocks", lambda *asked: monkeypatch.undo() or places)
+        monkeypatch.setattr(store._store.fetcher, "blocks", lambda *asked: monkeypatch.undo() or places)
         return reading()
 
-    monkeypatch.setattr(store, "_reading", late)
+    monkeypatch.setattr(store._store, "reading", late)
     assert sorted(store.fetch("mailbox", "q", (1, 2, 3))) == [1, 2, 3]
     assert store.status().log_unreadable == 0
 
@@ -383,13 +385,13 @@ def test_what_moves_is_never_out_of_sight(disk, monkeypatch):
     """The place of a message changes in one step; a reader that looks at any moment finds one."""
     store = disk()
     store.write([put(n) for n in (1, 2, 3)])
-    log, seen = store._log, []
+    log, seen = store._store.log, []
     let_go = log._release_messages
 
     def looking(queue, first, last, places):
         if queue is log.queues["mailbox", "q"]:
             moved = range(first, last + 1)
-            seen.extend(bool(store._fetcher.blocks("mailbox", "q", (sequence,))) for sequence in moved)
+            seen.extend(bool(store._store.fetcher.blocks("mailbox", "q", (sequence,))) for sequence in moved)
         let_go(queue, first, last, places)
 
     monkeypatch.setattr(log, "_release_messages", looking)
@@ -516,5 +518,5 @@ def test_the_room_for_blocks_in_memory_is_bounded(disk):
     assert store.status().log_blocks > fetch_module.CACHED_BLOCKS
     for n in range(1, 21):
         assert len(store.fetch("mailbox", "q", (n,))) == 1
-        held = store._fetcher._cache.values()
+        held = store._store.fetcher._cache.values()
         assert sum(len(r) for block in held for found in block.values() for r in found.values()) <= MIB

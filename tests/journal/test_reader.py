@@ -91,7 +91,7 @@ def test_it_sees_each_commit_of_another_process_and_what_the_ring_has_dropped(tm
 
 def test_what_is_damaged_is_reported(disk):
     disk().write([append(1, count=10), append(11, count=10)])
-    with disk.store._environment.begin(write=True) as transaction:
+    with disk.store._store.environment.begin(write=True) as transaction:
         key = codec.key(codec.CHUNK, 1, 1)
         transaction.put(key, transaction.get(key)[:-1] + b"X")
     disk.close()
@@ -104,7 +104,7 @@ def test_no_store_and_stores_that_cannot_be_read(disk):
         StoreReader.open(disk.directory)
     store = disk()
     store.write([append(1, count=10, payload=bytes(100_000))])
-    with store._environment.begin(write=True) as transaction:
+    with store._store.environment.begin(write=True) as transaction:
         meta = codec.decode_meta(transaction.get(codec.key(codec.META)))
         transaction.put(codec.key(codec.META), codec.encode_meta(meta._replace(version=codec.VERSION + 1)))
     disk.close()
@@ -121,7 +121,7 @@ def test_no_store_and_stores_that_cannot_be_read(disk):
 
 def test_a_state_that_is_damaged_is_made_anew(disk):
     disk().write([append(1)])
-    with disk.store._environment.begin(write=True) as transaction:
+    with disk.store._store.environment.begin(write=True) as transaction:
         key = codec.key(codec.STREAM, 1)
         transaction.put(key, transaction.get(key)[:-1] + b"X")
     disk.close()

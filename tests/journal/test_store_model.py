@@ -134,7 +134,7 @@ class Stores(RuleBasedStateMachine):
             streams_budget=BUDGET,
             preallocate=False,
         )
-        disk._log_floor = 500  # so that the log is compacted often
+        disk._store.log_floor = 500  # so that the log is compacted often
         return disk
 
     def write(self, operations):

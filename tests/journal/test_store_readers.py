@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from stores import MIB, append, fill
 
-from malamute.journal import disk as disk_module
+from malamute.journal import disk_writer as disk_module
 
 READER = """
 import sys

@@ -1,0 +1,256 @@
+"""Readings of a store on LMDB while it is written: history, records, states, verification, a copy.
+
+LMDB allows a read transaction for each thread. Each call begins and ends its own, so no call pins old pages
+for longer than one bounded step. Every LMDB call gives up the interpreter's lock, which is dear beside a busy
+thread; so few calls matter more than few bytes (`log` has the figures).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from malamute.journal import format as codec
+from malamute.journal.backup import Copy
+from malamute.journal.blocks import decode_block
+from malamute.journal.chunk_cursor import ChunkCursor
+from malamute.journal.directory import (
+    translated,
+    used_bytes,
+)
+from malamute.journal.format import (
+    BLOCK,
+    QUARANTINE,
+    STREAM,
+    Damaged,
+    StreamMeta,
+    key,
+)
+from malamute.journal.log import Log
+from malamute.journal.opened import OpenedStore
+from malamute.journal.readers import oldest_reader
+from malamute.journal.store import (
+    Checked,
+    Copied,
+    Progress,
+    QueueStatus,
+    Status,
+    checked,
+    no_progress,
+)
+from malamute.journal.subjects import SubjectSearch
+from malamute.store.operations import (
+    Damage,
+    Defect,
+    Frame,
+    GapRange,
+    QueueKind,
+    ReadResult,
+    SubjectTest,
+)
+from malamute.store.policies import StreamRetention
+from malamute.store.tables import SESSIONS
+
+VERIFY_STEP_BYTES = 8 * 1024 * 1024
+"""What `verify` reads in one transaction."""
+
+SEARCH_STEP_CHUNKS = 256
+"""Chunks that a search for subjects looks at in one transaction."""
+
+STATE_WORDS = "its state is written anew with the next message"
+
+
+class DiskReader:
+    """The readings of an opened store; any thread calls them."""
+
+    def __init__(self, store: OpenedStore) -> None:
+        self._store = store
+
+    def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
+        """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
+        with self._chunk_cursor(stream) as (state, chunks):
+            if not state.identifier:
+                return ReadResult((), 1)
+            chunks.seek_holder(start)
+            found = chunks.collect(start, bytes_max)
+        self._store.defects.add_ranges(stream, found)
+        return ReadResult(found, state.first)
+
+    def pop_firsts(self) -> Mapping[str, int]:
+        """Streams whose oldest messages were dropped since the last call, and their first sequences now."""
+        firsts, self._store.ring.firsts = self._store.ring.firsts, {}
+        return firsts
+
+    def find_time(self, stream: str, time_ns: int) -> int:
+        """The first sequence stored at or after a broker time; last + 1 if there is none."""
+        with self._chunk_cursor(stream) as (_, chunks):
+            return chunks.find_time(time_ns)
+
+    def find_gap(self, stream: str, sequence: int) -> GapRange | None:
+        """The gap in which a sequence lies; None if it is stored, or outside of what is kept."""
+        with self._chunk_cursor(stream) as (_, chunks):
+            return chunks.find_gap(sequence)
+
+    def last_per_subject(
+        self, stream: str, *, limit: int, takes: SubjectTest | None = None
+    ) -> Mapping[str, int]:
+        """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
+
+        Subjects that `takes` refuses are passed over.
+
+        What cannot be read is left out. Reads little more than a range of 4 MiB, and one for each rare
+        subject; all of the stream if it was written without subjects.
+        """
+        search = SubjectSearch(limit, takes)
+        start: int | None = None
+        while not search.is_done:
+            with self._chunk_cursor(stream) as (state, chunks):
+                start = state.last if start is None else start
+                start = chunks.search(search, start, SEARCH_STEP_CHUNKS)
+            if start is None:
+                break
+        return search.found
+
+    def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
+        """The records of stored messages by their sequences, without those that are not there.
+
+        What is damaged is left out, and put aside as recovery does.
+        """
+        found, missing = self._fetch(kind, queue, sequences)
+        if missing:  # damaged, or moved by a commit in between: once more while there is none
+            with self._store.settled:
+                again, damaged = self._fetch(kind, queue, missing)
+                for number in self._store.fetcher.blocks(kind, queue, damaged):
+                    self._store.mark_suspect(number)
+            found |= again
+        return found
+
+    def _fetch(
+        self, kind: QueueKind, queue: str, sequences: Sequence[int]
+    ) -> tuple[dict[int, bytes], list[int]]:
+        with self._store.reading() as transaction:
+            return self._store.fetcher.fetch(
+                lambda number: transaction.get(key(BLOCK, 0, number)), kind, queue, sequences
+            )
+
+    @contextmanager
+    def _chunk_cursor(self, name: str) -> Iterator[tuple[StreamMeta, ChunkCursor]]:
+        """A transaction, and in it the state of a stream and a way along its chunks.
+
+        The state in memory is taken first, so that it is never ahead of the transaction. It may be behind:
+        a stream that was deleted meanwhile has no state under its identifier, or one without its name.
+        """
+        known = self._store.ring.streams.get(name, StreamMeta(0, name))
+        with self._store.reading() as transaction, transaction.cursor() as cursor:
+            place = key(STREAM, known.identifier)
+            value = transaction.get(place)
+            try:
+                state = codec.decode_stream(value) if value else None
+                if value is None and any(repair.place == place for repair in self._store.repairs):
+                    state = known  # which the next write brings back
+            except Damaged:
+                # The next write of the stream puts what is known in its place.
+                state = known
+                self._store.defects.add(Defect("stream", name, known.first, known.last, STATE_WORDS))
+            if state is None or state.name != name:
+                state = StreamMeta(known.identifier, name, known.last + 1, known.last)
+            yield state, ChunkCursor(cursor, state)
+
+    def retention(self, stream: str) -> StreamRetention:
+        """What is in force for a stream: set at run time, or else given with its chunks."""
+        return self._store.ring.retention(stream)
+
+    def next_too_old(self, time_ns: int) -> float | None:
+        """In how many seconds some stream has messages that are too old."""
+        with self._store.settled:
+            return self._store.ring.next_too_old(time_ns)
+
+    def headers(self, stream: str, start: int, *, count_max: int) -> Sequence[codec.ChunkHeader | Damage]:
+        """The headers of the chunks that hold `start` and what follows. The payloads are not read."""
+        with self._chunk_cursor(stream) as (_, chunks):
+            chunks.seek_holder(start)
+            return chunks.headers(start, count_max)
+
+    def status(self) -> Status:
+        """How full the store is. Queues and sessions are counted once `recover` was called."""
+        with self._store.calls, translated():
+            log = self._store.log or Log(0)
+            oldest = oldest_reader(self._store.environment)
+            return Status(
+                lsn=self._store.lsn,
+                size=self._store.size,
+                used=self._store.used(),
+                high_water=used_bytes(self._store.environment),
+                streams_budget=self._store.ring.budget,
+                streams_bytes=self._store.ring.bytes,
+                leaving_bytes=sum(stream.bytes for stream in self._store.ring.leaving.values()),
+                log_bytes=log.bytes,
+                log_blocks=len(log.blocks),
+                log_unreadable=len(log.unreadable),
+                sessions=len(log.values.get(SESSIONS, {})),
+                reader_pid=oldest.pid,
+                reader_lag=oldest.lag,
+                defects=self._store.defects.known.copy().values(),
+                streams=dict(self._store.ring.streams),
+                queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in list(log.queues.items())},
+            )
+
+    def pop_defects(self) -> Sequence[Defect]:
+        """What was found damaged since the last time, each thing once."""
+        return self._store.defects.pop()
+
+    def verify(self, stream: str | None = None) -> Iterator[Checked]:
+        """Read everything, or one stream, in steps of a bounded size, and report each step."""
+        for name in [stream] if stream is not None else sorted(self._store.ring.streams):
+            yield from self._verify_stream(name)
+        if stream is None:
+            yield from self._verify_blocks()
+
+    def _verify_stream(self, name: str) -> Iterator[Checked]:
+        start = 0
+        while found := self.read(name, start, bytes_max=VERIFY_STEP_BYTES).found:
+            yield checked(name, found)
+            start = found[-1].last + 1
+
+    def _verify_blocks(self) -> Iterator[Checked]:
+        for kind, reason in ((BLOCK, "corrupt"), (QUARANTINE, "quarantined")):
+            number = 0
+            while step := self._verify_step(kind, number, reason):
+                yield step
+                number = step.last + 1
+
+    def _verify_step(self, kind: int, number: int, reason: str) -> Checked | None:
+        chunks = size = last = 0
+        damages = []
+        with self._store.reading() as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(key(kind, 0, number))
+            while found and cursor.key()[0] == kind and size < VERIFY_STEP_BYTES:
+                last = codec.split_key(cursor.key())[2]
+                value = cursor.value()
+                chunks, size = chunks + 1, size + len(value)
+                if kind == QUARANTINE or not _is_block(value):
+                    damages.append(Damage(last, last, reason))
+                found = cursor.next()
+        return Checked(None, last, chunks, size, damages) if chunks else None
+
+    def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
+        """Copy the store, as it is at one moment, into a new directory, while it is in use.
+
+        Raises StoreError if there is a store in `directory` already, StorageFull if there is no room.
+        """
+        size = self._store.ring.bytes + (self._store.log.bytes if self._store.log else 0)
+        with Copy(
+            self._store.reading, Path(directory), self._store.size, lambda done: progress(done, size)
+        ) as copy:
+            return copy.run()
+
+
+def _is_block(value: Any) -> bool:
+    try:
+        decode_block(value)
+    except Damaged:
+        return False
+    return True

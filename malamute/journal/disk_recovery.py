@@ -1,0 +1,119 @@
+"""The start of a store on LMDB: its log is read, and settled by the cards of the streams.
+
+A process or a machine that dies leaves the old root or the new one, so there is nothing to repair. Damaged
+blocks are read as far as they can be; the rest is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from malamute.journal import format as codec
+from malamute.journal.blocks import decode_block, salvage, undeleted
+from malamute.journal.directory import (
+    put_meta,
+    translated,
+)
+from malamute.journal.fetch import Fetcher
+from malamute.journal.format import (
+    BLOCK,
+    Damaged,
+    key,
+)
+from malamute.journal.log import Log, messages_in
+from malamute.journal.opened import OpenedStore
+from malamute.journal.states import (
+    make_cards,
+    settle_by_cards,
+)
+from malamute.journal.store import (
+    INCARNATIONS_MAX,
+    next_incarnation,
+    stream_state,
+)
+from malamute.journal.values import Values
+from malamute.store.operations import (
+    Defect,
+    Key,
+    PutValue,
+    Recovered,
+)
+from malamute.store.tables import CURSORS, OF_STREAMS, RETENTIONS
+
+
+def recover(store: OpenedStore, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
+    """All that the core needs to go on. Costs the number of streams and of queued messages.
+
+    With `now`, a broker begins on it: another incarnation if it is a copy. No more than `records_bytes`
+    bytes of records are brought into memory; None is no limit.
+    """
+    with store.calls, translated():
+        log = Log(store.log_floor)
+        values = Values(records_bytes)
+        lost: Set[tuple[str, Key]] = set()
+        for number, value in _blocks(store):
+            try:
+                entries = decode_block(value)
+            except Damaged as error:
+                salvaged = salvage(value)
+                puts = log.skip(number, len(value), undeleted(salvaged))
+                values.apply_damaged(puts)
+                lost |= {(e.table, e.key) for e in salvaged if type(e) is PutValue and e.table == CURSORS}
+                outcome = f"{error}; {sum(map(messages_in, puts))} messages of it are dead letters"
+                store.defects.add(Defect("block", "", number, number, outcome))
+            else:
+                log.apply(number, len(value), entries)
+                values.apply(entries)
+        suspect = max([*log.unreadable, *store.quarantined], default=0)
+        found, missing = settle_by_cards(values.of_tables(log), store.cards.values(), is_suspect=suspect > 0)
+        lost = missing | {
+            (table, key)
+            for table, key in lost
+            if key[0] not in store.cards and key not in found.get(table, {})
+        }
+        store.cards = make_cards(found, store.cards)
+        for _, (stream, cursor) in sorted(lost):
+            name = f"{stream!s} for {cursor!s}"
+            store.defects.add(Defect("cursor", name, 0, 0, "its position is lost"))
+        store.log = log
+        store.fetcher = Fetcher(log)
+        store.ring.restore(found.get(RETENTIONS, {}), now)
+        is_restored = now is not None and store.meta.copied
+        if now is not None and is_restored:
+            _begin_incarnation(store, now)
+        return Recovered(
+            broker_id=store.meta.broker_id,
+            streams={s.name: stream_state(s) for s in store.ring.streams.values()},
+            queues=values.queues(log),
+            values=found,
+            lost=frozenset(lost),
+            doubtful=frozenset(
+                (table, key)
+                for table, key, (block, _) in log.places()
+                if block.number < suspect and (table == CURSORS or table not in OF_STREAMS)
+            ),
+            defects=tuple(store.defects.pop()),
+            incarnations=store.meta.incarnations,
+            restored=is_restored,
+            refused={card.name: card.notes for card in store.cards.values() if card.refused},
+            lsn=store.lsn,
+        )
+
+
+def _begin_incarnation(store: OpenedStore, now: float) -> None:
+    queues = (queue.next for queue in store.recovered_log().queues.values())
+    used = max([store.ring.used, *store.meta.incarnations, *queues])
+    begun = (*store.meta.incarnations, next_incarnation(now, used, store.ring.newest))[-INCARNATIONS_MAX:]
+    meta = store.meta._replace(lsn=store.lsn, copied=False, incarnations=begun)
+    with store.environment.begin(write=True) as transaction:
+        put_meta(transaction, meta)
+    store.meta = meta
+
+
+def _blocks(store: OpenedStore) -> Iterator[tuple[int, bytes]]:
+    """All blocks in order. Called before the first write, so the transaction may be long."""
+    with store.environment.begin() as transaction, transaction.cursor() as cursor:
+        found = cursor.set_range(key(BLOCK))
+        while found and cursor.key()[0] == BLOCK:
+            yield codec.split_key(cursor.key())[2], cursor.value()
+            found = cursor.next()
