@@ -13,7 +13,7 @@ import lmdb
 
 from malamute.journal import format as codec
 from malamute.journal.format import CHUNK, Damaged, StreamMeta, key
-from malamute.journal.page_cursor import Cursor, size_and_head
+from malamute.journal.lmdb_pages.cursor import Cursor, size_and_head
 from malamute.journal.ring import Dropped
 from malamute.journal.subjects import SubjectSearch
 from malamute.store.operations import Chunk, Damage, GapRange

@@ -34,8 +34,8 @@ from malamute.errors import (
 from malamute.journal import format as codec
 from malamute.journal.blocks import decode_block
 from malamute.journal.format import BLOCK, CHUNK, META, STREAM, Damaged, key
-from malamute.journal.page_cursor import PageCursor
-from malamute.journal.pages import check_pages
+from malamute.journal.lmdb_pages.cursor import PageCursor
+from malamute.journal.lmdb_pages.pages import check_pages
 
 PAGE = mmap.PAGESIZE
 """The unit of allocation, in bytes."""

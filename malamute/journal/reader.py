@@ -30,7 +30,7 @@ from malamute.journal.directory import (
     translated,
 )
 from malamute.journal.format import StreamMeta
-from malamute.journal.page_cursor import PageCursor
+from malamute.journal.lmdb_pages.cursor import PageCursor
 from malamute.journal.states import read_states
 from malamute.protocol.position import store_name
 from malamute.store.operations import ReadResult

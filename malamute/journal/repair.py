@@ -32,8 +32,8 @@ from malamute.journal.directory import (
     used_bytes,
 )
 from malamute.journal.format import ASIDE, BLOCK, CHUNK, META, QUARANTINE, Damaged, key
-from malamute.journal.pages import check_pages, words
-from malamute.journal.salvage import salvage
+from malamute.journal.lmdb_pages.pages import check_pages, words
+from malamute.journal.lmdb_pages.salvage import salvage
 from malamute.journal.states import LSN_STEP, States, made_anew, newest_lsn, read_states
 from malamute.journal.store import Progress, no_progress
 

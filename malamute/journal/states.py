@@ -34,7 +34,7 @@ from malamute.journal.format import (
     crc32,
     key,
 )
-from malamute.journal.page_cursor import Cursor, size_and_head
+from malamute.journal.lmdb_pages.cursor import Cursor, size_and_head
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.names import is_name
 from malamute.store.codec import key_of, plain

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from malamute.core.broker import Core
 from malamute.errors import StoreCorrupt, StoreError
 from malamute.journal.disk import DiskStore
-from malamute.journal.pages import Pages, check_pages
+from malamute.journal.lmdb_pages.pages import Pages, check_pages
 from malamute.journal.reader import StoreReader
 from malamute.journal.repair import repair
 from malamute.store.operations import AppendChunk, Chunk, Damage, DeleteMessages, PutMessages, PutValue

@@ -15,7 +15,7 @@ import pytest
 
 from malamute.errors import StoreCorrupt
 from malamute.journal.format import BLOCK, CHUNK, STREAM, key
-from malamute.journal.page_cursor import PageCursor, size_and_head
+from malamute.journal.lmdb_pages.cursor import PageCursor, size_and_head
 
 SIZE = 64 << 20
 PAGE = os.sysconf("SC_PAGESIZE")

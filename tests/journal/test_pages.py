@@ -12,7 +12,7 @@ import pytest
 from malamute.errors import StoreCorrupt
 from malamute.journal.disk import DiskStore
 from malamute.journal.format import BLOCK, CHUNK, STREAM, key
-from malamute.journal.pages import check_pages, read_root
+from malamute.journal.lmdb_pages.pages import check_pages, read_root
 
 SIZE = 64 << 20
 PAGE = os.sysconf("SC_PAGESIZE")

@@ -15,7 +15,7 @@ from malamute.journal import directory
 from malamute.journal import format as codec
 from malamute.journal.directory import PAGE, acquire_lock, check_pages_for_reading
 from malamute.journal.disk import DiskStore
-from malamute.journal.pages import BRANCH
+from malamute.journal.lmdb_pages.pages import BRANCH
 from malamute.journal.reader import StoreReader
 from malamute.store.operations import Chunk, Damage, DeleteStream, ReadResult
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import lmdb
 
 from malamute.errors import StoreCorrupt
-from malamute.journal.pages import NONE, Node, PageRoot, Pages
+from malamute.journal.lmdb_pages.pages import NONE, Node, PageRoot, Pages
 
 _BEHIND = b"\xff" * 16
 """Behind all keys."""

@@ -25,7 +25,7 @@ from malamute.journal import format as codec
 from malamute.journal.backup import SLACK_BYTES
 from malamute.journal.directory import put_meta, read_meta
 from malamute.journal.format import BLOCK, CHUNK, STREAM, Damaged, StreamMeta, key
-from malamute.journal.pages import PageFault, PageRoot, Pages
+from malamute.journal.lmdb_pages.pages import PageFault, PageRoot, Pages
 
 BATCH_BYTES = 16 << 20
 """What one transaction copies."""
