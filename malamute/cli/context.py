@@ -19,6 +19,7 @@ from malamute.cli.options import (
     json_option,
 )
 from malamute.cli.tables import show_map, show_rows
+from malamute.cli.units import DurationRange
 from malamute.client.contexts import Context, Contexts, file_of, load, save
 
 
@@ -48,7 +49,7 @@ name_argument = click.argument("name", shell_complete=complete_context)
 @click.option("--url", required=True, help="The broker.")
 @click.option("--address", metavar="NAME", help="Connect as the owner of this mailbox.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="How long to wait."
+    "--timeout", type=DurationRange(min=0, min_open=True), metavar="DURATION", help="How long to wait."
 )
 @click.option("--user", metavar="NAME", help="Log in under this name; asks for the password.")
 @click.option("--curve", metavar="FILE", help="The secret key to connect with, as of `malamute keys new`.")

@@ -17,6 +17,7 @@ from malamute.cli.error_output import BadInput
 from malamute.cli.escaping import to_json
 from malamute.cli.options import TIMEOUT_SECONDS, URL, complete_context, connection_of, examples, json_option
 from malamute.cli.signals import echo_if_read
+from malamute.cli.units import DurationRange
 from malamute.door.addresses import Gateways
 from malamute.errors import ConfigError, NotInstalled
 from malamute.version import __version__
@@ -52,9 +53,9 @@ def gateway() -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=DurationRange(min=0, min_open=True),
     show_default=str(TIMEOUT_SECONDS),
-    metavar="SECONDS",
+    metavar="DURATION",
     help="How long to wait for the broker.",
 )
 @click.option("--tls-cert", "ssl_certfile", metavar="FILE", help="The certificate for https, in PEM.")
@@ -78,14 +79,14 @@ def gateway() -> None:
 )
 @click.option(
     "--user-rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=DurationRange(min=0, min_open=True),
     default=None,
     metavar="NUMBER",
     help="The most requests a second of a user.",
 )
 @click.option(
     "--address-rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=DurationRange(min=0, min_open=True),
     default=None,
     metavar="NUMBER",
     help="The most requests a second of an address.",

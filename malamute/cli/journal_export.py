@@ -17,6 +17,7 @@ from malamute.cli.options import connection_of, examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.signals import until_stopped
 from malamute.cli.tables import show_rows
+from malamute.cli.units import DurationRange
 from malamute.errors import MalamuteError, NotFound
 
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ def _promoted(
 @click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0.1),
+    type=DurationRange(min=0.1),
     default=60.0,
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="With --follow: how long to gather messages for the next file.",
 )
 @click.option(

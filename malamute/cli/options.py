@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from malamute.cli.error_output import JSON, print_error
 from malamute.cli.escaping import printable, to_json
+from malamute.cli.units import DurationRange
 from malamute.client.contexts import Context, InvalidContext, file_of, load
 from malamute.errors import InvalidName, MalamuteError
 from malamute.protocol.names import SCHEME, Kind, Place, Uri
@@ -181,8 +182,8 @@ def waits(words: str) -> Callable[[Function], Function]:
         @click.option(
             "--wait",
             "wait_seconds",
-            type=click.FloatRange(min=0),
-            metavar="SECONDS",
+            type=DurationRange(min=0),
+            metavar="DURATION",
             show_default="--timeout, if that is given",
             help=words,
         )
@@ -226,9 +227,9 @@ def connects(function: Function) -> Function:
     @click.option("--act-as", metavar="USER", help="Have the rights of this user, if a rule allows that.")
     @click.option(
         "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=DurationRange(min=0, min_open=True),
         show_default=str(TIMEOUT_SECONDS),
-        metavar="SECONDS",
+        metavar="DURATION",
         help="How long to wait for the broker, and for others unless --wait says it.",
     )
     @functools.wraps(function)

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from malamute.cli.printing import printable, to_json
-from malamute.cli.units import duration
+from malamute.cli.units import duration, moment
 
 if TYPE_CHECKING:
     from malamute.client.session.receipts import SentBase
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(f"invalid time {text!r}: expected one such as 2026-01-31T12:00") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 ACKNOWLEDGED = "acknowledged"
@@ -43,7 +34,7 @@ OPTIONS = {
         "--delay", type=duration, metavar="DURATION", help="It is not delivered before, as 10m."
     ),
     "at": click.option(
-        "--at", type=_moment, metavar="TIME", help="It is not delivered before this time, in UTC."
+        "--at", type=moment, metavar="TIME", help="It is not delivered before this time, in UTC."
     ),
     "id": click.option(
         "--id", metavar="ID", help="Taken in once: another with this id is confirmed and dropped."

@@ -23,6 +23,7 @@ from malamute.cli.printing import printable, to_json
 from malamute.cli.progress import Progress, bar
 from malamute.cli.signals import interruptible
 from malamute.cli.tables import show_rows
+from malamute.cli.units import DurationRange
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.start import Start
 from malamute.protocol.time_units import to_ns, to_seconds
@@ -296,9 +297,10 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
 @click.option(
     "--patience",
     "patience_seconds",
+    type=DurationRange(min=0),
     default=60.0,
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="To wait for a broker.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be published.")

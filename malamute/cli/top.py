@@ -15,6 +15,7 @@ from malamute.cli.printing import printable, to_json
 from malamute.cli.screen import VIEWS, Look, Snapshot, arranged, picture, press, summary
 from malamute.cli.signals import until_stopped
 from malamute.cli.tables import show_rows
+from malamute.cli.units import DurationRange
 from malamute.errors import TimedOut
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ PATIENCE_SECONDS = 1.0
 @click.option(
     "--interval",
     "interval_seconds",
-    type=click.FloatRange(min=0.1),
+    type=DurationRange(min=0.1),
     default=1.0,
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="How often to look.",
 )
 @click.option("--count", "-n", type=click.IntRange(min=1), help="End after looking so many times.")

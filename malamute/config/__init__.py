@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from malamute.config.option_types import format_size, quoted, read_toml
+from malamute.config.option_types import quoted, read_toml
 from malamute.config.rendering import render
 from malamute.config.sections import (
     SECTIONS,
@@ -40,6 +40,7 @@ from malamute.config.sections import (
 )
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
+from malamute.protocol.quantities import format_size
 
 __all__ = [
     "AccessConfig",

@@ -1,16 +1,14 @@
 """The types of options: which values are allowed, how one is read, how it is written.
 
-A duration is a number of seconds or a text such as "500ms"; a size is a number of bytes or a text such as
-"64MiB". What is written reads back to exactly the same value.
+Durations and sizes are those of `protocol/quantities.py`. A written value reads back exactly.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
 from ipaddress import ip_network
 from pathlib import Path
@@ -21,30 +19,17 @@ from malamute.access.token import ALGORITHMS
 from malamute.errors import ConfigError, InvalidRule
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.names import RESERVED_PREFIX, is_name
+from malamute.protocol.quantities import (
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+    quantity,
+    whole,
+)
 
-_SIZE_UNITS = {
-    "TiB": Decimal(2**40),
-    "GiB": Decimal(2**30),
-    "MiB": Decimal(2**20),
-    "KiB": Decimal(2**10),
-    "TB": Decimal(10**12),
-    "GB": Decimal(10**9),
-    "MB": Decimal(10**6),
-    "kB": Decimal(10**3),
-    "B": Decimal(1),
-    "": Decimal(1),
-}
-_DURATION_UNITS = {
-    "d": Decimal(86400),
-    "h": Decimal(3600),
-    "m": Decimal(60),
-    "s": Decimal(1),
-    "ms": Decimal("0.001"),
-    "": Decimal(1),
-}
 _PLAIN = {"": Decimal(1)}
 
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)")
 _TCP = re.compile(r"tcp://(\*|[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(\*|[0-9]{1,5})")
 _STORE = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,31})?")
 _IPC_BYTES_MAX = 107  # what the address of a Unix socket holds
@@ -75,52 +60,6 @@ class OptionType(NamedTuple):
     secret: bool = False
 
 
-def parse_size(value: Any) -> int:
-    """A size in bytes, from a number or a text such as "64MiB". Raises ValueError."""
-    return _whole(_quantity(value, _SIZE_UNITS))
-
-
-def parse_duration(value: Any) -> float:
-    """A duration in seconds, from a number or a text such as "500ms". Raises ValueError."""
-    return float(_quantity(value, _DURATION_UNITS))
-
-
-def format_size(size_bytes: int) -> str:
-    """A size with the largest unit that leaves a whole number: "64MiB"."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        count, rest = divmod(size_bytes, int(_SIZE_UNITS[unit]))
-        if count and not rest:
-            return f"{count}{unit}"
-    return str(size_bytes)
-
-
-def format_duration(seconds: float) -> str:
-    """A duration with the largest unit that leaves a whole number, otherwise in seconds: "10m", "1.5s"."""
-    for unit in ("d", "h", "m", "s"):
-        count, rest = divmod(seconds, float(_DURATION_UNITS[unit]))
-        if count and not rest:
-            return f"{count:.0f}{unit}"
-    milliseconds = round(seconds * 1000)
-    if seconds < 1 and parse_duration(f"{milliseconds}ms") == seconds:
-        return f"{milliseconds}ms" if milliseconds else "0"
-    return f"{seconds!r}s"
-
-
-def _quantity(value: Any, units: Mapping[str, Decimal]) -> Decimal:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return Decimal(repr(value))  # the decimal number that a person wrote, not the binary one beside it
-    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or match[2] not in units:
-        raise ValueError
-    return Decimal(match[1]) * units[match[2]]
-
-
-def _whole(number: Decimal) -> int:
-    if number > NUMBER_MAX or number != int(number):
-        raise ValueError
-    return int(number)
-
-
 def _between(read: Callable[[Any], Any], low: float, high: float) -> Callable[[Any], Any]:
     def checked(value: Any) -> Any:
         number = read(value)
@@ -134,7 +73,7 @@ def _between(read: Callable[[Any], Any], low: float, high: float) -> Callable[[A
 def count(low: int, high: int = NUMBER_MAX) -> OptionType:
     """A whole number."""
     words = f"a whole number from {low} " + (f"to {high}" if high < NUMBER_MAX else "on")
-    return OptionType(words, _between(lambda value: _whole(_quantity(value, _PLAIN)), low, high), str)
+    return OptionType(words, _between(lambda value: whole(quantity(value, _PLAIN)), low, high), str)
 
 
 def size(low: int, high: int = NUMBER_MAX) -> OptionType:
@@ -162,7 +101,7 @@ def durations(low: float, high: float) -> OptionType:
 
 def share(low: float, high: float) -> OptionType:
     """A part of a whole."""
-    read = _between(lambda value: float(_quantity(value, _PLAIN)), low, high)
+    read = _between(lambda value: float(quantity(value, _PLAIN)), low, high)
     return OptionType(f"a number from {low} to {high}", read, repr)
 
 

@@ -13,7 +13,7 @@ from malamute.client.session.message import Mail
 from malamute.errors import InvalidValue, NotFound, RequestTimeout
 from malamute.gateway import bodies
 from malamute.gateway.leases import LeasedQueue, lease_of
-from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.gateway.routes import DURATION, Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.state import gateway_of
 from malamute.gateway.tracing import receiving, settling
 
@@ -26,8 +26,8 @@ SUBJECT = Parameter("subject", "The subject of the message.")
 LEASE = Parameter("lease", "The lease, as it was named with the message.", place="path")
 WAIT = Parameter(
     "wait",
-    "How long to wait for the first one, in seconds.",
-    {"type": "number", "minimum": 0, "maximum": WAIT_SECONDS_MAX, "default": 0},
+    "How long to wait for the first one, in seconds or as 30s.",
+    {**DURATION, "maximum": WAIT_SECONDS_MAX, "default": 0},
 )
 LIMIT = Parameter(
     "limit",
@@ -40,8 +40,8 @@ KEY = Parameter(
     place="header",
 )
 OPTIONS = (
-    Parameter("ttl", "After how many seconds it expires.", {"type": "number", "minimum": 0}),
-    Parameter("delay", "For how many seconds it is held back.", {"type": "number", "minimum": 0}),
+    Parameter("ttl", "After how long it expires, in seconds or as 30s.", DURATION),
+    Parameter("delay", "For how long it is held back, in seconds or as 10m.", DURATION),
     Parameter(
         "priority", "A higher one is delivered first.", {"type": "integer", "minimum": 0, "maximum": 9}
     ),
@@ -201,7 +201,7 @@ def lease_endpoints(
                 name,
                 LEASE,
                 VERB,
-                Parameter("delay", "For `retry`: seconds.", {"type": "number", "minimum": 0}),
+                Parameter("delay", "For `retry`: how long, in seconds or as 30s.", DURATION),
                 Parameter("reason", "For `reject` and `bounce`: why, at most 255 bytes."),
             ),
             answers={204: Documented("The broker has it.", ())},

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from malamute.errors import InvalidValue
 from malamute.gateway.header_text import text_of
+from malamute.protocol.quantities import DURATION_EXAMPLES, parse_duration
 
 Schema = Mapping[str, Any]
 Arguments = dict[str, Any]
@@ -18,6 +19,8 @@ Arguments = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
+DURATION: Schema = {"type": "number", "format": "duration", "minimum": 0}
+"""A duration: seconds as a number, or a text with a unit."""
 
 
 class Parameter(NamedTuple):
@@ -102,7 +105,7 @@ def _value(parameter: Parameter, given: list[str]) -> Any:
 def _parse(parameter: Parameter, text: str) -> Any:
     schema = parameter.schema
     try:
-        value = _READ[schema["type"]](text)
+        value = _READ[schema.get("format", schema["type"])](text)
     except (ValueError, KeyError):
         raise _wrong(parameter, text) from None
     # A number that is none is between no limits.
@@ -116,9 +119,15 @@ def _parse(parameter: Parameter, text: str) -> Any:
 
 def _wrong(parameter: Parameter, text: str) -> InvalidValue:
     schema = parameter.schema
-    expected = _either([str(one) for one in schema["enum"]]) if "enum" in schema else schema["type"]
+    expected = _either([str(one) for one in schema["enum"]]) if "enum" in schema else _expected(schema)
     limits = [f"{words} {schema[name]}" for name, words in _LIMITS.items() if name in schema]
     return InvalidValue(f"invalid {parameter.name} {text[:100]!r}: expected {' '.join([expected, *limits])}")
+
+
+def _expected(schema: Schema) -> str:
+    if schema.get("format") == "duration":
+        return f"a duration such as {DURATION_EXAMPLES},"
+    return str(schema["type"])
 
 
 _LIMITS = {"minimum": "from", "maximum": "to"}
@@ -133,6 +142,6 @@ def _integer(text: str) -> int:
 _READ: Mapping[str, Callable[[str], Any]] = {
     "string": str,
     "integer": _integer,
-    "number": float,
+    "duration": parse_duration,
     "boolean": {"true": True, "false": False}.__getitem__,
 }

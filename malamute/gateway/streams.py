@@ -18,7 +18,7 @@ from malamute.errors import InvalidSelector, Malformed, TimedOut
 from malamute.gateway import bodies
 from malamute.gateway.addresses import address
 from malamute.gateway.events import start_behind
-from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
+from malamute.gateway.routes import DURATION, Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.sse import follow
 from malamute.gateway.state import Gateway, gateway_of
 from malamute.gateway.tracing import sending
@@ -33,8 +33,8 @@ NAME = Parameter("name", "The name of the stream.", place="path")
 SUBJECT = Parameter("subject", "The subject of a message that does not say it itself.")
 TTL = Parameter(
     "ttl",
-    "After how many seconds they expire: nobody gets them any more.",
-    {"type": "number", "minimum": 0},
+    "After how long they expire, in seconds or as 30s: nobody gets them any more.",
+    DURATION,
 )
 KEY = Parameter(
     "Idempotency-Key", "A request that is repeated with its key is carried out once.", place="header"

@@ -1,4 +1,4 @@
-"""Where a subscription begins.
+"""Starts of subscriptions.
 
 new                what is published from now on
 first              the oldest message that is kept
@@ -6,36 +6,33 @@ last               the newest message that is kept, then what follows
 last-per-subject   the newest kept message of each subject, then what is new
 seq:N              the message with sequence N
 after:N@STORE      the message behind sequence N of that store: a position that was kept, of `position`
-time:T             the first message at or after T: nanoseconds since the epoch, or ISO 8601 (UTC unless
-                   it says otherwise)
-since:1h           the first message at most this old: a number with ms, s, m, h or d; seconds without
+time:T             the first message at or after a time
+since:1h           the first message at most this old
 
-That is what a client writes; `Start` is what it means.
+Times and durations are those of `quantities.py`. A client writes the text; `Start` is its meaning.
 """
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
+from contextlib import suppress
 from typing import NamedTuple
 
 from malamute.errors import InvalidValue
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.position import StorePosition
+from malamute.protocol.quantities import parse_duration_ns, parse_time_ns
 from malamute.protocol.texts import shown
 
 NEW, FIRST, LAST, LAST_PER_SUBJECT = "new", "first", "last", "last-per-subject"
 SEQ, TIME, SINCE, AFTER = "seq", "time", "since", "after"
 
 _PLAIN = frozenset((NEW, FIRST, LAST, LAST_PER_SUBJECT))
-_UNITS_NS = {"ms": 10**6, "": 10**9, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
-_DURATION = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))?(ms|s|m|h|d|)")
 
 
 class Start(NamedTuple):
-    """A start as it is understood. `value` is a sequence, or nanoseconds, or 0 where there is none.
+    """A start. `value` is a sequence, or nanoseconds, or 0 for a start without a value.
 
-    `store` is the one that a sequence counts in, if that is known.
+    `store` is the store of the sequence, if it is known.
     """
 
     kind: str
@@ -44,7 +41,7 @@ class Start(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Start:
-        """Read the words of a client. Raises `InvalidValue`."""
+        """Read the text of a client. Raises `InvalidValue`."""
         if text in _PLAIN:
             return cls(text)
         kind, colon, rest = text.partition(":")
@@ -67,24 +64,15 @@ def _sequence(text: str) -> int | None:
 
 
 def _time(text: str) -> int | None:
-    if text.isascii() and text.isdigit() and len(text) <= 19:
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    elapsed = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return max((elapsed.days * 86400 + elapsed.seconds) * 10**9 + elapsed.microseconds * 1000, 0)
+    with suppress(ValueError):
+        return parse_time_ns(text)
+    return None
 
 
 def _duration(text: str) -> int | None:
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        return None
-    whole, fraction, unit = match.groups(default="")
-    nanoseconds: int = int(whole + fraction) * _UNITS_NS[unit] // 10 ** len(fraction)
-    return nanoseconds
+    with suppress(ValueError):
+        return parse_duration_ns(text)
+    return None
 
 
 _MOST = {

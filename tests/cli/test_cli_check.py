@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cli_commands import Run
+from msgspec import structs
 
 import malamute
 from malamute.cli.check import MEASURES, CheckBounds, Figure, PluginState, faults, judge
@@ -48,7 +49,7 @@ def test_a_single_one_of_what_should_never_be_is_a_warning(
 
     def query(self: malamute.Client, topic: Any) -> Any:
         answer = real(self, topic)
-        return BrokerStatus(**{**vars(answer), key: 1}) if isinstance(answer, BrokerStatus) else answer
+        return structs.replace(answer, **{key: 1}) if isinstance(answer, BrokerStatus) else answer
 
     monkeypatch.setattr(malamute.Client, "query", query)
     assert f"{name} 1 is at or over 1" in run(*CHECK, exit_code=1).stdout
@@ -142,7 +143,7 @@ def test_a_broker_that_refuses_is_unknown(run: Run, client: malamute.Client) -> 
 def test_a_refused_configuration_and_options_that_wait_for_a_restart_are_warnings(
     field: str, value: Any, words: str
 ) -> None:
-    counts = dict.fromkeys(BrokerStatus._defaults, 0)
+    counts = dict.fromkeys(BrokerStatus.__struct_fields__, 0)
     texts: dict[str, Any] = {"software": "", "store_error": "", "config_error": "", "waiting_for_restart": []}
     good: dict[str, Any] = {**counts, **texts, "stores": []}
     assert faults(BrokerStatus(**good)) == []

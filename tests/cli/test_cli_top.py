@@ -64,7 +64,7 @@ def test_rates_are_what_has_come_in_between() -> None:
 
 def _client(name: str, user: str, sent: int | None, received: int | None) -> ClientRow:
     given = {"id": name, "address": name, "user": user, "by": "", "sent": sent, "received": received}
-    return ClientRow(**{**dict.fromkeys(ClientRow._defaults, 0), **given})
+    return ClientRow(**{**dict.fromkeys(ClientRow.__struct_fields__, 0), **given})
 
 
 def test_rates_of_clients_are_by_client_and_by_user() -> None:

@@ -64,9 +64,11 @@ def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute
 
 
 def test_a_store_with_a_name_has_the_figures_of_the_own_one_with_a_label() -> None:
-    own = StoreUsage(**dict.fromkeys(StoreUsage._defaults, 0) | {"used": 5, "size": 10, "damages": []})
+    own = StoreUsage(
+        **dict.fromkeys(StoreUsage.__struct_fields__, 0) | {"used": 5, "size": 10, "damages": []}
+    )
     named = NamedStoreRow(
-        **dict.fromkeys(NamedStoreRow._defaults, 0) | {"used": 7, "name": "x", "error": "no"}
+        **dict.fromkeys(NamedStoreRow.__struct_fields__, 0) | {"used": 7, "name": "x", "error": "no"}
     )
     found = [*metrics._figures(STORAGE, own), *metrics._figures(NAMED_STORE, named, {"store": named.name})]
     registry = CollectorRegistry(auto_describe=False)

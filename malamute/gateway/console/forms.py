@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from malamute.errors import InvalidValue
 from malamute.gateway.console.words import parse_value
-
-_QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)")
-_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_DURATIONS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _quantity(text: str, units: Mapping[str, float], example: str) -> float:
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None or match[2] not in units:
-        raise InvalidValue(f"invalid quantity {text[:50]!r}: expected one such as {example}")
-    return float(match[1]) * units[match[2]]
+from malamute.protocol.quantities import DURATION_EXAMPLES, SIZE_EXAMPLES, parse_duration, parse_size
 
 
 def size(text: str) -> int:
-    """Bytes, as 64MiB. Raises `InvalidValue`."""
-    return int(_quantity(text, _SIZES, "64MiB, or a number of bytes"))
+    """Return a size in bytes, as 64MiB. Raises `InvalidValue`."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise InvalidValue(f"invalid size {text[:50]!r}: expected one such as {SIZE_EXAMPLES}") from None
 
 
 def duration(text: str) -> float:
-    """Seconds, as 7d. Raises `InvalidValue`."""
-    return _quantity(text, _DURATIONS, "30s, 15m, 1h or 7d")
+    """Return a duration in seconds, as 7d. Raises `InvalidValue`."""
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise InvalidValue(
+            f"invalid duration {text[:50]!r}: expected one such as {DURATION_EXAMPLES}"
+        ) from None
 
 
 def number(text: str) -> int:
