@@ -1,4 +1,4 @@
-"""What a user may do: rules in one language, and what they come to for one user.
+"""Access: rules in one language, and the rights that they grant to a user.
 
 Pure, and without a broker: the configuration reads rules, the core decides by them, and the command line
 explains them.

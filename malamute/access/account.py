@@ -1,4 +1,4 @@
-"""Accounts: the users who may log in, by a password, a key or a uid, and what each gets by that.
+"""Accounts: the users who may log in, by a password, a key or a uid, and the rights of each.
 
 An account is in the file that the configuration names, or in the store of the broker, where an operator has
 put it while the broker runs. Passwords are kept as scrypt makes them; a key is the public half of a CURVE
@@ -23,12 +23,12 @@ from malamute.protocol.names import RESERVED_PREFIX, is_name
 from malamute.protocol.passwords import PASSWORD_FORM, is_password
 
 SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES = 1 << 14, 8, 1
-"""What it costs to try a password: 16 MiB, and some 50 ms."""
+"""The cost of trying a password: 16 MiB, and some 50 ms."""
 
 SCRYPT_COST_MAX = 1 << 20
 
 SCRYPT_WORK_MAX = 1 << 20
-"""What the hash of a stored account may cost, eight times what `malamute user` makes: 128 MiB for a try. Who
+"""The limit for the cost of a stored hash, eight times that of `malamute user`: 128 MiB for a try. Who
 may administer accounts must not be able to have the broker use up its memory."""
 
 KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -40,7 +40,7 @@ PROOFS = {"plain": "password", "password": "password", "curve": "key", "peer": "
 
 
 class PasswordHash(NamedTuple):
-    """A password as it is kept, apart."""
+    """The parts of the stored hash of a password."""
 
     cost: int
     blocks: int
@@ -50,7 +50,7 @@ class PasswordHash(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> PasswordHash:
-        """Read what `salted_hash` made. Raises `ValueError` for anything else."""
+        """Read a text of `salted_hash`. Raises `ValueError` for any other."""
         scheme, cost, blocks, lanes, salt, hashed = text.split("$")
         found = cls(
             int(cost),
@@ -69,24 +69,24 @@ class PasswordHash(NamedTuple):
 
     @property
     def work(self) -> int:
-        """What a try costs: 128 times as many bytes, and time in proportion."""
+        """Return the cost of a try: 128 times as many bytes, and time in proportion."""
         return self.cost * self.blocks * self.lanes
 
     def fits(self, password: bytes) -> bool:
-        """Whether this is the password. It takes as long as making the hash did."""
+        """Whether this is the password. The check takes as long as making the hash did."""
         tried = scrypt(password, self.salt, self.cost, self.blocks, self.lanes)
         # To scrypt zero bytes at the end are none.
         return hmac.compare_digest(tried, self.hashed) and b"\0" not in password
 
 
 def scrypt(password: bytes, salt: bytes, cost: int, blocks: int, lanes: int) -> bytes:
-    """The hash of a password. This takes long."""
+    """Return the hash of a password. The computation is slow by design."""
     memory_bytes = 256 * cost * blocks * lanes + (1 << 20)
     return hashlib.scrypt(password, salt=salt, n=cost, r=blocks, p=lanes, maxmem=memory_bytes, dklen=32)
 
 
 def salted_hash(password: str, salt: bytes) -> str:
-    """A password as it is kept. Raises `ConfigError` for what cannot be one."""
+    """Return the stored form of a password. Raises `ConfigError` for a text that cannot be one."""
     if not is_password(password):
         raise ConfigError(f"invalid password: expected {PASSWORD_FORM}")
     cost = SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES
@@ -95,7 +95,7 @@ def salted_hash(password: str, salt: bytes) -> str:
 
 
 class Account(NamedTuple):
-    """A user who may log in. `rules` are its own, beside those that the configuration has for its name."""
+    """A user who may log in. `rules` are its own, beside the rules of the configuration for its name."""
 
     name: str
     password: str = ""
@@ -111,7 +111,7 @@ class Account(NamedTuple):
 
     @classmethod
     def of(cls, *fields: Any) -> Account:
-        """An account of plain values, as `stored` makes them and operators send them.
+        """Return the account of plain values, as `stored` makes them and operators send them.
 
         Raises:
             InvalidName: the name of it or of a group is none, or reserved.
@@ -133,7 +133,7 @@ class Account(NamedTuple):
         )
 
     def proof(self, method: str) -> str:
-        """The proof of a peer that logged in as this user by a method: it counts while this is the same.
+        """Return the proof of a peer that logged in as this user by a method, valid while it is the same.
 
         Of a password it is a digest of its hash, which is in no message and no log.
         """
@@ -143,12 +143,12 @@ class Account(NamedTuple):
         return str(proof)
 
     def stored(self) -> tuple[Any, ...]:
-        """The fields as plain values, for the store."""
+        """Return the fields as plain values, for the store."""
         return tuple(self._replace(rules=tuple(map(str, self.rules))))  # type: ignore[arg-type]
 
 
 def is_stored_hash(text: Any) -> bool:
-    """Whether this is a password as an operator may store it."""
+    """Whether an operator may store this hash of a password."""
     try:
         return type(text) is str and PasswordHash.parse(text).work <= SCRYPT_WORK_MAX
     except ValueError:
@@ -156,23 +156,23 @@ def is_stored_hash(text: Any) -> bool:
 
 
 class AccountBook(Protocol):
-    """Who may log in, as those see it who ask."""
+    """The users who may log in, for a lookup."""
 
     def named(self, name: str) -> Account | None:
-        """The account of a name."""
+        """Return the account of a name."""
 
     def with_key(self, key: str) -> Account | None:
-        """The account that has a key."""
+        """Return the account that has a key."""
 
     def with_uid(self, uid: int) -> Account | None:
-        """The account that has a uid."""
+        """Return the account that has a uid."""
 
     def is_disabled(self, name: str) -> bool:
-        """Whether nobody may log in by this name, however it is proved."""
+        """Whether no user may log in by this name, by any proof."""
 
     @property
     def have_passwords(self) -> bool:
-        """Whether any of them has a password."""
+        """Whether any account has a password."""
 
 
 _Row = tuple[Any, ...]
@@ -182,7 +182,7 @@ _GROUPS = Account._fields.index("groups")
 
 
 class AccountsByName(Mapping[str, Account]):
-    """Accounts by their names, each of them made when it is asked for."""
+    """Accounts by their names, each made by its lookup."""
 
     def __init__(self, rows: Mapping[str, _Row]) -> None:
         self._rows = rows
@@ -205,17 +205,17 @@ class Accounts:
     """
 
     def __init__(self, accounts: Iterable[Account] = ()) -> None:
-        """Raises `ConfigError` for a name, a key or a uid that stands twice."""
+        """Raises `ConfigError` for a duplicate name, key or uid."""
         self._rows: dict[str, _Row] = {}
         self._keys: dict[str, str] = {}
         self._uids: dict[int, str] = {}
         self._groups: dict[tuple[str, ...], tuple[str, ...]] = {}
-        """Each list of groups once: there are far fewer of them than accounts."""
+        """Each list of groups once: there are far fewer lists than accounts."""
         self._with_rules: set[str] = set()
         self._passwords = 0
-        """How many have one."""
+        """The number of accounts with a password."""
         self._names: list[str] = []
-        """All names in order: a page of them must not take a look at each."""
+        """All names in order: a page of names must not look at each."""
         self.by_name = AccountsByName(self._rows)
         for account in accounts:
             if account.name in self._rows:
@@ -231,14 +231,14 @@ class Accounts:
     __hash__ = None  # type: ignore[assignment]  # it has mappings
 
     def conflict(self, account: Account) -> str | None:
-        """Why an account cannot be beside the others, in words: its key or its uid is another one's."""
+        """Return why an account cannot be beside the others: another one has its key or its uid."""
         for what, other in (("key", self.with_key(account.key)), ("uid", self.with_uid(account.uid))):
             if other is not None and other.name != account.name:
                 return f"accounts {other.name!r} and {account.name!r} have one {what}: expected two"
         return None
 
     def put(self, account: Account) -> None:
-        """Add an account, or put it in the place of the one that has its name."""
+        """Add an account, or replace the one with its name."""
         self.remove(account.name)
         self._add(account)
         insort(self._names, account.name)
@@ -270,7 +270,7 @@ class Accounts:
             self._passwords -= bool(account.password)
 
     def clear(self) -> None:
-        """Let go of all of them, one after the other: of so many at once, other threads would notice."""
+        """Free all accounts one after the other: freeing them at once would hold up other threads."""
         for table in (self._rows, self._keys, self._uids):
             while table:
                 table.popitem()
@@ -279,34 +279,34 @@ class Accounts:
         self._passwords = 0
 
     def names_after(self, name: str) -> Iterator[str]:
-        """The names that come behind this one, in order."""
+        """Return the names behind this one, in order."""
         return islice(self._names, bisect_right(self._names, name), None)
 
     def have_rules_beside(self, name: str) -> bool:
-        """Whether another account than this one has rules of its own."""
+        """Whether an account other than this one has rules of its own."""
         return len(self._with_rules) > (name in self._with_rules)
 
     @property
     def have_passwords(self) -> bool:
-        """Whether any of them has a password."""
+        """Whether any account has a password."""
         return self._passwords > 0
 
     def named(self, name: str) -> Account | None:
-        """The account of a name."""
+        """Return the account of a name."""
         row = self._rows.get(name)
         return None if row is None else Account(*row)
 
     def with_key(self, key: str) -> Account | None:
-        """The account that has a key."""
+        """Return the account that has a key."""
         name = self._keys.get(key)
         return None if name is None else self.named(name)
 
     def with_uid(self, uid: int | None) -> Account | None:
-        """The account that has a uid."""
+        """Return the account that has a uid."""
         name = None if uid is None else self._uids.get(uid)
         return None if name is None else self.named(name)
 
     def is_disabled(self, name: str) -> bool:
-        """Whether nobody may log in by this name, however it is proved."""
+        """Whether no user may log in by this name, by any proof."""
         account = self.named(name)
         return account is not None and account.disabled

@@ -1,4 +1,4 @@
-"""Which rule decides whether somebody may do something."""
+"""The rule that decides about an action of a user."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from malamute.access.scope import Decision, Grant
 
 
 class DecisionReport(NamedTuple):
-    """A decision, and all rules about the thing. Without any rule at all none is `in_force`."""
+    """A decision, and all rules about the resource. `in_force` is false without any rule at all."""
 
     decision: Decision
     in_force: bool
     about: tuple[Grant, ...] = ()
 
     def as_map(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the report as plain values."""
         allowed, limited, by = self.decision
         return {
             "allowed": allowed,
@@ -45,14 +45,13 @@ def explain(
     *,
     in_force: bool = False,
 ) -> DecisionReport:
-    """Whether a user may do something to `KIND/NAME[/SUBJECT]`.
+    """Explain whether a user may do something to `KIND/NAME[/SUBJECT]`.
 
-    `groups`, `claims` and `rules` are what is known of the user beside what the policy says, and `stored` the
-    rules of groups that it has none of. There may be
-    rules `in_force` that it does not have.
+    `groups`, `claims` and `rules` are those of the user beside the policy, and `stored` the rules of groups
+    outside of the policy, which may be `in_force` without any rule in it.
 
     Raises:
-        InvalidRule: the action or the target is none.
+        InvalidRule: the action or the target does not exist.
     """
     kind, name, subject = Thing.parse(action, target)
     if not (policy.in_force or in_force):

@@ -1,4 +1,4 @@
-"""All rules with the users and groups that have them, and what they grant to somebody.
+"""All rules with the users and groups that have them, and their grants for one user.
 
 Without any rule everything is allowed. Once there is one, nothing is that no rule allows. A rule is
 everybody's, a group's or a user's; a user has those of everybody, of the user's groups and the user's own.
@@ -27,7 +27,7 @@ Claims = tuple[tuple[str, str], ...]
 
 
 class User(NamedTuple):
-    """What the configuration says of a user."""
+    """The groups, rules and claims of a user in the configuration."""
 
     groups: tuple[str, ...] = ()
     rules: tuple[AccessRule, ...] = ()
@@ -40,7 +40,7 @@ NO_GROUPS: Mapping[str, tuple[AccessRule, ...]] = {}
 
 
 class Policy:
-    """Rules for everybody, for groups and for users. It never changes."""
+    """Rules for everybody, for groups and for users. A policy never changes."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Policy:
         keys: frozenset[str] = frozenset(),
         quotas: Quotas = NO_QUOTAS,
     ) -> None:
-        """`keys` are those by which tokens are signed."""
+        """Make a policy; `keys` are the keys that sign tokens."""
         self.rules = tuple(rules)
         self.groups = dict(groups or {})
         self.users = dict(users or {})
@@ -77,7 +77,7 @@ class Policy:
         rules: Iterable[AccessRule] = (),
         stored: Mapping[str, tuple[AccessRule, ...]] = NO_GROUPS,
     ) -> Grants:
-        """What a user of this name has, with groups and rules that the user is known to have besides.
+        """Return the grants of a user of this name, with further groups and rules of the user.
 
         The rules of groups that this has none of are among the `stored` ones.
         """
@@ -97,11 +97,11 @@ class Policy:
         return Grants([*tables, RuleTable(own, values)])
 
     def groups_of(self, user: str) -> tuple[str, ...]:
-        """The groups that this says a user of this name is in."""
+        """Return the groups of a user of this name in this policy."""
         return self.users.get(user, _UNKNOWN).groups
 
     def _table_of(self, owner: str, rules: tuple[AccessRule, ...]) -> RuleTable:
-        """The rules without placeholders of everybody or of a group; made anew if these are others."""
+        """Return the rules without placeholders of everybody or of a group; made anew after a change."""
         known = self._tables.get(owner)
         if known is None or known[0] is not rules:
             plain = [Grant(owner, rule) for rule in rules if not rule.is_template]
@@ -112,7 +112,7 @@ class Policy:
         return known[1]
 
     def quota_owners(self, user: str, groups: Iterable[str] = ()) -> list[Owner]:
-        """The owners of the quotas that a user of this name is under, with other groups of that user."""
+        """Return the owners of the quotas of a user of this name, with other groups of that user."""
         known = self.users.get(user, _UNKNOWN)
         return [*self.quotas.owners(user, {*known.groups, *groups})]
 
@@ -123,25 +123,25 @@ _PARTS = ("rules", "groups", "users", "keys", "quotas")
 
 
 class Grants:
-    """What one user may do."""
+    """The rights of one user."""
 
     def __init__(self, tables: list[RuleTable]) -> None:
         self._tables = [table for table in tables if table.by_thing]
 
     def scope(self, action: str, kind: str, name: str) -> Scope:
-        """What the user may do with one thing in this way."""
+        """Return the scope of an action of the user on one resource."""
         thing = (action, kind, name.startswith(RESERVED_PREFIX))
         text = marked(name)
         found = [table.by_thing[thing] for table in self._tables if thing in table.by_thing]
         return Scope(term for names in found for term in names.fitting(text))
 
     def decide(self, action: str, kind: str, name: str, subject: str | None = None) -> Decision:
-        """Whether the user may do something."""
+        """Return the decision about an action of the user."""
         return self.scope(action, kind, name).decide(subject)
 
 
 class RuleTable:
-    """Rules by what they are about; the names of those things are patterns."""
+    """Rules by action and resource, whose names are patterns."""
 
     __slots__ = ("by_thing",)
 
@@ -155,7 +155,7 @@ class RuleTable:
 
 
 def _resolved(grant: Grant, values: Values) -> Iterator[tuple[str, bool, Term]]:
-    """The names that a rule is about, whether they are reserved, and what it says of them."""
+    """Names of resources in a rule, whether they are reserved, and its term for them."""
     rule = grant.rule
     name, subject = resolve(rule.name, values), resolve(rule.subject, values)
     where = resolve_where(rule.where, values)

@@ -2,7 +2,7 @@
 
     publish stream/prices/fx.#                        may publish there, under these subjects
     receive mailbox/{user}                            has the mailbox that is called as the user is
-    deny publish stream/prices/fx.internal.#          and that not, whatever else is allowed
+    deny publish stream/prices/fx.internal.#          may not publish these: deny wins over any allow
     subscribe cursor/prices/audit                     may use this cursor of another user
     subscribe stream/patients where ward = '{claim.ward}'     sees these rows, and no others
 
@@ -51,19 +51,19 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "admin": (*_THINGS, "user", "group", CURSOR),
     IMPERSONATE: ("user",),
 }
-"""Every action, with the kinds of things that it can be done to."""
+"""Every action, with the kinds of its resources."""
 
 KINDS = (*_THINGS, "user", "group", CURSOR)
 ANY = "*"
 
 WITH_SUBJECT = frozenset(("publish", "subscribe", "send", "request", "offer"))
-"""The actions that are done under a subject."""
+"""The actions that have a subject."""
 
 RULE_CHARACTERS_MAX = 8_192
 
 _WORD = re.compile(r"\S+")
 _TEXT = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
-"""What is in quotes in an expression: text in single ones, names in double ones."""
+"""Quoted parts of an expression: text in single quotes, names in double ones."""
 
 
 class AccessRule(NamedTuple):
@@ -81,7 +81,7 @@ class AccessRule(NamedTuple):
         """Read a rule.
 
         Raises:
-            InvalidRule: it is none; says what is wrong, and at which character, from 0.
+            InvalidRule: the text is no rule; the error has the fault and its character, from 0.
         """
         if not isinstance(text, str):
             raise InvalidRule(f"invalid rule {text!r}: expected text")
@@ -99,11 +99,11 @@ class AccessRule(NamedTuple):
 
     @property
     def is_template(self) -> bool:
-        """Whether it depends on who asks."""
+        """Whether the rule depends on the user."""
         return any(map(has_placeholder, (self.name, self.subject))) or bool(PLACEHOLDER.search(self.where))
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Each action that it is about, with each kind of things."""
+        """Each action of the rule, with each of its kinds of resources."""
         for action in ACTIONS if ANY in self.actions else self.actions:
             for kind in ACTIONS[action]:
                 if self.kind in (kind, ANY):
@@ -142,7 +142,9 @@ def _target(text: str, position: int, actions: tuple[str, ...]) -> tuple[str, st
         raise InvalidRule(_unknown("kind", kind, [*KINDS, ANY]), position)
     for action in actions:
         if ANY not in (action, kind) and kind not in ACTIONS[action]:
-            raise InvalidRule(f"{action} is nothing to do with a {kind}", position)
+            raise InvalidRule(
+                f"{action} is nothing to do with a {kind}: expected {', '.join(ACTIONS[action])}", position
+            )
     name, second, subject = rest.partition("/")
     if not slash or not name:
         raise InvalidRule(f"no name: expected {kind}/NAME, and {kind}/# for all", position + len(kind))
@@ -184,7 +186,7 @@ def _patterns(expression: Expression) -> Iterator[str]:
 
 
 class Thing(NamedTuple):
-    """One thing, and the subject under which something is done to it; None if it is not said."""
+    """One resource, and the subject of an action on it; None if no subject is given."""
 
     kind: str
     name: str
@@ -195,7 +197,7 @@ class Thing(NamedTuple):
         """Read `KIND/NAME[/SUBJECT]` as in a rule, but for patterns and placeholders.
 
         Raises:
-            InvalidRule: it is none, or has not this action.
+            InvalidRule: the text names no resource, or one without this action.
         """
         rule = AccessRule.parse(f"{action} {text}")
         parts = (rule.name, rule.subject)
@@ -207,12 +209,12 @@ class Thing(NamedTuple):
 
 
 def needed_rule(action: str, kind: str, name: str, subject: str = "") -> str:
-    """The rule that allows one action on one thing, and nothing else."""
+    """Return the rule that allows one action on one resource, and no more."""
     return f"{action} {'/'.join((kind, *map(literal_template, filter(None, (name, subject)))))}"
 
 
 def resolve_where(where: str, values: Values) -> str | None:
-    """The expression for a user; None if the user lacks what a placeholder stands for."""
+    """Return the expression for a user; None if the user lacks the value of a placeholder."""
     missing = False
 
     def value(found: re.Match[str]) -> str:
@@ -229,7 +231,7 @@ def resolve_where(where: str, values: Values) -> str | None:
     return None if missing else resolved
 
 
-def _unknown(what: str, word: str, known: list[str]) -> str:
+def _unknown(kind: str, word: str, known: list[str]) -> str:
     close = get_close_matches(word, known, n=1)
     advice = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
-    return f"unknown {what} {word!r}: {advice}"
+    return f"unknown {kind} {word!r}: {advice}"

@@ -1,7 +1,7 @@
-"""What somebody may do with one thing: which subjects, and of a stream which rows.
+"""The scope of an action on one resource: its allowed subjects and, of a stream, rows.
 
-A deny wins over any allow, so nothing here depends on an order. A subscription that asks for more than it may
-have is *narrowed*: to the subjects that are allowed, and by a condition that is added to its own.
+A deny wins over any allow, so nothing here depends on an order. A subscription to more than
+is allowed is *narrowed*: to the allowed subjects, and by a condition beside its own.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from malamute.matching.pattern import MANY, Form, expression_of, forms, overlaps
 ALL_SUBJECTS = "#"
 
 PAIRS_MAX = 4_096
-"""Criteria and rules that are compared with each other. With more, the condition alone decides."""
+"""Pairs of criteria and rules that are compared. With more, the condition alone decides."""
 
 
 class Grant(NamedTuple):
-    """A rule, and whose it is: `everybody`, `group NAME` or `user NAME`."""
+    """A rule with its owner: `everybody`, `group NAME` or `user NAME`."""
 
     owner: str
     rule: AccessRule
@@ -33,9 +33,9 @@ class Grant(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Whether something is allowed, and by which rule; None if there is no rule about it.
+    """Whether an action is allowed, and the deciding rule; None without a rule about it.
 
-    It is `limited` if not all of it is allowed: some subjects, or some rows.
+    The action is `limited` if it is allowed for some subjects or rows.
     """
 
     allowed: bool
@@ -44,7 +44,7 @@ class Decision(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What a rule says of one thing: a pattern of subjects, and a condition; both are empty for all."""
+    """The part of a rule about one resource: a pattern of subjects, and a condition; both empty for all."""
 
     by: Grant
     subject: str
@@ -57,11 +57,11 @@ class Term(NamedTuple):
 
 
 Shape = tuple[Form, ...] | None
-"""The forms of a criterion; None if it takes subjects that no form says."""
+"""The forms of a criterion; None if it matches subjects without a form."""
 
 
 class Scope:
-    """The rules about one thing, and what they come to."""
+    """The rules about one resource, and the decision by them."""
 
     def __init__(self, terms: Iterable[Term]) -> None:
         self.allow: list[Term] = []
@@ -76,7 +76,7 @@ class Scope:
         return not self.deny and any(not (term.subject or term.where) for term in self.allow)
 
     def decide(self, subject: str | None = None) -> Decision:
-        """Whether it is allowed under a subject; without one, as far as any subject is."""
+        """Return the decision about a subject; without one, about any subject."""
         if subject is None:
             allow, deny = self.allow, self.deny
             whole = [term for term in deny if not term.subject]
@@ -92,10 +92,10 @@ class Scope:
         return Decision(True, not full or bool(deny), (full or allow)[0].by)
 
     def narrow(self, selector: Selector) -> Selector:
-        """A selector for what is allowed of all that this one takes.
+        """Return a selector for the allowed part of this one.
 
         Raises:
-            AccessRefused: nothing is left.
+            AccessRefused: no part is allowed.
         """
         if self.is_open:
             return selector
@@ -124,7 +124,7 @@ class Scope:
         return [criterion]
 
     def _allowing(self, shapes: Sequence[Shape]) -> str:
-        """A condition for all that is allowed; empty if these criteria take nothing else."""
+        """Return a condition for all that is allowed; empty if these criteria match no more."""
         free = [term for term in self.allow if not term.where]
         if all(any(_covers(term, shape) for term in free) for shape in shapes):
             return ""
@@ -136,7 +136,7 @@ class Scope:
         return " or ".join(f"({condition})" for condition in conditions)
 
     def _denying(self, shapes: Sequence[Shape]) -> Iterator[str]:
-        """A condition for each rule that denies something of what these criteria take."""
+        """Return a condition for each rule that denies a part of these criteria."""
         for term in self.deny:
             if any(_meets(term, shape) for shape in shapes):
                 words = [_under([term], shapes), term.where]
@@ -144,7 +144,7 @@ class Scope:
 
 
 class CommonScope:
-    """What each of several scopes allows: one can only narrow what the others do."""
+    """The intersection of several scopes: each can only narrow the others."""
 
     def __init__(self, scopes: Sequence[Scope]) -> None:
         self._scopes = scopes
@@ -160,13 +160,13 @@ class CommonScope:
         return all(scope.is_open for scope in self._scopes)
 
     def decide(self, subject: str | None = None) -> Decision:
-        """As `Scope.decide`: the first that does not allow it decides."""
+        """Return the decision of the first scope that refuses; see `Scope.decide`."""
         decisions = [scope.decide(subject) for scope in self._scopes]
         refused = next((decision for decision in decisions if not decision.allowed), None)
         return refused or Decision(True, any(each.limited for each in decisions), decisions[-1].by)
 
     def narrow(self, selector: Selector) -> Selector:
-        """As `Scope.narrow`, by one after the other. Raises `AccessRefused` if nothing is left."""
+        """Return a selector narrowed by each scope. Raises `AccessRefused` if no part is allowed."""
         for scope in self._scopes:
             selector = scope.narrow(selector)
         return selector
@@ -196,7 +196,7 @@ def _meets(term: Term, shape: Shape) -> bool:
 
 
 def _under(terms: Sequence[Term], shapes: Sequence[Shape]) -> str:
-    """The condition that a subject is one of some terms; empty if all that these criteria take are."""
+    """Return the condition that a subject is in some terms; empty if all subjects of the criteria are."""
     if any(all(_covers(term, shape) for shape in shapes) for term in terms):
         return ""
     patterns = {expression_of(form, unmarked): None for term in terms for form in term.forms}

@@ -26,10 +26,10 @@ SCANNED_MAX = 16
 """Patterns that are tried one after the other; more are filed in an index, which takes 7 KB."""
 
 CACHED_SUBJECTS = 16
-"""Subjects whose result an index keeps: decisions are remembered elsewhere."""
+"""Subjects whose result an index caches: decisions are cached elsewhere."""
 
 Values = Mapping[str, str]
-"""What placeholders stand for: `user`, and `claim.NAME` for each claim."""
+"""The values of placeholders: `user`, and `claim.NAME` for each claim."""
 
 _DOT = re.compile(r"\.(?![^{}]*\})")
 """A dot between two parts; those in braces are of a claim's name."""
@@ -42,7 +42,7 @@ Value = TypeVar("Value")
 
 
 def parse_template(text: str, position: int) -> str:
-    """A pattern in its one true form, or an `InvalidRule` without the rule around it.
+    """Return a pattern in its normal form. Raises `InvalidRule` without the rule around it.
 
     `position` is where it begins in the rule.
     """
@@ -71,7 +71,7 @@ def _literal(part: str, position: int) -> str:
 
 
 def literal_template(text: str) -> str:
-    """The template of one text, whatever it holds."""
+    """Return the template of one literal text."""
     parts = [_escape(part) for part in text.split(".")]
     return ".".join(parts) if all(parts) else _escape(text)
 
@@ -90,24 +90,24 @@ def _unquoted(piece: str, position: int) -> str:
 
 
 def quoted(character: str) -> str:
-    """A character as `%XX`, which `urllib` leaves as it is if it means nothing in an address."""
+    """Return a character as `%XX`, which `urllib` does not escape if it is plain in an address."""
     return "%2E" if character == "." else quote(character, safe="")
 
 
 def has_placeholder(text: str) -> bool:
-    """Whether a template depends on who asks."""
+    """Whether a template depends on the user."""
     return "{" in text
 
 
 def is_literal(template: str) -> bool:
-    """Whether it stands for one text for every user."""
+    """Whether a template is one text for every user."""
     return not has_placeholder(template) and not {*template.split(".")} & {*WILDCARDS}
 
 
 def resolve(template: str, values: Values) -> str | None:
-    """The pattern for a user; None if the user lacks what a placeholder stands for.
+    """Return the pattern for a user; None if the user lacks the value of a placeholder.
 
-    What would be an empty pattern is None as well: that one means anything.
+    An empty pattern would match everything, so the result is None for it as well.
     """
     if not template:
         return template
@@ -127,7 +127,7 @@ def resolve(template: str, values: Values) -> str | None:
 
 
 def marked(text: str) -> str:
-    """A name or a subject as it is compared: parts that look like wildcards are marked."""
+    """Return a name or a subject for comparison: parts that look like wildcards are marked."""
     if "*" not in text and "#" not in text and _MARK not in text:
         return text
     return ".".join(
@@ -136,24 +136,24 @@ def marked(text: str) -> str:
 
 
 def unmarked(part: str) -> str:
-    """A literal part as it was."""
+    """Return a literal part without its mark."""
     return part.removeprefix(_MARK)
 
 
 def is_marked(pattern: str) -> bool:
-    """Whether a pattern has such a part, so that nobody else would understand it."""
+    """Whether a pattern has a marked part, which no other module understands."""
     return _MARK in pattern
 
 
 class PatternRow(NamedTuple, Generic[Value]):
-    """A pattern and what it is for."""
+    """A pattern and its value."""
 
     forms: tuple[Form, ...]
     value: Value
 
 
 class PatternTable(Generic[Value]):
-    """Patterns, and which of them a name or a subject fits."""
+    """Patterns with values, for the lookup of those that a name or a subject matches."""
 
     __slots__ = ("_index", "_patterns", "_rows")
 
@@ -163,11 +163,11 @@ class PatternTable(Generic[Value]):
         self._index: Index | None = None
 
     def add(self, pattern: str, value: Value) -> None:
-        """Add a pattern, before the first one is looked for."""
+        """Add a pattern, before the first lookup."""
         self._patterns.append((pattern, value))
 
     def fitting(self, text: str) -> list[Value]:
-        """What is filed under patterns that a `marked` text fits, in the order in which it was added."""
+        """Return the values of the patterns that a `marked` text matches, in the order of `add`."""
         if self._index is None and len(self._patterns) > SCANNED_MAX:
             self._index = _index_of(self._patterns)
         if self._index is not None:

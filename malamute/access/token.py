@@ -1,4 +1,4 @@
-"""Bearer tokens: who a client is by what an issuer has signed (JWT, RFC 7519).
+"""Bearer tokens: the user of a client by the signature of an issuer (JWT, RFC 7519).
 
 Pure: keys come as text, and the time is an argument. PyJWT checks the signature, and is loaded with the first
 issuer. What it leaves open is decided here:
@@ -78,7 +78,7 @@ REASONS = (
 
 
 class TokenRefused(Exception):
-    """Raised when a token proves nothing. `reason` is one of `REASONS`; clients get it as error 401."""
+    """Raised for a token that proves nothing. `reason` is one of `REASONS`; clients get error 401."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"token refused: {reason}")
@@ -86,7 +86,7 @@ class TokenRefused(Exception):
 
 
 class Bearer(NamedTuple):
-    """Whom a token is of, and until when, in seconds since the epoch.
+    """The user of a token, and its expiry in seconds since the epoch.
 
     `key` tells which key of which issuer has signed it. `scope` are rules that narrow what the user may do;
     None if the issuer has none.
@@ -106,11 +106,11 @@ class TokenKey(NamedTuple):
     kind: str
     key: PublicKeyTypes
     name: str
-    """What tells it from every other key of every issuer."""
+    """Return an identity that no other key of any issuer has."""
 
 
 class Issuer:
-    """An issuer whose tokens are taken, with the keys."""
+    """An issuer of accepted tokens, with its keys."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Issuer:
         scope_claim: str = "",
         leeway_seconds: float = 0.0,
     ) -> None:
-        """`keys` is PEM or a JWKS. `name` and `audience` are what the claims `iss` and `aud` have to be.
+        """Read `keys`, PEM or a JWKS. The claims `iss` and `aud` have to equal `name` and `audience`.
 
         Raises:
             ConfigError: the keys cannot be used, or an algorithm has none.
@@ -140,7 +140,7 @@ class Issuer:
             raise ConfigError(f"no key for {without[0]}: expected one of kind {ALGORITHMS[without[0]]}")
 
     def verify(self, token: str, header: Mapping[str, Any], now: float) -> Bearer:
-        """Whose a token with this header is. Raises `TokenRefused`."""
+        """Return the user of a token with this header. Raises `TokenRefused`."""
         import jwt
 
         algorithm, kid = header.get("alg"), header.get("kid")
@@ -201,11 +201,11 @@ class Issuers:
 
     @property
     def keys(self) -> frozenset[str]:
-        """What tells their keys from all others."""
+        """Return the identities of all keys."""
         return frozenset(key.name for issuer in self.by_name.values() for key in issuer.keys)
 
     def verify(self, token: str, now: float) -> Bearer:
-        """Whose a token is; `now` is in seconds since the epoch.
+        """Return the user of a token; `now` is in seconds since the epoch.
 
         Raises:
             TokenRefused: it proves nothing; says why.
@@ -224,7 +224,7 @@ class Issuers:
 
 
 def _seconds(value: object) -> float:
-    """A time of a token. JSON of Python has infinity, and whole numbers of any size."""
+    """Return a time of a token. JSON of Python has infinity, and whole numbers of any size."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TokenRefused(MALFORMED)
     if not -SECONDS_MAX < value < SECONDS_MAX or not isfinite(value):
@@ -233,7 +233,7 @@ def _seconds(value: object) -> float:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it has a form in UTF-8."""
+    """Whether a text has a form in UTF-8."""
     try:
         return bool(value.encode())
     except UnicodeEncodeError:
@@ -241,7 +241,7 @@ def _is_text(value: str) -> bool:
 
 
 def _claims_of(claims: Mapping[str, Any]) -> Claims:
-    """What rules may name as `{claim.NAME}`: texts, and whole numbers as text."""
+    """Return the claims for `{claim.NAME}` in rules: texts, and whole numbers as text."""
     found = {
         name: str(value)
         for name, value in claims.items()
@@ -260,7 +260,7 @@ def _scope_of(value: object) -> tuple[AccessRule, ...]:
 
 
 def _read_keys(issuer: str, text: str) -> Iterable[TokenKey]:
-    """The keys in PEM or a JWKS. Raises as `Issuer`."""
+    """Return the keys in PEM or a JWKS. Raises as `Issuer`."""
     _require_library()
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
@@ -278,7 +278,7 @@ def _read_keys(issuer: str, text: str) -> Iterable[TokenKey]:
 
 
 def _read_jwks(text: str) -> list[tuple[str, PublicKeyTypes]]:
-    """The keys for signatures in a JWKS. Raises `ValueError`, `TypeError` or `LookupError`."""
+    """Return the keys for signatures in a JWKS. Raises `ValueError`, `TypeError` or `LookupError`."""
     import jwt
 
     found: list[tuple[str, PublicKeyTypes]] = []
@@ -295,7 +295,7 @@ def _read_jwks(text: str) -> list[tuple[str, PublicKeyTypes]]:
 
 
 def _kind_of(key: PublicKeyTypes) -> str:
-    """The kind of a key, as `ALGORITHMS` has it. Raises `ConfigError` for one that is none of these."""
+    """Return the kind of a key in `ALGORITHMS`. Raises `ConfigError` for a key of another kind."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -317,7 +317,7 @@ def _kind_of(key: PublicKeyTypes) -> str:
 
 
 def _require_library() -> None:
-    """Raise `NotInstalled` without PyJWT and what checks its signatures."""
+    """Raise `NotInstalled` without PyJWT and its library for signatures."""
     try:
         import cryptography  # noqa: F401  # only whether it is there
         import jwt  # noqa: F401

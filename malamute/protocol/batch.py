@@ -43,7 +43,7 @@ Frame = bytes | memoryview
 
 pack = msgpack.Packer(autoreset=True).pack
 pack_plain = msgspec.msgpack.Encoder().encode
-"""The same, and twice as fast, for what is known to be plain: others it may turn into something else."""
+"""Packs plain values twice as fast; a value of another type may become a different one."""
 _HEADER_TYPES = frozenset({str, int, float, bool, type(None)})
 _UNPACK_ERRORS = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
 _PLAIN_TYPES = _HEADER_TYPES | {bytes}
@@ -64,16 +64,16 @@ def unpack(data: Frame, items_max: int = ITEMS_MAX) -> Any:
 
 
 SCANNED_BYTES = 1024 * 1024
-"""A frame with more bytes is gone through before it is unpacked: many small values would take too much."""
+"""Bytes of a frame past which its values are counted before they are unpacked, for their memory."""
 
 UNCHECKED_BYTES = 512
-"""Bytes of which lists that are announced and not there cannot take much."""
+"""Bytes of a frame whose announced, missing lists cannot take much memory."""
 
 
 def _load(data: Frame, items_max: int = ITEMS_MAX) -> Any:
-    """One msgpack value. All of it is first seen to be there, without making anything of it.
+    """Return one msgpack value. First the whole is checked to be there, without making any value.
 
-    A list is given room for the items that it announces. So lists in lists that announce items and have none
+    A list gets memory for the items that it announces. So lists in lists that announce items and have none
     could take thousands of times their bytes.
     """
     if len(data) > SCANNED_BYTES and items_max < len(data):
@@ -155,13 +155,13 @@ def are_headers(headers: Mapping[Any, Any]) -> bool:
 
 
 def unpack_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
-    """The headers and the body frames of a record. Raises `Malformed` when it is none."""
+    """Return the headers and the body frames of a record. Raises `Malformed` for any other bytes."""
     try:
         if len(record) <= SCANNED_BYTES:
             headers, frame = _plain_record(record)
             return headers or {}, [frame]
     except (ValueError, RecursionError):
-        pass  # it is not what nearly all are: a body of several frames, or malformed
+        pass  # an unusual record: a body of several frames, or malformed
     body = unpack(record)
     if type(body) is not list or not body:
         raise Malformed("invalid record: expected an array of headers and body frames")
@@ -177,7 +177,7 @@ _BODY: frozenset[type] = frozenset((bytes,))
 
 
 class _Pairs(list[tuple[Any, Any]]):
-    """A map as it stands: with keys of any type, none of which is hashed."""
+    """The pairs of a map: its keys may have any type, and none is hashed."""
 
 
 _unpack_oddly = partial(
@@ -190,10 +190,10 @@ _unpack_oddly = partial(
 
 
 def readable_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
-    """The headers and the body frames of a record, without headers that cannot be any.
+    """Return the headers and the body frames of a record, without its invalid headers.
 
-    For whoever shows what another has published: a header with a name that is no text, or with a value that
-    is a list, does not hide the body. Raises `Malformed` when the body cannot be found.
+    For programs that show messages of others: a header with a name that is no text, or with a value that is a
+    list, does not hide the body. Raises `Malformed` if the body cannot be found.
     """
     try:
         return unpack_record(record)
@@ -220,9 +220,9 @@ def readable_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def headers_of(records: Sequence[Frame]) -> list[dict[str, Any]]:
-    """The headers of each record, for matching: none at all of one that is malformed."""
+    """Return the headers of each record, for matching; a malformed record has none."""
     if records and max(map(len, records)) > SCANNED_BYTES:
-        # What is large is gone through before it is unpacked, so it has to be looked at by itself.
+        # The values of a large record are counted before it is unpacked, which takes a look at each.
         left = iter([record if len(record) <= SCANNED_BYTES else b"" for record in records])
     else:
         left = iter(records)
@@ -231,7 +231,7 @@ def headers_of(records: Sequence[Frame]) -> list[dict[str, Any]]:
         try:
             rows.extend(map(_plain_record, left))
         except (ValueError, RecursionError):
-            # It is not what nearly all are: a body of several frames, or malformed.
+            # The record is unusual: a body of several frames, or malformed.
             rows.append((_headers_of_one(records[len(rows)]), b""))
     return [headers or {} for headers, _ in rows]
 
@@ -249,7 +249,7 @@ def _headers_of_one(record: Frame) -> dict[str, Any]:
 
 
 def split_large(records: Sequence[Frame]) -> tuple[list[Frame | None], tuple[Frame, ...]]:
-    """Take the records that travel as frames of their own out of a column."""
+    """Split the records that travel as frames of their own from a column."""
     if not records or max(map(len, records)) < RECORD_LARGE_BYTES:
         return list(records), ()
     inline = [None if len(record) >= RECORD_LARGE_BYTES else record for record in records]
@@ -257,7 +257,7 @@ def split_large(records: Sequence[Frame]) -> tuple[list[Frame | None], tuple[Fra
 
 
 def join_large(records: Sequence[Frame | None], large: Sequence[Frame]) -> Sequence[Frame]:
-    """Put them back. Raises `Malformed` when there are not as many frames as places."""
+    """Join large records into their column. Raises `Malformed` for another number of frames than places."""
     if not large and None not in records:
         return records  # type: ignore[return-value]  # none of them is None
     frames = iter(large)
@@ -334,7 +334,7 @@ class Columns(NamedTuple):
         return repeat(self.ttls) if isinstance(self.ttls, int) else self.ttls
 
     def take(self, places: Sequence[int]) -> Columns:
-        """The messages at these places alone."""
+        """Return the messages at these places alone."""
 
         def taken(column: Any) -> Any:
             return [column[i] for i in places] if isinstance(column, list | tuple) else column
@@ -345,7 +345,7 @@ class Columns(NamedTuple):
 
 
 def pack_stream_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:
-    """The payload frame of stream messages, and the large records that follow it."""
+    """Return the payload frame of stream messages, and the large records that follow it."""
     sequences, times, senders, subjects, records = columns[:5]
     inline, large = split_large(records)
     if columns.ttls:
@@ -354,7 +354,7 @@ def pack_stream_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:
 
 
 def pack_queue_payload(columns: Columns) -> tuple[bytes, tuple[Frame, ...]]:
-    """The payload frame of mailbox or service messages, and the large records that follow it."""
+    """Return the payload frame of mailbox or service messages, and the large records that follow it."""
     inline, large = split_large(columns.records)
     return pack_plain((*columns[:4], inline, *columns[5:7])), large
 
@@ -371,11 +371,11 @@ def unpack_payload(payload: Frame, large: Sequence[Frame] = ()) -> Columns:
 
 
 def _plain_columns(payload: Frame) -> list[Any]:
-    """The columns of messages, as nearly all are; none at all of any other payload."""
+    """Return the columns of a usual payload; an empty list for any other."""
     if not payload or payload[0] not in _TYPED_COLUMNS:
         return []
     try:
-        # Nothing gets the room that it announces before all of it is seen to be there.
+        # No list gets the memory that it announces before the whole value is seen to be there.
         seen(payload)
         fields: list[Any] = [*_TYPED_COLUMNS[payload[0]](payload)]
     except (ValueError, RecursionError):
@@ -389,7 +389,7 @@ def _plain_columns(payload: Frame) -> list[Any]:
 
 _SIX = 6
 seen = msgspec.msgpack.Decoder(msgspec.Raw).decode
-"""Goes through a value without making anything of it. Raises `ValueError` if it is not all there."""
+"""Scans a value without making it. Raises `ValueError` for one that is cut short."""
 _Sequence = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 _Time = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 _Attempt = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
@@ -409,7 +409,7 @@ _TYPED_COLUMNS: dict[int, Callable[[Frame], Sequence[Any]]] = {
         tuple[_Sequences, _Times, _Senders, list[str], _Records, _Attempt | list[_Attempt], _Properties]
     ).decode,
 }
-"""By how a list begins: of five or six columns those of stream messages, of seven those of queued ones."""
+"""Decoders by the first byte of a list: five or six columns of stream messages, seven of queued ones."""
 
 
 def _any_columns(payload: Frame) -> list[Any]:
@@ -442,7 +442,7 @@ _BOUNDS: dict[int, Sequence[tuple[str, int, int]]] = {
     _SIX: (*_RUN, ("milliseconds to live", 0, DURATION_MS_MAX)),
     7: (*_RUN, ("attempts", 0, NUMBER_MAX)),
 }
-"""What the numbers of each column may be, by the number of columns. Others have no words."""
+"""The range of the numbers of each column, by the number of columns. Other columns have no name here."""
 
 
 def _is_within(column: int | list[int], low: int, high: int) -> bool:

@@ -1,4 +1,4 @@
-"""Bounces: which messages of a mailbox can be given back to their senders."""
+"""Bounces: the messages of a mailbox that can return to their senders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from malamute.protocol.names import RESERVED_PREFIX
 
 BOUNCED = "bounced"
-"""The outcome of a message that was given back, and the property of what came back: the mailbox it was in."""
+"""The outcome of a bounced message, and the property of the returned one: its mailbox."""
 
 _NOT_SENT = {
     BOUNCED: "it has bounced already",
@@ -16,11 +16,11 @@ _NOT_SENT = {
     "service": "it is a reply",
     "source": "a feed has made it",
 }
-"""Properties of messages that nobody has sent to the mailbox where they are, and why they stay there."""
+"""Properties of messages that no client sent to their mailbox, and why they stay there."""
 
 
 def why_not_bounced(sender: str, properties: Mapping[str, Any] | None) -> str:
-    """Why a message cannot be given back to its sender; empty if it can."""
+    """Return why a message cannot return to its sender; empty if it can."""
     for name, words in _NOT_SENT.items():
         if properties and name in properties:
             return words

@@ -1,10 +1,10 @@
-"""Messages to frames and back: the codec of protocol 2, and what a codec of another protocol has to be.
+"""Messages to frames and back: the codec of protocol 2, and the interface of a codec of another protocol.
 
 A record of 64 KiB or more travels as a frame of its own; in a message it is in its place.
 
-`decode` takes whatever bytes a peer sent: the result is a message, or one of `Malformed`, `TooLarge` and
-`UnknownCommand`, and nothing else. Such an error says which command and which number or source it is about,
-as far as the bytes say, so that the answer reaches the right waiter on the other side.
+`decode` accepts any bytes of a peer: the result is a message, or one of `Malformed`, `TooLarge` and
+`UnknownCommand`, and no other error. The error names the command and its number or source as far as the bytes
+show them, so that the answer reaches the right waiter on the other side.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ _GROWN: dict[type[Any], tuple[slice, slice, tuple[Any, ...]]] = {
         (Welcome, 1),
     )
 }
-"""Where the last fields are that a command leaves out while it has their defaults, where the others are, and
-the defaults: a peer that does not know such a field refuses it. So is the last one of PUBLISH."""
+"""The slice of the last fields that a command leaves out with their defaults, that of the others, and the
+defaults: a peer that does not know such a field refuses the command. The last field of PUBLISH is another."""
 
 
 class Codec(Protocol):
-    """A protocol, from the broker's side: what peers send becomes messages, and messages become frames.
+    """A protocol, from the broker's side: frames of peers become messages, and messages become frames.
 
-    A peer is one of this protocol if what it sends begins with `signature`.
+    A peer speaks this protocol if its first frame begins with `signature`.
     """
 
     signature: bytes
@@ -89,25 +89,25 @@ class Codec(Protocol):
         """Check the id of a peer that says HELLO.
 
         Raises:
-            InvalidValue: no session can have that id.
+            InvalidValue: the id is not valid for a session.
         """
         ...
 
     def decode(self, frames: Sequence[Frame]) -> Message:
-        """The message that the frames hold.
+        """Return the message that the frames hold.
 
         Raises:
-            Malformed, TooLarge, UnknownCommand: they hold none.
+            Malformed, TooLarge, UnknownCommand: the frames hold no message.
         """
         ...
 
     def encode(self, message: Message) -> Sequence[Frame]:
-        """The frames of a message. What it has made of a part of a `Delivery` it leaves there."""
+        """Return the frames of a message. The encoded form of a part of a `Delivery` stays in the part."""
         ...
 
 
 def encode(message: Message) -> list[Frame]:
-    """The frames of a message: the command, and what travels beside it. The ranges are not checked here."""
+    """Return the frames of a message: the command and its large records. Ranges are not checked here."""
     if isinstance(message, Delivery):
         return [pack((_DELIVER, message.source, message.after)), *_payload(message.part)]
     spec = BY_TYPE.get(type(message))
@@ -135,7 +135,7 @@ def _without(fields: tuple[Any, ...], grown: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def _payload(part: DeliveryPart) -> Sequence[Frame]:
-    """The columns of a part, encoded by the first that asks."""
+    """Return the encoded columns of a part, which keeps them for the next call."""
     frames = part.stored or part.encoded.get(VERSION)
     if frames is None:
         payload, large = (pack_queue_payload if part.queued else pack_stream_payload)(part.columns)
@@ -162,7 +162,7 @@ def _with_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
 
 
 def with_last_fields(frames: Sequence[Frame], *values: Any) -> list[Frame]:
-    """The frames of a command with other values in its last fields, where each default takes one byte."""
+    """Return the frames of a command with other last fields, whose defaults take a byte each."""
     return [b"".join((frames[0][: -len(values)], *map(pack, values))), *frames[1:]]
 
 
@@ -353,7 +353,7 @@ _DELIVER = BY_TYPE[Deliver].opcode
 _DELIVER_BEGINS = pack((_DELIVER, 0, 0))[:2]
 _deliver: Callable[[Frame], tuple[int, int, int]] = Decoder(tuple[int, Source, Number]).decode
 _ANSWER = b"\x93" + pack(BY_TYPE[Answer].opcode)
-"""How the array of an ANSWER begins, before its ref and its value."""
+"""The beginning of an ANSWER, before its ref and its value."""
 
 
 def _broken_rule(spec: Spec, fields: list[Any]) -> MalamuteError:
@@ -377,7 +377,7 @@ def _fault(spec: Spec, fields: list[Any], error: MalamuteError) -> MalamuteError
 
 
 class Protocol2:
-    """The codec of protocol 2. It is that of each peer whose first bytes belong to no other."""
+    """The codec of protocol 2, for each peer whose first bytes belong to no other protocol."""
 
     signature = b""
     decode = staticmethod(decode)
@@ -388,7 +388,7 @@ class Protocol2:
         """Check the routing id, which the client has chosen.
 
         Raises:
-            InvalidValue: it is not what a client would choose.
+            InvalidValue: the id has not 16 bytes, or begins with 0.
         """
         if len(peer) != ROUTING_ID_BYTES or not peer[0]:
             error = InvalidValue(

@@ -61,14 +61,15 @@ MAILBOX = 0
 class Hello(NamedTuple):
     """The first command of every connection. `unsettled` is the lowest number still without an answer.
 
-    `settled` are ranges of numbers above it that have theirs: a broker that was killed may have forgotten
-    those that it refused.
-    `attempt` counts the HELLOs of a client; the answer repeats it, and one to an earlier HELLO is told apart.
-    `heartbeat` is after how many milliseconds at the most something comes, if only a ZMTP heartbeat; 0 is no
+    `settled` are ranges of numbers above it that have one: a broker that was killed may have forgotten its
+    refusals.
+    `attempt` counts the HELLOs of a client; WELCOME repeats it, so that an answer to an earlier HELLO is
+    recognized.
+    `heartbeat` is the longest time in milliseconds without any traffic, ZMTP heartbeats included; 0 is no
     promise.
-    `token` proves who the client is, where the connection does not: a bearer token, or a user and a password
-    (`passwords.pack_login`). It is a secret, and is never shown.
-    `act_as` is the user that the session is to be of, if not the one that is proved.
+    `token` authenticates the client where the connection does not: a bearer token, or a user and a password
+    (`passwords.pack_login`). The token is a secret, and no text shows it.
+    `act_as` is the user whose rights the session has, if not the authenticated one.
     A `signed` session publishes with its user as the sender, and not with its address: see `signature`.
     """
 
@@ -104,7 +105,7 @@ class Publish(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send messages to a mailbox, whether its owner is there or not."""
+    """Send messages to a mailbox, whether its owner is connected or not."""
 
     address: Name
     number: Number
@@ -114,9 +115,9 @@ class Send(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Ask a service. The replies come to the mailbox of the requester.
+    """Send requests to a service. The replies come to the mailbox of the requester.
 
-    `acks` acknowledges deliveries of that mailbox, as by an ACK before it, whatever becomes of the request.
+    `acks` acknowledges deliveries of that mailbox like an ACK before the request, even if that is refused.
     """
 
     service: Name
@@ -130,8 +131,8 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     """Answer requests of an offer. A final reply completes its request and gives no credit back by itself.
 
-    `credit` and `credit_bytes` are granted to the offer, as by a CREDIT behind it, whatever becomes of the
-    reply; 0 and 0 grant nothing.
+    `credit` and `credit_bytes` are granted to the offer like a CREDIT after the reply, even if that is
+    refused; 0 and 0 grant nothing.
     """
 
     source: NewSource
@@ -144,13 +145,13 @@ class Reply(NamedTuple):
 
 
 class Subscribe(NamedTuple):
-    """Subscribe to a stream. A message that meets any of the criteria, and `where`, comes once.
+    """Subscribe to a stream. A message that matches any of the criteria and `where` is delivered once.
 
-    With a cursor that the broker knows it begins behind it; one that is new is set to `start`. `had` is the
-    last message that came before, on an older connection: GAP tells if the broker has lost it since. What is
-    `committed` is on the disk before it is delivered. Of an `existing` stream alone: it makes none. One that
-    stood before names in `resume` the position up to which it has had everything, `N@STORE`: it goes on
-    there if that is a position in this broker's store. Otherwise it begins anew, and GAP reports that.
+    A subscription with a known cursor begins behind that position; a new cursor is set to `start`. `had` is
+    the last message of an older connection: GAP reports its loss. With `committed`, messages are durable
+    before delivery. With `existing`, a stream that does not exist is not created. `resume` is the position up
+    to which an earlier subscription received everything, `N@STORE`: the new one continues there if that is a
+    position in this broker's store. Otherwise the subscription begins anew, and GAP reports that.
     """
 
     source: NewSource
@@ -168,11 +169,11 @@ class Subscribe(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Offer to work for a service, on requests whose subject meets any of the criteria.
+    """Offer to work for a service, on requests whose subject matches any of the criteria.
 
-    Of the kind `mailbox` it is an offer to receive from the mailbox of this name, beside its owner and
-    others, and the criteria are of the address of the sender. What is not settled or reported on within
-    `ack_timeout` milliseconds is taken back; 0 is what the broker is configured for.
+    An offer of the kind `mailbox` receives from the mailbox of this name, beside its owner and others, and
+    its criteria match the address of the sender. A delivery without settlement or PROGRESS within
+    `ack_timeout` milliseconds is requeued; 0 is the configured timeout.
     """
 
     source: NewSource
@@ -185,13 +186,13 @@ class Offer(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """End a subscription or an offer. Unfinished requests go back to the queue."""
+    """End a subscription or an offer. Unfinished requests are requeued."""
 
     source: NewSource
 
 
 class Credit(NamedTuple):
-    """Allow more deliveries from a source, beyond what was allowed before. -1 is without limit."""
+    """Allow more deliveries from a source, beyond its credit so far. -1 is without limit."""
 
     source: Source
     messages: CreditCount
@@ -201,8 +202,8 @@ class Credit(NamedTuple):
 class Ack(NamedTuple):
     """Acknowledge deliveries of the mailbox or of an offer by ranges of their sequences.
 
-    `credit` and `credit_bytes` are granted to the source, as by a CREDIT behind it, whatever becomes of the
-    ranges; 0 and 0 grant nothing.
+    `credit` and `credit_bytes` are granted to the source like a CREDIT after the ACK, even if the ranges are
+    refused; 0 and 0 grant nothing.
     """
 
     source: Source
@@ -212,7 +213,7 @@ class Ack(NamedTuple):
 
 
 class Nak(NamedTuple):
-    """Give deliveries back, to be delivered again after `delay` milliseconds; -1 is by the backoff."""
+    """Return deliveries, to be redelivered after `delay` milliseconds; -1 is the backoff."""
 
     source: Source
     ranges: Ranges
@@ -220,9 +221,9 @@ class Nak(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Refuse deliveries for good: they become dead letters, with the reason.
+    """Dead-letter deliveries, with the reason.
 
-    To `bounce` them is to give those of a mailbox back to their senders.
+    With `bounce`, deliveries of a mailbox return to their senders.
     """
 
     source: Source
@@ -232,23 +233,23 @@ class Reject(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Report that deliveries are still worked on: their time to be acknowledged begins anew."""
+    """Report that deliveries are still worked on: their ack timeout begins anew."""
 
     source: Source
     ranges: Ranges
 
 
 class Release(NamedTuple):
-    """Give deliveries back untouched: it does not count as an attempt."""
+    """Return deliveries untouched: the delivery does not count as an attempt."""
 
     source: Source
     ranges: Ranges
 
 
 class Drain(NamedTuple):
-    """Stop the deliveries of a source, and take back untouched all that is outstanding and not `held`.
+    """Stop the deliveries of a source, and requeue untouched all in flight that are not `held`.
 
-    OK says that nothing more comes, before more credit is granted.
+    OK means that no delivery follows before more credit is granted.
     """
 
     source: Source
@@ -256,7 +257,7 @@ class Drain(NamedTuple):
 
 
 class Withdraw(NamedTuple):
-    """Take back what was sent or asked by this session's address under a correlation, and is not settled."""
+    """Withdraw unsettled messages or requests of this session's address with a correlation."""
 
     ref: Ref
     kind: QueueKind
@@ -265,7 +266,7 @@ class Withdraw(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Ask the broker about itself."""
+    """Query the broker about itself."""
 
     ref: Ref
     topic: Words
@@ -273,25 +274,25 @@ class Query(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Are you there? The broker answers PONG. A client answers RECEIVED if there is a token."""
+    """Ask the peer for a sign of life: PONG from a broker; RECEIVED from a client if there is a token."""
 
     token: Number = 0
 
 
 class Received(NamedTuple):
-    """The client has taken the PING with this token, and all that came before it, from its socket."""
+    """Confirm that the client has read the PING with this token, and all before it, from its socket."""
 
     token: Number
 
 
 class Bye(NamedTuple):
-    """End the session: what it holds goes back to the queues, and it cannot be resumed."""
+    """End the session: its deliveries in flight are requeued, and no client can resume the session."""
 
 
 class Commit(NamedTuple):
-    """Set a named position of a stream: the reader is done with everything up to `sequence`.
+    """Set a cursor of a stream: the reader is done with everything up to `sequence`.
 
-    A sequence that is not of this broker's store is refused, if `store` names the one that it is of.
+    With the name of its `store`, a sequence of another broker's store is refused.
     """
 
     stream: Name
@@ -302,7 +303,7 @@ class Commit(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Change something in the broker. Under a number it is made once; OK has what it came to."""
+    """Change something in the broker. A change with a number is made once; OK has its outcome."""
 
     number: Number
     topic: Words
@@ -310,11 +311,11 @@ class Change(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The answer to HELLO. `resumed` tells that the broker still knew the session.
+    """The answer to HELLO. `resumed` means that the broker still knew the session.
 
     Beside the limits there is the `ack_timeout` for the session's mail, in milliseconds. `attempt` is that of
-    the HELLO that is answered. `incarnation` is another number when the broker was restored from a backup
-    since. `user` is whose the session is, as the broker found out; empty for nobody's.
+    the answered HELLO. `incarnation` differs after the broker was restored from a backup. `user` is the
+    authenticated user, empty without authentication.
     """
 
     version: Number
@@ -332,7 +333,7 @@ class Ok(NamedTuple):
     """The command `about` with this `ref` is done.
 
     For SUBSCRIBE, `value` is the first sequence; for OFFER, the ack timeout in force, in milliseconds; for
-    CHANGE, what it did.
+    CHANGE, its outcome.
     """
 
     about: Opcode
@@ -341,9 +342,9 @@ class Ok(NamedTuple):
 
 
 class Error(NamedTuple):
-    """The command `about` with this `ref` was refused and changed nothing. 0 means not known.
+    """The command `about` with this `ref` was refused and changed nothing. 0 is unknown.
 
-    The same command would not be refused for this reason after `retry_after` milliseconds; 0 is not known.
+    After `retry_after` milliseconds this reason no longer applies; 0 is unknown.
     """
 
     code: Code
@@ -354,13 +355,13 @@ class Error(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Commands are on the disk: ranges `[first number, last number, first sequence]`."""
+    """Commands are durable: ranges `[first number, last number, first sequence]`."""
 
     ranges: StoredRanges
 
 
 class Deliver(NamedTuple):
-    """Messages from a source, as they come in. `after` is the last sequence that the delivery before had."""
+    """Messages from a source, as received. `after` is the last sequence of the delivery before."""
 
     source: Source
     after: Number
@@ -369,7 +370,7 @@ class Deliver(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """The same as they go out: nobody has encoded them yet, or somebody has, and left that in the part."""
+    """Messages from a source, as sent: the part keeps their encoded form once there is one."""
 
     source: int
     after: int
@@ -377,10 +378,10 @@ class Delivery(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The messages of a subscription from `first` to `last` are unavailable, and why.
+    """The messages of a subscription from `first` to `last` are unavailable, with the reason.
 
-    Up to the last message that came, it is of those that the subscription has had: they are no more. With the
-    reason `another-store` it begins anew behind `last`, which may be 0.
+    A gap before the last delivered message is of messages that the subscription has had: they are lost. With
+    the reason `another-store` the subscription begins anew behind `last`, which may be 0.
     """
 
     source: Source
@@ -391,27 +392,27 @@ class Gap(NamedTuple):
 
 RESTART, NOT_STORED, OVERWRITTEN, NO_JOURNAL = "restart", "not-stored", "overwritten", "no-journal"
 TAKEN_BACK = "taken-back"
-"""The reason of a gap in what was delivered before it was on the disk, and never came there."""
+"""The reason of a gap of messages that were delivered before they were durable, and never became it."""
 RESTORED = "restored"
-"""The reason of a gap between a backup and what came when it was restored. Anything may have been there."""
+"""The reason of a gap between a backup and the first message after its restore: any may have been lost."""
 EXPIRED = "expired"
-"""The reason of a gap in which every message that the subscription would have got has expired."""
+"""The reason of a gap whose matching messages have all expired."""
 ANOTHER_STORE = "another-store"
-"""The reason of a gap in front of a subscription whose position was one in another store.
+"""The reason of a gap before a subscription whose position was in another store.
 
-It has the messages of this store that lie before the place where the subscription begins anew; there may be
-none."""
+The gap has the messages of this store before the position where the subscription begins anew, perhaps none.
+"""
 GAP_REASONS = (RESTART, NOT_STORED, OVERWRITTEN, NO_JOURNAL, TAKEN_BACK, RESTORED, EXPIRED, ANOTHER_STORE)
 """All reasons of gaps."""
 
 HARMLESS = frozenset((RESTART, NOT_STORED))
-"""Reasons of gaps in which nothing was that its publisher had confirmed."""
+"""Reasons of gaps without any message whose publisher had a confirmation."""
 
 
 class Switch(NamedTuple):
     """A subscription is now `live` or in `replay`, from this sequence on.
 
-    One that is `limited` from its beginning on has not all that was asked for: the rules allow a part of it.
+    A subscription that is `limited` from its start on has a part of its criteria: the rules allow no more.
     """
 
     source: Source
@@ -420,7 +421,7 @@ class Switch(NamedTuple):
 
 
 LIMITED = "limited"
-"""The state of a subscription that has a part of what was asked for."""
+"""The state of a subscription that has a part of its criteria."""
 
 
 class Answer(NamedTuple):
@@ -431,7 +432,7 @@ class Answer(NamedTuple):
 
 
 class PackedAnswer(NamedTuple):
-    """An ANSWER whose value is packed already: its maker had to know how large it is."""
+    """An ANSWER whose value is packed already, as its size had to be known."""
 
     ref: int
     value: bytes
@@ -442,7 +443,7 @@ class Pong(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """Deliveries of a source are no longer the receiver's: `timeout`, `expired`, `withdrawn`, `purged`."""
+    """Deliveries of a source are taken from the receiver: `timeout`, `expired`, `withdrawn`, `purged`."""
 
     source: Source
     ranges: Ranges
@@ -567,7 +568,7 @@ BY_TYPE: dict[type[Any], Spec] = {spec.message: spec for spec in SPECS}
 
 
 def error_message(error: MalamuteError, about: int = 0, ref: int = 0) -> Error:
-    """The ERROR that tells a peer of `error`. Words that are too long for it are cut."""
+    """Return the ERROR that reports `error` to a peer. A text that is too long is cut."""
     text = error.text or str(error)
     words = text.encode("utf-8", "replace")[: limits.WHERE_BYTES_MAX].decode("utf-8", "ignore")
     # A rate of one a second is not reached again for years by one huge command.

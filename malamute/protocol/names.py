@@ -35,7 +35,7 @@ AUDIT = "$audit"
 """The stream of administrative changes."""
 
 ERROR_HEADER = "malamute.error"
-"""The header of a final reply that is none: what went wrong."""
+"""The header of a final reply that reports a failure: its text."""
 
 # A lone surrogate has no UTF-8 form, so it is no text that another program could read.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -55,7 +55,7 @@ def is_name(value: str) -> bool:
 
 
 def signature(user: str) -> str:
-    """Return the sender of what a signed session of a user publishes; a broker without users has one user."""
+    """Return the sender of messages of a signed session; a broker without users has one user."""
     return SIGNATURE_PREFIX + user
 
 
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Read `KIND/NAME`. Raises `InvalidName` when it is none."""
+        """Read `KIND/NAME`. Raises `InvalidName` for any other text."""
         kind, _, name = text.partition("/")
         if kind not in get_args(Kind) or not is_name(name):
             raise InvalidName(f"invalid place {text!r}: expected {PLACE_FORM}")
@@ -87,7 +87,7 @@ class Uri(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Uri:
-        """Read a `malamute://` URI. Raises `InvalidName` when it is none."""
+        """Read a `malamute://` URI. Raises `InvalidName` for any other text."""
         parts = _parts(text)
         if parts["kind"] is None:
             raise InvalidName(
@@ -107,7 +107,7 @@ class Uri(NamedTuple):
 
     @property
     def endpoint(self) -> str:
-        """The address of the broker for ZeroMQ."""
+        """Return the address of the broker for ZeroMQ."""
         return f"tcp://{_authority(self.host)}:{self.port}"
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Uri(NamedTuple):
 
 
 def endpoint_of(text: str) -> str:
-    """The address for ZeroMQ of the broker in a `malamute://` URI. Raises `InvalidName` when it is none."""
+    """Return the ZeroMQ address in a `malamute://` URI. Raises `InvalidName` for any other text."""
     parts = _parts(text)
     if parts["kind"] is not None:
         return Uri.parse(text).endpoint

@@ -8,16 +8,16 @@ from malamute.protocol.batch import Columns, Frame
 
 
 class DeliveryPart:
-    """Messages of a stream for all readers that take just these.
+    """Messages of a stream for all readers of exactly these.
 
-    `stored` are the frames of it as they are on the disk, if it is there as it is. `encoded` is the slot of
-    the codecs: each keeps there what it has made of the columns, under a key of its own.
+    `stored` are the frames of a part that is on the disk in this form. `encoded` is the slot of the codecs:
+    each keeps there its form of the columns, under a key of its own.
     """
 
     __slots__ = ("columns", "encoded", "stored")
 
     queued = False
-    """Whether they come from a queue, so that attempts and properties belong to them."""
+    """Whether the messages come from a queue, and have attempts and properties."""
 
     def __init__(self, columns: Columns, stored: Sequence[Frame] | None = None) -> None:
         self.columns = columns

@@ -1,7 +1,7 @@
-"""What can be a password, wherever one is made, sent or tried, and how HELLO has one.
+"""The form of a password for every module that makes, sends or tries one, and its place in HELLO.
 
-In the `token` of HELLO a user and a password are as in the mechanism PLAIN of SASL (RFC 4616), which is no
-token: NUL, the user, NUL, the password.
+The `token` of HELLO has a user and a password as the mechanism PLAIN of SASL does (RFC 4616), which no bearer
+token looks like: NUL, the user, NUL, the password.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ PASSWORD_FORM = f"1 to {PASSWORD_BYTES_MAX} bytes of UTF-8, none of them zero"
 
 
 def is_password(text: str) -> bool:
-    """Whether a text can be a password, or the name that is given with one.
+    """Whether a text can be a password, or the name of its user.
 
     HMAC fills a short key up with zero bytes, so scrypt cannot tell `a` from `a` with some at its end.
     """
@@ -23,11 +23,11 @@ def is_password(text: str) -> bool:
 
 
 def pack_login(user: str, password: str) -> str:
-    """A user and a password as HELLO has them; both are to be as `is_password` says."""
+    """Return a user and a password for HELLO; both have the form of `is_password`."""
     return f"\0{user}\0{password}"
 
 
 def unpack_login(token: str) -> tuple[str, str] | None:
-    """The user and the password that are in the place of a token, if there are any."""
+    """Return the user and the password in the place of a token; None if it is a token."""
     nothing, *login = token.split("\0")
     return (login[0], login[1]) if not nothing and len(login) == 2 else None

@@ -1,8 +1,8 @@
-"""Positions in streams that name their store, for whoever keeps one outside of the broker.
+"""Positions in streams that name their store, for programs that keep a position outside of the broker.
 
-A sequence counts in one store alone. So a position that is to be used again, perhaps at another broker or
-at one that has lost its store, is written `N@STORE`: everything up to sequence N is done with, and STORE is
-the id of the broker and, if it was ever restored from a backup, its incarnation.
+A sequence counts in one store alone. So a position for later use, perhaps at another broker or at one that
+has lost its store, is written `N@STORE`: everything up to sequence N is done with, and STORE is the id of the
+broker and, after a restore from a backup, its incarnation.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _FORM = re.compile(r"([0-9]{1,19})@(([0-9a-f]{32})(?:\.[1-9][0-9]{0,18})?)")
 
 
 def store_name(broker: bytes, incarnation: int) -> str:
-    """Return the name of the store of a broker, by which positions in it are known."""
+    """Return the name of the store of a broker, as positions have it."""
     return f"{broker.hex()}.{incarnation}" if incarnation else broker.hex()
 
 
 def broker_of(store: str) -> str:
-    """Return the id of the broker, in hexadecimal, that a store is of."""
+    """Return the id of the broker of a store, in hexadecimal."""
     return store.partition(".")[0]
 
 
 class StorePosition(NamedTuple):
-    """A position: the last sequence that is done with, and the store that it is of."""
+    """A position: the last sequence that is done with, and its store."""
 
     sequence: int
     store: str

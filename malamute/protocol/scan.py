@@ -1,8 +1,8 @@
-"""How many values a frame holds, found out before any of them is made.
+"""The number of values in a frame, counted before any value is made.
 
 A value takes up to a hundred times its bytes in memory: an empty list is one byte, and 72 in Python. So a
-frame that is large is gone through first, token by token. This costs more than decoding where it has many
-small values, and nothing where it has few large ones.
+large frame is scanned first, token by token. The scan costs more than decoding for many small values, and
+next to nothing for few large ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from malamute.protocol.limits import VALUES_MAX
 
 
 def _scalars() -> list[int]:
-    """The size of each token that its first byte says, and holds no other value; 0 for all others."""
+    """Return the size of each token by its first byte; 0 for tokens with a length or with values inside."""
     sizes = [0] * 256
     sizes[0x00:0x80] = [1] * 0x80
     sizes[0xA0:0xC0] = range(1, 33)
@@ -25,13 +25,13 @@ def _scalars() -> list[int]:
 
 _SCALARS = _scalars()
 _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
-"""How many bytes tell the length of a text, of bytes or of an extension. That has one more for its type."""
+"""Bytes of the length of a text, of bytes or of an extension, which has one more for its type."""
 _COUNTS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""How many bytes tell the count of a list or a map, and how many values each item is."""
+"""Bytes of the count of a list or a map, and the values of each item."""
 
 
 def has_too_many_values(data: bytes | memoryview) -> bool:
-    """Whether a msgpack value announces more than `VALUES_MAX`. Raises `ValueError` if it is cut short."""
+    """Whether a msgpack value announces more than `VALUES_MAX`. Raises `ValueError` for one cut short."""
     announced, seen, place = 1, 0, 0
     sizes, lengths = _SCALARS, _LENGTHS
     try:
@@ -56,7 +56,7 @@ def has_too_many_values(data: bytes | memoryview) -> bool:
 
 
 def _container(data: bytes | memoryview, place: int, token: int) -> tuple[int, int]:
-    """Where the values of a list or a map begin, and how many they are."""
+    """Return the place of the first value of a list or a map, and the number of its values."""
     if token < 0x90:
         return place + 1, 2 * (token & 0x0F)
     if token < 0xA0:

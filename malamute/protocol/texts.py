@@ -1,7 +1,7 @@
-"""Texts that nobody vouches for, made fit for a message, an error or a log.
+"""Texts of unknown origin, made fit for a message, an error or a log.
 
-An exception may quote a document of megabytes, name a file whose name is not UTF-8 (Python has it as half
-surrogates), or raise another exception when it is asked for its text. So may the `repr` of a value.
+An exception may quote a document of megabytes, name a file whose name is not UTF-8 (half surrogates in
+Python), or raise another exception in its `str`. So may the `repr` of a value.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SHORT.maxstring = _SHORT.maxother = SHOWN_CHARACTERS
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: what Python calls it, cut; the type alone if that fails."""
+    """Return a value as an error shows it: its `repr`, cut; the type alone if that fails."""
     if isinstance(value, str | bytes | bytearray) and len(value) > SHOWN_CHARACTERS:
-        # Before it is written out: that takes up to ten times the room.
+        # The `repr` of the whole would take up to ten times the memory.
         return f"{value[:SHOWN_CHARACTERS]!r}{ELLIPSIS}"
     try:
         return _SHORT.repr(value)
@@ -30,7 +30,7 @@ def shown(value: Any) -> str:
 
 
 def fitting(text: str, bytes_max: int) -> str:
-    """A text of at most so many bytes of UTF-8, with what has no form in it escaped."""
+    """Return a text of at most so many bytes of UTF-8, with lone surrogates escaped."""
     data = text[:bytes_max].encode("utf-8", "backslashreplace")
     if len(data) <= bytes_max and len(text) <= bytes_max:
         return data.decode()
@@ -39,7 +39,7 @@ def fitting(text: str, bytes_max: int) -> str:
 
 
 def words_of(error: BaseException, bytes_max: int) -> str:
-    """The type and the text of an exception; the type alone if its text fails."""
+    """Return the type and the text of an exception; the type alone if its text fails."""
     name = type(error).__name__
     try:
         text = str(error)
