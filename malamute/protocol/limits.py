@@ -1,6 +1,6 @@
 """Every limit of the wire, in one place.
 
-The constants are part of the protocol: both sides refuse what goes past them. `Limits` holds those
+The constants are part of the protocol: both sides refuse values past them. `Limits` holds those
 that a broker may set; WELCOME tells them to the client, so that it refuses early and with a better word.
 """
 
@@ -33,7 +33,7 @@ BATCH_MESSAGES_MAX = 10_000
 """Messages in one PUBLISH, SEND, REQUEST or REPLY."""
 
 ITEMS_MAX = 100_000
-"""Items in any list of a command or a record. What a list declares is allocated before it is read."""
+"""Items in any list of a command or a record. A declared list is allocated before it is read."""
 
 VALUES_MAX = 250_000
 """Values in a frame of more than a mebibyte: the lists, the maps, and each of their items."""
@@ -51,13 +51,13 @@ TOKEN_BYTES_MAX = 8_192
 """Bytes of a bearer token in HELLO."""
 
 PASSWORD_BYTES_MAX = 255
-"""Bytes of UTF-8 in a password, and in the name of its user: what libzmq's handshake has room for."""
+"""Bytes of UTF-8 in a password, and in the name of its user: the limit of libzmq's handshake."""
 
 RECORD_LARGE_BYTES = 65_536
 """A record of this size or more travels as a frame of its own."""
 
 CHANGES_MAX = 16
-"""Changes of one session that may be without an answer, and outcomes of changes that are kept for it."""
+"""Changes of one session without an answer, and outcomes of changes that are kept for the session."""
 
 DURATION_MS_MAX = 10 * 365 * 86_400_000
 """Milliseconds of the longest delay, deadline or time to live: ten years."""
@@ -94,7 +94,7 @@ SOURCE_MAX = 2**31 - 1
 
 
 class Limits(NamedTuple):
-    """The limits that a broker sets for itself, with their defaults."""
+    """The limits of a broker, with their defaults."""
 
     message_bytes: int = 64 * 1024 * 1024
     """The records of one command together, in bytes."""
@@ -105,14 +105,14 @@ class Limits(NamedTuple):
     sources: int = 1_000
     """Subscriptions and offers of one session."""
     selector_bytes: int = 4 * 1024 * 1024
-    """Memory of one selector, which is computed from what it asks for: each term takes 600 bytes of it, and a
+    """Memory of one selector, which is computed from its terms: each term takes 600 bytes of it, and a
     regular expression 128 KiB."""
     session_selector_bytes: int = 16 * 1024 * 1024
     """Memory of all selectors of one session, and of the subscriptions and offers that have them."""
     selectors_bytes: int = 256 * 1024 * 1024
     """The same of all sessions together."""
     caches_bytes: int = 64 * 1024 * 1024
-    """Memory of what is remembered of subjects seen before, in all streams and services together."""
+    """Memory of cached results of subjects, in all streams and services together."""
     streams: int = 10_000
     """Streams of the broker."""
     cursors: int = 1_000
@@ -144,10 +144,10 @@ class Limits(NamedTuple):
     answers_bytes: int = 4 * 1024 * 1024
     """Bytes of answers to QUERY that one session may have under way; past it, a query is refused with 503."""
     backlog_bytes: int = 128 * 1024 * 1024
-    """Memory of what was accepted and is not on the disk yet. One session may take as much of it as it leaves
+    """Memory of accepted messages that are not durable yet. One session may take as much of it as it leaves
     to all others; a command that would take more is refused with 503."""
 
     def share_queues(self) -> Limits:
-        """The same with what one queue may have: three quarters of what all may have together."""
+        """Return the limits with those of one queue: three quarters of the limits of all queues together."""
         messages, size_bytes = self.queues_messages * 3 // 4, self.queues_bytes * 3 // 4
         return self._replace(queue_messages=max(1, messages), queue_bytes=max(1, size_bytes))

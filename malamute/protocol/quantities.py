@@ -91,7 +91,7 @@ def format_duration(seconds: float) -> str:
 
 
 def quantity(value: Any, units: Mapping[str, Decimal]) -> Decimal:
-    """Return a number in the unit whose factor is 1."""
+    """Return a number in the unit whose factor is 1. Raises `ValueError`."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return Decimal(repr(value))  # the decimal number that a person wrote, not the binary one beside it
     match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -101,7 +101,7 @@ def quantity(value: Any, units: Mapping[str, Decimal]) -> Decimal:
 
 
 def whole(number: Decimal) -> int:
-    """Return a number that is a whole one."""
+    """Return a whole number. Raises `ValueError` for any other."""
     if number > NUMBER_MAX or number != int(number):
         raise ValueError
     return int(number)

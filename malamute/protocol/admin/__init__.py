@@ -1,12 +1,11 @@
-"""What operators ask of a broker and change in it, as values: QUERY and CHANGE with their answers.
+"""Queries and changes of operators with their answers, as values: the topics of QUERY and CHANGE.
 
-A query or a change is a value whose fields are the arguments of its topic. What it is answered is a `Row`, or
-a list of rows. On the wire both are maps by the names of the fields, and `encode` and `decode` are all the
-code there is for that. A field that has its default may be left out of a map, and what a map has beyond
-the fields is passed over.
+A query or a change is a value whose fields are the arguments of its topic. The answer is a `Row`, or a list
+of rows. On the wire both are maps by the names of the fields, and `encode` and `decode` convert them. A field
+that has its default may be left out of a map, and further keys of a map are ignored.
 
 Times of day are in seconds since the epoch, durations have their unit in their names, sizes are in bytes.
-Credit is what is left of it, -1 without limit.
+Credit is the remaining one, -1 without limit.
 
     value       values with named fields, rows, and their maps
     topic       what a query and a change are

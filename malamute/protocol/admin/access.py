@@ -1,4 +1,4 @@
-"""Access: what the rules allow a user to do."""
+"""Access: the rights of a user by the rules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from malamute.protocol.fields import Address, Words
 class AccessExplained(Row):
     """Whether a user may do something, the rule that decided, and all rules about it.
 
-    It is `limited` if the user may do it in part: under some subjects, or for some rows. Without any rule
-    everything is allowed, and none is `in_force`.
+    The action is `limited` if it is allowed for some subjects or rows. Without any rule everything is
+    allowed, and no rule is `in_force`.
     """
 
     allowed: bool
@@ -25,7 +25,7 @@ class AccessExplained(Row):
 
 
 class AccessQuery(AdminQuery[AccessExplained]):
-    """Whether a user may do something: the action, and the thing as it stands in a rule."""
+    """Whether a user may do something: the action, and the resource as in a rule."""
 
     topic = "access"
 

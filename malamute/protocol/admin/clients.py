@@ -10,7 +10,7 @@ from malamute.protocol.fields import Boolean, Name
 
 
 class _ClientSession(Row):
-    """A session. Messages that it has sent and received are None of a broker that does not count them."""
+    """A session. `sent` and `received` messages are None of a broker that does not count them."""
 
     id: str
     address: str
@@ -26,9 +26,9 @@ class _ClientSession(Row):
 
 
 class ClientRow(_ClientSession):
-    """A client: how many subscriptions and offers it has, and how many messages it holds.
+    """A client: its numbers of subscriptions, of offers and of messages in flight.
 
-    It has the rights of its `user`, as whom the user `by` acts if there is one.
+    The client has the rights of its `user`; the user `by` acts as that one if there is such a user.
     """
 
     subscriptions: int
@@ -36,7 +36,7 @@ class ClientRow(_ClientSession):
 
 
 class SubscriptionRow(Row):
-    """A subscription of a client, and how far it is behind, in messages."""
+    """A subscription of a client, and its lag in messages."""
 
     source: int
     stream: str
@@ -52,7 +52,7 @@ class SubscriptionRow(Row):
 
 
 class OfferRow(Row):
-    """A service that a client works for, or a mailbox of the name `service` that it receives from."""
+    """An offer of a client: a service, or a mailbox of the name `service`."""
 
     source: int
     kind: str
@@ -65,7 +65,7 @@ class OfferRow(Row):
 
 
 class MailboxReader(Row):
-    """How a client takes from its mailbox."""
+    """The credit of a client for its mailbox."""
 
     since: float
     credit: int
@@ -74,7 +74,7 @@ class MailboxReader(Row):
 
 
 class ClientDetails(_ClientSession):
-    """A client with all that it has."""
+    """A client with its subscriptions, offers and mailbox."""
 
     subscriptions: list[SubscriptionRow]
     offers: list[OfferRow]
@@ -82,7 +82,7 @@ class ClientDetails(_ClientSession):
 
 
 class ClientsQuery(PagedQuery[list[ClientDetails | ClientRow]]):
-    """All clients, with `details` each with all that it has."""
+    """All clients, with `details` each with its subscriptions, offers and mailbox."""
 
     topic = "clients"
     page_key = "id"
@@ -99,7 +99,7 @@ class ClientQuery(AdminQuery[ClientDetails]):
 
 
 class ClientDisconnected(Row):
-    """The session that was ended, and how many messages it held."""
+    """The ended session, and its number of messages in flight."""
 
     id: str
     address: str
@@ -108,7 +108,7 @@ class ClientDisconnected(Row):
 
 
 class ClientDisconnect(AdminChange[ClientDisconnected]):
-    """End a session; what it holds goes back to the queues, and its client does not come back by itself."""
+    """End a session; its messages in flight are requeued, and its client does not reconnect by itself."""
 
     topic = "client.disconnect"
 

@@ -8,9 +8,9 @@ from malamute.protocol.fields import Address, Name, Words
 
 
 class CursorRow(Row):
-    """A cursor: the last sequence done with, and how many messages it is behind; None if that is lost.
+    """A cursor: the last sequence done with, and its lag in messages; None if the position is lost.
 
-    The `owner` is the user who has it, empty for anybody.
+    The `owner` is the only user who may use it; empty for all users.
     """
 
     name: str
@@ -39,7 +39,7 @@ class CursorsQuery(PagedQuery[list[StreamCursor]]):
 
 
 class CursorChanged(Row):
-    """Where a cursor was before, and where it is."""
+    """The position of a cursor before a change, and after."""
 
     stream: str
     cursor: str
@@ -48,7 +48,7 @@ class CursorChanged(Row):
 
 
 class CursorSet(AdminChange[CursorChanged]):
-    """Set a cursor so that its reader, who may be named as its `owner`, goes on at `start`."""
+    """Set a cursor so that its reader continues at `start`; the reader may become its `owner`."""
 
     topic = "cursor.set"
 
@@ -59,7 +59,7 @@ class CursorSet(AdminChange[CursorChanged]):
 
 
 class CursorDeleted(Row):
-    """Where a cursor was."""
+    """The position of a deleted cursor."""
 
     stream: str
     cursor: str
@@ -67,7 +67,7 @@ class CursorDeleted(Row):
 
 
 class CursorDelete(AdminChange[CursorDeleted]):
-    """Forget a cursor."""
+    """Delete a cursor."""
 
     topic = "cursor.delete"
 

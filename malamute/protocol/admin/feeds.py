@@ -11,13 +11,13 @@ from malamute.protocol.fields import Criteria, FeedName, FeedOperation, FeedWhen
 
 
 class FeedRow(Row):
-    """A feed: what it takes from where and puts to where, and where it stands.
+    """A feed: its source, its target, its criteria and its progress.
 
     `state` is `live` or `replay`; `full`, while it waits for room at its target; `disabled`; or `stopped` for
-    a `reason`, as the rights of the `user` who has set it have ended. The target has `credit` for so many
-    more messages, -1 without limit. The feed has `taken` so many messages since the broker started, and
-    `skipped` others that its target could never have. `sequence` is the last of its source that it is done
-    with. One that is `limited` takes a part of what it is to take, as its user may not have the rest.
+    a `reason`, as the rights of the `user` who has set it have ended. `credit` is that of the target in
+    messages, -1 without limit. `taken` counts messages passed on since the broker started, `skipped` those
+    that the target can never accept. `sequence` is the last one of the source that is done with. A `limited`
+    feed takes a part of its criteria, as its user has no right to the rest.
     """
 
     source: str
@@ -55,9 +55,9 @@ class FeedQuery(AdminQuery[FeedRow]):
 
 
 class FeedChanged(Row):
-    """Whether a feed is new, and the last sequence of its source that it is done with.
+    """Whether a feed is new, and the last sequence of its source that is done with.
 
-    It is `limited` if it takes a part of what was asked for: the rules allow no more.
+    A `limited` feed takes a part of its criteria: the rules allow no more.
     """
 
     source: str
@@ -69,12 +69,12 @@ class FeedChanged(Row):
 
 
 class FeedSet(AdminChange[FeedChanged]):
-    """Pass messages on from one place to another, or change how.
+    """Create a feed, by which messages pass from a source to a target, or change it.
 
-    Without a `start` it goes on where it is, or begins at the head. What is in a stream stays there, so the
-    `operation` is `copy`; what is in a queue is for one, and it is `move`: without one it is what the source
-    asks for. It takes what meets its criteria; by `overflow` of that what waits in its queue since no
-    consumer has credit for it, and by `default` what no other feed of its source takes.
+    Without a `start` a feed continues at its position, or begins at the head. From a stream the `operation`
+    is `copy`, from a queue `move`; without one the source decides. A feed takes messages that match its
+    criteria; with `overflow` those of them that wait in the queue without credit of a consumer, and with
+    `default` those that no other feed of the source takes.
     """
 
     topic = "feed.set"
@@ -90,7 +90,7 @@ class FeedSet(AdminChange[FeedChanged]):
 
 
 class FeedSwitched(Row):
-    """A feed that goes on or rests, and the last sequence of its source that it is done with."""
+    """A resumed or paused feed, and the last sequence of its source that is done with."""
 
     source: str
     feed: str
@@ -99,7 +99,7 @@ class FeedSwitched(Row):
 
 
 class FeedEnable(AdminChange[FeedSwitched]):
-    """Let a feed go on where it is."""
+    """Resume a feed at its position."""
 
     topic = "feed.enable"
 
@@ -108,7 +108,7 @@ class FeedEnable(AdminChange[FeedSwitched]):
 
 
 class FeedDisable(AdminChange[FeedSwitched]):
-    """Let a feed rest where it is, over restarts, until it is enabled or set again."""
+    """Pause a feed at its position, over restarts, until it is enabled or set again."""
 
     topic = "feed.disable"
 
@@ -117,7 +117,7 @@ class FeedDisable(AdminChange[FeedSwitched]):
 
 
 class FeedDeleted(Row):
-    """The last sequence of its source that a feed was done with."""
+    """The last sequence of its source that a deleted feed was done with."""
 
     source: str
     feed: str
@@ -125,7 +125,7 @@ class FeedDeleted(Row):
 
 
 class FeedDelete(AdminChange[FeedDeleted]):
-    """End a feed; what it has passed on stays."""
+    """Delete a feed; messages that it has passed on stay."""
 
     topic = "feed.delete"
 
@@ -136,4 +136,4 @@ class FeedDelete(AdminChange[FeedDeleted]):
 FEED_CHANGES: Mapping[str, type[FeedEnable | FeedDisable | FeedDelete]] = {
     change.topic: change for change in (FeedEnable, FeedDisable, FeedDelete)
 }
-"""The changes of one feed that need no more than which."""
+"""The changes of one feed without further arguments."""

@@ -1,4 +1,4 @@
-"""Groups: those of the configuration and those in the store, and the rules of each."""
+"""Groups of the configuration and of the store, with the rules of each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from malamute.protocol.fields import Name, RuleTexts
 
 
 class GroupRow(Row):
-    """A group with its rules, and where it is: in the `file` of the configuration or in the `store`.
+    """A group with its rules; its source is the `file` of the configuration or the `store`.
 
-    One that is `unreadable` is in the store, and its users are allowed nothing. One in the store that the
-    configuration has too does not count.
+    An `unreadable` group is in the store, and its users have no right. A group of the configuration hides one
+    of the store.
     """
 
     name: str
@@ -36,9 +36,9 @@ class GroupAdd(AdminChange[GroupRow]):
 
 
 class GroupSet(AdminChange[GroupRow]):
-    """Change the rules of a group in the store: all of them, or some that are added or taken away.
+    """Change the rules of a group in the store: all of them, or some that are added or removed.
 
-    Rules that are added or taken away leave what others have changed meanwhile as it is.
+    Added and removed rules keep meanwhile changes of others.
     """
 
     topic = "group.set"
@@ -50,13 +50,13 @@ class GroupSet(AdminChange[GroupRow]):
 
 
 class GroupRemoved(Row):
-    """The group that was removed."""
+    """The removed group."""
 
     name: str
 
 
 class GroupRemove(AdminChange[GroupRemoved]):
-    """Remove a group from the store. The accounts that name it keep its name, which then means nothing."""
+    """Remove a group from the store. Accounts keep its name, which then has no meaning."""
 
     topic = "group.remove"
 

@@ -1,4 +1,4 @@
-"""Messages: what is in a queue, and its dead letters."""
+"""Messages of a queue, and its dead letters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from malamute.protocol.admin.value import Row
 from malamute.protocol.fields import Boolean, MessageState, Name, Number, Position, QueueKind, RowCount, Text
 
 MESSAGE_ROWS = 100
-"""Rows of an answer about messages if no other number is asked for."""
+"""Rows of an answer about messages without a `limit`."""
 
 
 class MessageRow(Row):

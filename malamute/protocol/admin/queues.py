@@ -33,7 +33,7 @@ class QueueRow(Row):
 
 
 class WorkerRow(Row):
-    """A worker of a service: what it takes, since when, what it may still be given, and what it holds."""
+    """A worker of a service: its patterns, its start, its credit, and its requests in flight."""
 
     client: str
     address: str
@@ -75,7 +75,7 @@ class ServiceQuery(AdminQuery[ServiceDetails]):
 
 
 class QueueChanged(Row):
-    """How many messages were sent again or dropped; `partial` if not all of them could be."""
+    """The number of messages redriven or dropped; `partial` if some could not be."""
 
     kind: str
     name: str
@@ -84,9 +84,9 @@ class QueueChanged(Row):
 
 
 class QueueRedrive(AdminChange[QueueChanged]):
-    """Send dead letters again, as new messages: those that are named or found, or all.
+    """Redrive dead letters as new messages: the named or found ones, or all.
 
-    With a `body`, the one that is named has it in the place of its own.
+    A `body` replaces the body of the one named message.
     """
 
     topic = "queue.redrive"
@@ -100,7 +100,7 @@ class QueueRedrive(AdminChange[QueueChanged]):
 
 
 class QueuePurge(AdminChange[QueueChanged]):
-    """Drop messages of a queue, or dead letters: those that are named or found, or all."""
+    """Drop messages of a queue, or dead letters: the named or found ones, or all."""
 
     topic = "queue.purge"
 
@@ -114,9 +114,9 @@ class QueuePurge(AdminChange[QueueChanged]):
 
 
 class QueueDeleted(Row):
-    """What a mailbox or a service had, messages and dead letters, and what hung on it: consumers and feeds.
+    """The messages and dead letters of a deleted mailbox or service, and its consumers and feeds.
 
-    It is `partial` if some of it is there yet, as the disk has refused that or more has come: ask again.
+    A `partial` deletion has left some, as the disk refused it or messages have arrived since: repeat it.
     """
 
     kind: str
@@ -129,10 +129,10 @@ class QueueDeleted(Row):
 
 
 class QueueDelete(AdminChange[QueueDeleted]):
-    """Remove a mailbox or a service with all that is in it, as if that was purged.
+    """Delete a mailbox or a service with all its messages.
 
-    It is refused while anything hangs on it, unless to `cascade`: then the feeds from it and to it, and the
-    offers of its consumers end as well.
+    The change is refused while feeds or consumers use the queue. With `cascade`, the feeds from it and to it
+    and the offers of its consumers end as well.
     """
 
     topic = "queue.delete"

@@ -1,4 +1,4 @@
-"""Quotas: what users and groups may have, and what they use of it."""
+"""Quotas of users and groups, and the use of each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from malamute.protocol.fields import Address
 
 
 class QuotaFigure(Row):
-    """One limit of a quota: how much of it is used, and how often it refused something since the start.
+    """One limit of a quota: its use, and the count of its refusals since the start.
 
-    Of a rate, it is what of one second's worth is used.
+    The use of a rate is the part of one second's worth.
     """
 
     name: str
@@ -20,14 +20,14 @@ class QuotaFigure(Row):
 
 
 class QuotaRow(Row):
-    """What a user or a group has of its quota. The owner is `user NAME` or `group NAME`."""
+    """The quota of a user or a group. The owner is `user NAME` or `group NAME`."""
 
     owner: str
     quotas: list[QuotaFigure]
 
 
 class QuotasQuery(PagedQuery[list[QuotaRow]]):
-    """The quotas of owners that were here or have one by name; or of one user and the user's groups."""
+    """The quotas of owners with a session or with a quota by name; or of one user and the user's groups."""
 
     topic = "quotas"
     page_key = "owner"

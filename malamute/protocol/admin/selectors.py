@@ -1,4 +1,4 @@
-"""Selectors: what takes messages from a place, be it a feed, an offer or a subscription."""
+"""Selectors of a source: feeds, offers and subscriptions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from malamute.protocol.fields import Number, Place, RowCount
 
 
 class SelectorRow(Row):
-    """A selector: its number at its source, what it takes there, and where it takes it.
+    """A selector: its number at its source, its criteria, and its destination.
 
-    The destination is a place or, of a subscription, an offer or the owner of a mailbox, `client/ID`. It has
-    `credit` for so many more messages, -1 without limit.
+    The destination is a target or, of a subscription, an offer or the owner of a mailbox, `client/ID`.
+    `credit` is in messages, -1 without limit.
     """
 
     number: int
@@ -26,7 +26,7 @@ class SelectorRow(Row):
 
 
 class SelectorsQuery(AdminQuery[list[SelectorRow]]):
-    """The selectors of a place, in the order of their numbers: so many behind one of them."""
+    """The selectors of a source in the order of their numbers: `limit` of them behind one."""
 
     topic = "selectors"
 

@@ -1,4 +1,4 @@
-"""Streams: their readers, their selectors, and how much of each is kept."""
+"""Streams: their readers, their selectors, and their retention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from malamute.protocol.fields import Address, AgeSeconds, Boolean, Headers, Name
 
 
 class StreamRow(Row):
-    """A stream: its sequences, what was published to it, and by how many selectors it is read."""
+    """A stream: its sequences, the count of published messages, and its number of selectors."""
 
     name: str
     first: int
@@ -31,7 +31,7 @@ class StreamsQuery(PagedQuery[list[StreamRow]]):
 
 
 class FamilyFailures(Row):
-    """How often a family of patterns that is a plug-in has failed."""
+    """The failures of a family of patterns that is a plug-in."""
 
     family: str
     count: int
@@ -50,7 +50,7 @@ class ReaderRow(Row):
 
 
 class StreamDetails(StreamRow):
-    """A stream with its readers, and how often one came to its head or fell behind it."""
+    """A stream with its readers, and the counts of their switches to live and to replay."""
 
     switches_to_live: int
     switches_to_replay: int
@@ -68,7 +68,7 @@ class StreamQuery(AdminQuery[StreamDetails]):
 
 
 class ExplainedSelector(Row):
-    """A selector of a stream, how many subscriptions have it, and why it does not take a message."""
+    """A selector of a stream, its number of subscriptions, and the reason if it does not match."""
 
     id: str
     criteria: list[list[Any]]
@@ -79,7 +79,7 @@ class ExplainedSelector(Row):
 
 
 class ExplainQuery(PagedQuery[list[ExplainedSelector]]):
-    """Which selectors of a stream take a message."""
+    """The selectors of a stream that match a message."""
 
     topic = "explain"
     page_key = "id"
@@ -91,7 +91,7 @@ class ExplainQuery(PagedQuery[list[ExplainedSelector]]):
 
 
 class StreamDemand(Row):
-    """Which messages of a stream anybody wants: all of them, or those that any of the criteria matches."""
+    """The demand for messages of a stream: all of them, or those that any of the criteria matches."""
 
     stream: str
     everything: bool
@@ -99,7 +99,7 @@ class StreamDemand(Row):
 
 
 class DemandQuery(AdminQuery[StreamDemand]):
-    """What a publisher of a stream need not send, as nobody wants it."""
+    """The demand for messages of a stream, so that a publisher need not send others."""
 
     topic = "demand"
 
@@ -107,7 +107,7 @@ class DemandQuery(AdminQuery[StreamDemand]):
 
 
 class StreamKept(Row):
-    """How much of a stream is kept, as it was set for it: bytes, messages and seconds; 0 is no limit."""
+    """The retention of a stream, as set for it: bytes, messages and seconds; 0 is no limit."""
 
     stream: str
     bytes: int | None = None
@@ -116,7 +116,7 @@ class StreamKept(Row):
 
 
 class StreamCreate(AdminChange[StreamKept]):
-    """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit."""
+    """Create a stream, with its retention if any limit is given; 0 is no limit."""
 
     topic = "stream.create"
 
@@ -127,9 +127,9 @@ class StreamCreate(AdminChange[StreamKept]):
 
 
 class StreamRetain(AdminChange[StreamKept]):
-    """Set how much of a stream is kept, making the stream if needed; 0 is no limit.
+    """Set the retention of a stream, creating the stream if needed; 0 is no limit.
 
-    What is None stays as it is. If anything is not as expected, nothing is changed.
+    A limit that is None stays. If one differs from the expected one, nothing is changed.
     """
 
     topic = "stream.retain"
@@ -144,7 +144,7 @@ class StreamRetain(AdminChange[StreamKept]):
 
 
 class StreamPurged(Row):
-    """The messages that a stream had."""
+    """The messages of a purged stream."""
 
     stream: str
     first: int
@@ -152,7 +152,7 @@ class StreamPurged(Row):
 
 
 class StreamPurge(AdminChange[StreamPurged]):
-    """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
+    """Drop the history of a stream. Its readers, cursors, retention and sequences stay."""
 
     topic = "stream.purge"
 
@@ -160,9 +160,9 @@ class StreamPurge(AdminChange[StreamPurged]):
 
 
 class StreamDeleted(Row):
-    """The messages that a stream had, and what hung on it: cursors, readers, and feeds from it or to it.
+    """The messages of a deleted stream, and its cursors, readers, and feeds from it or to it.
 
-    It is `partial` if only feeds have ended so far: ask again.
+    A `partial` deletion has ended feeds alone so far: repeat it.
     """
 
     stream: str
@@ -175,10 +175,10 @@ class StreamDeleted(Row):
 
 
 class StreamDelete(AdminChange[StreamDeleted]):
-    """Remove a stream with its history.
+    """Delete a stream with its history.
 
-    It is refused while anything hangs on it, unless to `cascade`: then its subscriptions, its cursors, and
-    the feeds from it and to it end as well.
+    The change is refused while readers, cursors or feeds use the stream. With `cascade`, its subscriptions,
+    its cursors, and the feeds from it and to it end as well.
     """
 
     topic = "stream.delete"

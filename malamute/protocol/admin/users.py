@@ -9,10 +9,10 @@ from malamute.protocol.fields import Boolean, Name, Names, PasswordHash, RuleTex
 
 
 class UserRow(Row):
-    """An account without its password, and where it is: in the `file` or in the `store`.
+    """An account without its password; its source is the `file` or the `store`.
 
-    One that is `unreadable` is in the store, and lets nobody in. One in the store that the file has too does
-    not count. A list of accounts tells what each has of its own quota.
+    An `unreadable` account is in the store, and no login with it succeeds. An account of the file hides one
+    of the store. A list of accounts has the use of each own quota.
     """
 
     name: str
@@ -27,14 +27,14 @@ class UserRow(Row):
 
 
 class UsersQuery(PagedQuery[list[UserRow]]):
-    """The users who may log in: the accounts of the file, and those in the store."""
+    """The users who may log in: the accounts of the file and of the store."""
 
     topic = "users"
     page_key = "name"
 
 
 class UserRemoved(Row):
-    """The account that was removed."""
+    """The removed account."""
 
     name: str
 
@@ -49,7 +49,7 @@ class _UserChange(AdminChange[UserRow]):
     disabled: Boolean | None = None
 
     def __repr__(self) -> str:
-        # Whatever prints it prints no hash.
+        # No output shows the hash.
         return f"{type(self).__name__}(name={self.name!r})"
 
 
@@ -60,9 +60,9 @@ class UserAdd(_UserChange):
 
 
 class UserSet(_UserChange):
-    """Change an account in the store. What is None stays as it is; an empty password or key is none.
+    """Change an account in the store. A field that is None stays; an empty password or key removes it.
 
-    Rules that are added or taken away leave what others have changed meanwhile as it is.
+    Added and removed rules keep meanwhile changes of others.
     """
 
     topic = "user.set"
