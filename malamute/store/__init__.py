@@ -1,5 +1,5 @@
 """The ground floor of the store: operations and policies, as values. Pure.
 
-It imports nothing of Malamute but `errors` and `protocol`, and is cheap to import: `malamute.journal` and the
-programs that read history need no broker for it.
+This package imports nothing of Malamute but `errors` and `protocol`, and is cheap to import:
+`malamute.journal` and the programs that read history need no broker.
 """

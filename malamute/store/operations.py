@@ -1,8 +1,8 @@
-"""What can be written to the store and read from it, as values, and what is found there at the start.
+"""Values that are exchanged with a store: writes, reads, and the state that is found at the start.
 
-The core never sees a disk. It hands out the operations below, in order, and learns by `Core.stored(token)`
-that they are committed and fsynced, or by `Core.store_failed` that they are not. Its reads are answered by
-`Core.answered`. `malamute.journal` implements the other side.
+The core never sees a disk. The core hands out the operations below, in order, and is notified by
+`Core.stored(token)` that they are committed and fsynced, or by `Core.store_failed` that they are not. Reads
+are answered by `Core.answered`. `malamute.journal` implements the other side.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 from malamute.store.policies import KEEP_ALL, StreamRetention
 
 Key = tuple[str | bytes | int, ...]
-"""What a value of a table is known by; the first of it is the owner."""
+"""The key of a value in a table; its first item is the owner."""
 
 Value = Any
 """A plain value: None, a truth value, a number, a text, bytes, or a tuple of such."""
 
 Frame = bytes | memoryview
-"""A body of bytes that travels without being copied."""
+"""A body of bytes that is passed on without a copy."""
 
 QueueKind = Literal["mailbox", "service", "mailbox-dead", "service-dead"]
 """The dead letters of a mailbox or a service are a queue of their own, by the same name."""
@@ -29,9 +29,9 @@ QueueKind = Literal["mailbox", "service", "mailbox-dead", "service-dead"]
 class Chunk(NamedTuple):
     """A run of messages of one stream, as it is sent and as it is stored.
 
-    `first` is the sequence of the first message, and `count` says how many follow without a gap.
-    `time_ns` is the broker's clock in nanoseconds UTC, the same for all of them. `payload` is the
-    encoded columns of `protocol.batch`; `large` are the records too large to be inside it.
+    `first` is the sequence of the first message; `count` is the number of messages, without a gap.
+    `time_ns` is the broker's clock in nanoseconds UTC, the same for all messages. `payload` has the
+    encoded columns of `protocol.batch`; `large` are the records too large for the payload.
     """
 
     first: int
@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
 
 
 class StoredMessage(NamedTuple):
-    """One message of a mailbox or a service queue, as it is stored."""
+    """One stored message of a mailbox or a service queue."""
 
     sequence: int
     time_ns: int
@@ -61,9 +61,9 @@ class AppendChunk(NamedTuple):
     """Append to a stream, creating it if needed; the ring drops its oldest chunks in the same commit.
 
     `reserved` is the highest sequence that may be in use before the next commit: after a crash the
-    stream continues behind it. `subjects` are those of the messages in order, for the store's index; it
-    may be left out, which makes finding the last message of each subject slower. `retention` is what holds
-    for the stream from now on, unless another one was set for it at run time.
+    stream continues behind it. `subjects` has the subject of each message in order, for the store's index;
+    without it, finding the last message of each subject is slower. `retention` holds for the stream from
+    now on, unless another retention was set for the stream at run time.
     """
 
     stream: str
@@ -76,8 +76,8 @@ class AppendChunk(NamedTuple):
 class Reserve(NamedTuple):
     """Set the reserved sequence of a stream without appending, creating the stream if needed.
 
-    So a stream without a journal reserves its numbers, and a broker that shuts down cleanly gives back those
-    that it has not used: it may be lower than before, though never below the last message.
+    A stream without a journal reserves its sequences by this. A broker that shuts down cleanly gives unused
+    sequences back: `reserved` may be lower than before, though never below the last message.
     """
 
     stream: str
@@ -85,16 +85,16 @@ class Reserve(NamedTuple):
 
 
 class Retain(NamedTuple):
-    """Hold a stream to a retention, as its next chunk would. It is not stored: each start gives it again."""
+    """Set the retention of a stream in memory, as its next chunk would; each start repeats the operation."""
 
     stream: str
     retention: StreamRetention
 
 
 class TrimByAge(NamedTuple):
-    """Drop what is too old by now, as much as one transaction does, of all streams that have a limit by age.
+    """Drop chunks over the limit by age from all streams, as many as one transaction may drop.
 
-    `time_ns` is what the wall clock says, in nanoseconds UTC.
+    `time_ns` is the wall clock in nanoseconds UTC.
     """
 
     time_ns: int
@@ -103,8 +103,8 @@ class TrimByAge(NamedTuple):
 class PutMessages(NamedTuple):
     """Add messages to a queue, creating the queue if needed.
 
-    They have one sender and one time, and consecutive sequences from `first` on. The columns have one item
-    for each; `properties` is None if no message has any.
+    The messages have one sender and one time, and consecutive sequences from `first` on. Each column has one
+    item for each message; `properties` is None if no message has any.
     """
 
     kind: QueueKind
@@ -122,13 +122,13 @@ class PutMessages(NamedTuple):
         return self.first + len(self.records) - 1
 
     def messages(self) -> Iterator[StoredMessage]:
-        """The messages in order."""
+        """Yield the messages in order."""
         rows = zip(count(self.first), self.subjects, self.records, self.properties or repeat(None))
         for sequence, subject, record, properties in rows:
             yield StoredMessage(sequence, self.time_ns, self.sender, subject, record, properties)
 
     def part(self, start: int, end: int) -> PutMessages:
-        """Those from one place to before another, counted from 0."""
+        """Return an operation with the messages from index `start` up to, not including, `end`."""
         return self._replace(
             first=self.first + start,
             subjects=self.subjects[start:end],
@@ -146,7 +146,7 @@ class DeleteMessages(NamedTuple):
 
 
 class MarkDelivered(NamedTuple):
-    """Remember that messages up to `sequence` may have been delivered once."""
+    """Advance the delivery watermark: messages up to `sequence` may have been delivered once."""
 
     kind: QueueKind
     queue: str
@@ -154,10 +154,10 @@ class MarkDelivered(NamedTuple):
 
 
 class SetAttempts(NamedTuple):
-    """Remember how often a message was delivered, more exactly than `MarkDelivered` does.
+    """Set the attempts of a message, more exactly than `MarkDelivered` does.
 
-    `due_ns` is when it is redelivered, in nanoseconds UTC, or 0. All this goes with its message, and when
-    that is put again.
+    `due_ns` is the time of the next attempt, in nanoseconds UTC, or 0. The attempts are deleted with the
+    message, and when the message is put once more.
     """
 
     kind: QueueKind
@@ -168,9 +168,9 @@ class SetAttempts(NamedTuple):
 
 
 class PutIdentity(NamedTuple):
-    """Remember that a message with this identity was accepted, until a time in nanoseconds UTC.
+    """Remember the identity of an accepted message until a time in nanoseconds UTC, for deduplication.
 
-    The queue is made if needed. The identity stays when the message leaves.
+    The queue is created if needed. The identity outlives its message.
     """
 
     kind: QueueKind
@@ -189,16 +189,16 @@ class ForgetIdentities(NamedTuple):
 
 
 class DeleteQueue(NamedTuple):
-    """Remove a queue with all that is in it, and its identities. Feeds stay, and so do its dead letters."""
+    """Remove a queue with its messages and identities. Its feeds and its dead letters stay."""
 
     kind: QueueKind
     queue: str
 
 
 class NoteRefused(NamedTuple):
-    """Remember that a range of a stream was refused by the disk, though subscribers may have had it.
+    """Remember a range of a stream that the disk refused, though subscribers may have received messages.
 
-    `sent` is the last sequence that may have been sent to anybody before that was reported; 0 is not known.
+    `sent` is the last sequence that may have been sent before the refusal was reported; 0 is unknown.
     """
 
     stream: str
@@ -208,34 +208,30 @@ class NoteRefused(NamedTuple):
 
 
 class DeleteStream(NamedTuple):
-    """Remove a stream with its history and all values that belong to it.
+    """Remove a stream with its history and all values that it owns.
 
-    Its numbers stay known, so that no sequence is used twice, until `ForgetStream`.
+    The sequences stay reserved, so that none is used twice, until `ForgetStream`.
     """
 
     stream: str
 
 
 class ForgetStream(NamedTuple):
-    """Forget the name and the numbers of a stream that was deleted, in the same commit or an earlier one.
+    """Forget the name and the sequences of a stream that was deleted, in the same commit or an earlier one.
 
-    When a stream of this name is created again, it has to be known where it begins (`FLOOR`).
+    A new stream of this name begins behind `FLOOR`.
     """
 
     stream: str
 
 
 FLOOR = "$floor"
-"""A stream without messages: what it has reserved is the highest sequence of all streams that are no more.
-Streams that are new begin behind it."""
+"""A stream without messages: its reserved sequence is the highest one of all forgotten streams. New streams
+begin behind it."""
 
 
 class PutValue(NamedTuple):
-    """Set a value of a table (`store.tables`), in place of what it was.
-
-    The key begins with the owner of the value. A value is plain: None, a truth value, a number, a text,
-    bytes, or a tuple of such.
-    """
+    """Set a value of a table (`store.tables`). The key begins with the owner of the value."""
 
     table: str
     key: Key
@@ -243,17 +239,17 @@ class PutValue(NamedTuple):
 
 
 class DeleteValue(NamedTuple):
-    """Forget a value of a table; by the owner alone, all that the table has of it."""
+    """Delete a value of a table; with the owner alone as the key, all values of that owner."""
 
     table: str
     key: Key
 
 
 class SetCounters(NamedTuple):
-    """Set what a queue remembers beside its messages, creating the queue if needed. None of it goes back.
+    """Advance the counters of a queue, creating the queue if needed. No counter goes back.
 
-    `next` is the sequence of the next message, and messages up to `delivered` may have been delivered. The
-    store writes this by itself when the message that said it leaves.
+    `next` is the sequence of the next message, `delivered` the delivery watermark. The store writes this by
+    itself when the last message that implied a counter is deleted.
     """
 
     kind: QueueKind
@@ -295,7 +291,8 @@ class ReadChunks(NamedTuple):
 class FindTime(NamedTuple):
     """Find the first sequence of a stream at or after a time in nanoseconds; 1 past the last if none.
 
-    `stored` is the last sequence that the answer is sure to know of: who shares an answer agrees on it.
+    `stored` is the last sequence that the answer includes for certain: requests that share an answer agree
+    on it.
     """
 
     stream: str
@@ -305,13 +302,13 @@ class FindTime(NamedTuple):
 
 
 SubjectTest = Callable[[str], object]
-"""Whether a subject is one of those that are looked for. A thread of the store asks it."""
+"""Returns whether a subject is searched for. Called by a thread of the store."""
 
 
 class LastPerSubject(NamedTuple):
-    """Find the sequence of the last message of each subject, for so many subjects at the most.
+    """Find the sequence of the last message of each subject, for at most `limit` subjects.
 
-    `stored` is as for `FindTime`. With `takes` other subjects are passed over.
+    `stored` is as for `FindTime`. Subjects that `takes` refuses are skipped.
     """
 
     stream: str
@@ -330,9 +327,9 @@ class FindGap(NamedTuple):
 
 
 class NextTooOld(NamedTuple):
-    """Find in how many seconds `TrimByAge` has something to drop: 0 if it has now, None if it never has.
+    """Find the seconds until `TrimByAge` has chunks to drop: 0 if it has some now, None if it never has.
 
-    `time_ns` is what the wall clock says, in nanoseconds UTC.
+    `time_ns` is the wall clock in nanoseconds UTC.
     """
 
     time_ns: int
@@ -340,7 +337,7 @@ class NextTooOld(NamedTuple):
 
 
 class FetchRecords(NamedTuple):
-    """Fetch records of a queue, by sequence. Answered with a map of those that can be read."""
+    """Fetch records of a queue. Answered with a map of sequences to the readable records."""
 
     kind: QueueKind
     queue: str
@@ -348,13 +345,13 @@ class FetchRecords(NamedTuple):
 
 
 class StoreStats(NamedTuple):
-    """Measure how full the store is: a `protocol.admin.StoreUsage`."""
+    """Measure the usage of the store: a `protocol.admin.StoreUsage`."""
 
     store: str = ""
 
 
 class StreamStats(NamedTuple):
-    """Measure the streams behind a name, or one: `limit` values of `protocol.admin.StoredStream`."""
+    """Measure one stream, or the streams after a name: `limit` values of `protocol.admin.StoredStream`."""
 
     stream: str
     after: str
@@ -363,9 +360,9 @@ class StreamStats(NamedTuple):
 
 
 class Backup(NamedTuple):
-    """Copy the store into a directory, however long it takes; a `protocol.admin.BackupMade`, or an error.
+    """Copy the store into a directory; answered with a `protocol.admin.BackupMade`, or an error.
 
-    The directory has to be below another one, which the links on the way are followed for.
+    The directory has to lie in `below` after all links are resolved.
     """
 
     directory: str
@@ -384,13 +381,13 @@ StoreRead = (
     | StreamStats
     | Backup
 )
-"""What a store is asked: the one that is named, or the broker's own.
+"""The reads of a store: the one that is named, or the broker's own.
 
 Each is answered by `Core.answered`, in any order."""
 
 
 class Damage(NamedTuple):
-    """A range of a stream (both ends included) that is on the disk and cannot be read."""
+    """A range of a stream (both ends included) whose chunks on the disk are unreadable."""
 
     first: int
     last: int
@@ -398,26 +395,27 @@ class Damage(NamedTuple):
 
 
 class Stranded(NamedTuple):
-    """What is nowhere but in a block that cannot be read: if it is known, it is to be stored again."""
+    """The live entries of an unreadable block: the core stores again the ones that it has in memory."""
 
     messages: Mapping[tuple[QueueKind, str], Sequence[int]]
     values: Sequence[tuple[str, tuple[Any, ...]]] = ()
     identities: Mapping[tuple[QueueKind, str], Sequence[str]] = {}
 
     def keys(self, table: str) -> list[Any]:
-        """The keys of a table whose values it has."""
+        """Return the keys of a table whose values were in the block."""
         return [key for name, key in self.values if name == table]
 
 
 OPENED_AGAIN = "store"
-"""The kind of a defect that is repaired: a write has broken the store, which was opened anew."""
+"""The kind of a repaired defect: a write has broken the environment, which was opened anew."""
 
 
 class Defect(NamedTuple):
-    """Something of the store that is damaged.
+    """A damaged value of the store.
 
-    `kind` is `chunk`, `stream`, `card`, `cursor`, `block`, `meta` or `aside`, `name` that of its stream if it
-    has one. The range is of sequences, or of the numbers of blocks. `outcome` says what became of it.
+    `kind` is `chunk`, `stream`, `card`, `cursor`, `block`, `meta`, `aside` or `store`; `name` is the stream,
+    if the value has one. The range has sequences, or the numbers of blocks. `outcome` is the consequence, in
+    words.
     """
 
     kind: str
@@ -429,17 +427,17 @@ class Defect(NamedTuple):
 
 
 class GapRange(NamedTuple):
-    """Sequences of a stream (both ends included) between two chunks, which hold nothing."""
+    """Sequences of a stream (both ends included) between two chunks, without messages."""
 
     first: int
     last: int
 
 
 class ReadResult(NamedTuple):
-    """What a read found: chunks and damages in order, and the first sequence still kept.
+    """The result of a read: chunks and damages in order, and the first sequence still stored.
 
-    The first chunk may begin before the sequence asked for. An empty `found` means that nothing
-    at or after that sequence is stored.
+    The first chunk may begin before the requested sequence. `found` is empty if no message at or after that
+    sequence is stored.
     """
 
     found: Sequence[Chunk | Damage]
@@ -447,9 +445,9 @@ class ReadResult(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """A stream as it was found: the kept range, and the last sequence that may have been used.
+    """A recovered stream: the stored range, and the last sequence that may have been used.
 
-    `time_ns` is that of its newest chunk, in nanoseconds UTC.
+    `time_ns` is the time of the newest chunk, in nanoseconds UTC.
     """
 
     first: int
@@ -459,15 +457,15 @@ class StreamState(NamedTuple):
 
 
 class QueueState(NamedTuple):
-    """A queue as it was found, with its messages in order of sequence.
+    """A recovered queue, with its messages in order of sequence.
 
-    There may be so many that they must not be in memory twice: who takes them up may empty the list.
+    Large queues must not be in memory twice: the consumer of `messages` may empty the list.
     `next` is the sequence of the next message. Messages up to `delivered` may have been delivered;
-    `attempts` says of some how often. `identities` are those of accepted messages, each with the
-    sequence and the time until which to remember it. `paged_out` are the sequences whose records were
-    left on the disk, with their size in bytes; their messages here have an empty record, and
-    `FetchRecords` brings it. `due_ns` says of some messages when they are redelivered, UTC.
-    The records of `damaged` ones cannot be read.
+    `attempts` has the exact number for some of them. `identities` has the identity of each accepted message,
+    with its sequence and the time until which it is remembered. `paged_out` has the sequences whose records
+    stay on the disk, with the sizes in bytes; the messages have an empty record, and `FetchRecords` fetches
+    it. `due_ns` has the time of the next attempt, UTC, for some messages. The records of `damaged` sequences
+    are unreadable.
     """
 
     next: int
@@ -481,13 +479,13 @@ class QueueState(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """All that the core needs to go on from where the last process ended.
+    """The state from which the core continues after the last process has ended.
 
-    `values` are those of each table. Where something was damaged, `lost` are those of which only the name is
-    known, and of those that are `doubtful` newer ones may be lost. `incarnations` has a number for each time
-    that the store was restored from a backup: nothing that is new since then has a sequence up to it. The
-    newest begins now if it `restored`. `refused` is what the disk has refused of each stream: readers that
-    come back get a gap for it. `lsn` is the log sequence number of the last transaction.
+    `values` has the values of each table. After damage, `lost` has the keys of values that are unknown, and
+    `doubtful` the keys of values that may be outdated. `incarnations` has a number for each restore from a
+    backup: all sequences given out since that restore are greater. The newest incarnation begins now if the
+    store is `restored`. `refused` has the ranges of each stream that the disk refused: readers that return
+    get a gap for them. `lsn` is the log sequence number of the last transaction.
     """
 
     broker_id: bytes
@@ -503,16 +501,16 @@ class Recovered(NamedTuple):
     lsn: int = 0
 
     def table(self, name: str) -> Mapping[Any, Value]:
-        """The values of a table by their keys."""
+        """Return the values of a table by their keys."""
         return self.values.get(name, {})
 
     def lost_keys(self, name: str) -> list[Any]:
-        """The keys of a table whose values are lost."""
+        """Return the keys of a table whose values are lost."""
         return [key for table, key in self.lost if table == name]
 
     @property
     def incarnation(self) -> int:
-        """The newest of them, or 0."""
+        """The newest incarnation, or 0."""
         return self.incarnations[-1] if self.incarnations else 0
 
 

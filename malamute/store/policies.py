@@ -1,4 +1,4 @@
-"""What is configured for streams and queues, as values."""
+"""The policies of streams and queues: their configuration, as values."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Literal, NamedTuple
 BaseKind = Literal["mailbox", "service"]
 
 Persistence = Literal["durable", "memory"]
-"""Whether the messages of a queue are stored, or end with the broker."""
+"""The persistence of a queue: its messages are stored, or are lost at the end of the broker."""
 
 DURABLE: Persistence = "durable"
 MEMORY: Persistence = "memory"
 
 
 class StreamRetention(NamedTuple):
-    """How much of a stream is kept; 0 is no limit. Its bytes are those that it takes in the store.
+    """The retention of a stream; 0 is no limit. Bytes are counted as stored.
 
-    The age counts against the clock, so that a stream at rest gets older, too. Whole chunks leave until every
-    limit holds; the newest chunk stays even if it has more bytes or messages by itself.
+    The age is measured against the clock, so that an idle stream ages, too. Whole chunks are dropped until
+    every limit holds; the newest chunk stays even if it alone has more bytes or messages.
     """
 
     bytes_max: int = 0
@@ -28,7 +28,7 @@ class StreamRetention(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> StreamRetention:
-        """The retention that a value of the table of them stands for. What is none, is no limit."""
+        """Return the retention of a stored value; `KEEP_ALL` if the value is invalid."""
         try:
             size, count, age = value
             return cls(int(size), int(count), float(age))
@@ -40,23 +40,23 @@ KEEP_ALL = StreamRetention()
 
 
 class StreamPolicy(NamedTuple):
-    """How one stream is treated, unless an operator or a subscriber says otherwise."""
+    """The policy of one stream, unless an operator or a subscriber sets another."""
 
     journal: bool = True
-    """Whether it is stored at all."""
+    """Whether messages are stored."""
     committed: bool = False
-    """Whether subscribers get only what is durable."""
+    """Whether subscribers get durable messages only."""
     retention: StreamRetention = KEEP_ALL
     ttl_seconds: float = 0.0
-    """After how long its messages expire, if they say nothing or a longer time; 0 is never."""
+    """The time to live of messages without one, or with a longer one; 0 is no expiry."""
     retention_source: str = "default"
-    """What in the configuration says how much is kept: `rule` and a pattern, or the name of an option."""
+    """The origin of the retention in the configuration: `rule` and a pattern, or the name of an option."""
     store: str = ""
     """The name of the store that it is in, if it is not the broker's own."""
 
     @property
     def ttl_ms(self) -> int:
-        """The same in milliseconds, at least one if it is not never."""
+        """The time to live in milliseconds: at least 1, or 0 for no expiry."""
         return ceil(self.ttl_seconds * 1000)
 
 
@@ -64,30 +64,30 @@ StreamPolicyOf = Callable[[str], StreamPolicy]
 
 
 class QueuePolicy(NamedTuple):
-    """How one mailbox or service treats its messages; 0 is no limit of its own."""
+    """The policy of one mailbox or service; 0 is no limit of its own."""
 
     persistence: Persistence = DURABLE
     ack_timeout_seconds: float = 1800.0
-    """How long a delivery may be neither settled nor reported on; 0 is for ever."""
+    """The time in which a delivery has to be settled or its progress reported; 0 is no limit."""
     attempts_max: int = 20
-    """Attempts, the last of which makes a dead letter of a message that comes back; 0 is any number."""
+    """Attempts before a message becomes a dead letter; 0 is no limit."""
     backoff_seconds: tuple[float, ...] = (1.0, 5.0, 30.0, 120.0)
-    """How long a message waits that came back after its first attempt, its second and so on; the last one
-    holds for all that follow, and none means at once."""
+    """The delays before the second attempt, the third and so on; the last delay repeats, and an empty tuple
+    means retries without delay."""
     messages_max: int = 0
     bytes_max: int = 0
     priority_step_messages: int = 100_000
-    """How many messages that came before it one step of priority puts a message ahead of."""
+    """The number of earlier messages that one step of priority overtakes."""
     dedup_window_seconds: float = 120.0
-    """How long the identity of a message is remembered; 0 is not at all."""
+    """The time for which the identity of a message is remembered; 0 disables deduplication."""
     dedup_ids_max: int = 100_000
     dead_letters_max: int = 10_000
-    """Dead letters that are kept; 0 keeps none."""
+    """Dead letters that are stored; 0 stores none."""
     idle_seconds: float = 86_400.0
-    """After how long without use an empty queue is removed; 0 is never."""
+    """The time without use after which an empty queue is removed; 0 is never."""
 
     def delay(self, attempts: int) -> float:
-        """How many seconds a message waits that came back after so many attempts."""
+        """Return the backoff in seconds after so many attempts."""
         steps = self.backoff_seconds
         return steps[min(max(attempts, 1), len(steps)) - 1] if steps else 0.0
 
