@@ -10,11 +10,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import administration
 import commands
 import configuration
 import error_table
 
 PAGES = {
+    "reference/administration.md": administration.page,
     "reference/commands.md": commands.page,
     "reference/configuration.md": configuration.page,
     "reference/errors.md": error_table.page,
