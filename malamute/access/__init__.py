@@ -5,12 +5,12 @@ explains them.
 
     rule        one rule: text in, a value out, and back
     template    names and subjects of rules: patterns with `{user}` and `{claim.…}` in them
-    policy      all rules, users and groups, and what they grant to one of them
-    explanation which rule decides
-    scope       what a user may do with one thing: which subjects, and which rows
-    account     the users who may log in, and what each gets by that
-    quota       how much of the broker a user may have
-    token       who a client is by a bearer token
+    policy      all rules, users and groups, and their grants for one user
+    explanation the deciding rule
+    scope       the scope of an action on one resource: subjects and rows
+    account     the users who may log in, with the rights of each
+    quota       the limits of users and groups
+    token       the user of a client by a bearer token
 """
 
 from malamute.access.account import Account, AccountBook, Accounts

@@ -28,8 +28,8 @@ SCRYPT_COST, SCRYPT_BLOCKS, SCRYPT_LANES = 1 << 14, 8, 1
 SCRYPT_COST_MAX = 1 << 20
 
 SCRYPT_WORK_MAX = 1 << 20
-"""The limit for the cost of a stored hash, eight times that of `malamute user`: 128 MiB for a try. Who
-may administer accounts must not be able to have the broker use up its memory."""
+"""The limit for the cost of a stored hash, eight times that of `malamute user`: 128 MiB for a try. An
+administrator of accounts must not be able to exhaust the memory of the broker."""
 
 KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """A CURVE key in Z85, as pyzmq writes it."""
@@ -106,7 +106,7 @@ class Account(NamedTuple):
     rules: tuple[AccessRule, ...] = ()
 
     def __repr__(self) -> str:
-        # Whatever prints it prints no hash.
+        # No output shows the hash.
         return f"Account({self.name!r})"
 
     @classmethod
@@ -114,9 +114,9 @@ class Account(NamedTuple):
         """Return the account of plain values, as `stored` makes them and operators send them.
 
         Raises:
-            InvalidName: the name of it or of a group is none, or reserved.
-            InvalidValue: a password, a key or a uid is none. What it is, is not said.
-            InvalidRule: a rule is none.
+            InvalidName: the name of the account or of a group is invalid or reserved.
+            InvalidValue: a password, a key or a uid is invalid; the text does not show the value.
+            InvalidRule: a rule is invalid.
         """
         account = cls(*fields)
         for name in (account.name, *account.groups):
@@ -261,7 +261,7 @@ class Accounts:
         if account is not None:
             del self._rows[name]
             del self._names[bisect_left(self._names, name)]
-            # What is taken back may have had what another one has by now.
+            # Another account may have the key or the uid of the removed one by now.
             if self._keys.get(account.key) == name:
                 del self._keys[account.key]
             if account.uid is not None and self._uids.get(account.uid) == name:

@@ -1,11 +1,10 @@
 """All rules with the users and groups that have them, and their grants for one user.
 
-Without any rule everything is allowed. Once there is one, nothing is that no rule allows. A rule is
-everybody's, a group's or a user's; a user has those of everybody, of the user's groups and the user's own.
+Without any rule everything is allowed. With at least one, an action needs a rule that allows it. A rule is
+one for everybody, of a group or of a user; a user has all of them that concern the user.
 
-A rule with a placeholder is resolved for each user. A user without a claim that it names gets nothing by a
-rule that allows; one that denies holds for such a user without that part, so a claim that is missing opens
-nothing.
+A rule with a placeholder is resolved for each user. A user without a named claim gets nothing by a rule that
+allows; a rule that denies applies to such a user without that part, so a missing claim opens nothing.
 
 Names that begin with `$` are the broker's own. A rule is about them if its name begins so; a wildcard is not.
 """

@@ -1,11 +1,11 @@
 """Names and subjects of rules: topic patterns whose parts may hold `{user}` and `{claim.NAME}`.
 
-A part is `*`, `#`, or text, as in any topic pattern. In the text `%2A` is a star that is none, and so are all
-other characters that mean something in a rule. What takes the place of `{user}` is text too, whatever it
-holds: a user who is called `#` gets nothing more for that.
+A part is `*`, `#`, or text, as in any topic pattern. In the text `%2A` is a literal star, and
+so are all other escaped characters. The value of `{user}` is literal text as well: a user with the name `#`
+has no further rights by that.
 
-So that literal stars and wildcards stay apart where the matching engine reads them, a literal part that looks
-like a wildcard is *marked*, in the pattern and in what is compared with it.
+The matching engine has to tell literal stars from wildcards. So a literal part that looks like a wildcard is
+*marked*, in the pattern and in the compared text.
 """
 
 from __future__ import annotations

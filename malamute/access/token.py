@@ -1,10 +1,10 @@
 """Bearer tokens: the user of a client by the signature of an issuer (JWT, RFC 7519).
 
 Pure: keys come as text, and the time is an argument. PyJWT checks the signature, and is loaded with the first
-issuer. What it leaves open is decided here:
+issuer. This module decides about:
 
-    algorithms      those that the configuration lists, and none that has a shared secret: a public key is
-                    never taken for one
+    algorithms      the configured ones, and none with a shared secret: a public key is never taken for a
+                    secret
     key             by the id that the token names, of the kind that its algorithm needs
     time            of the caller
 
@@ -88,7 +88,7 @@ class TokenRefused(Exception):
 class Bearer(NamedTuple):
     """The user of a token, and its expiry in seconds since the epoch.
 
-    `key` tells which key of which issuer has signed it. `scope` are rules that narrow what the user may do;
+    `key` identifies the signing key and its issuer. `scope` are rules that narrow the rights of the user;
     None if the issuer has none.
     """
 

@@ -53,7 +53,7 @@ def unpack(data: Frame, items_max: int = ITEMS_MAX) -> Any:
     """Unpack one msgpack value. Raises `Malformed` for anything else, `TooLarge` for too much.
 
     A list gets the room that it declares before its items are read, up to a thousand lists deep: `items_max`
-    keeps a frame from costing far more than its size. Keys are text or bytes, whose hash nobody can choose.
+    keeps a frame from costing far more than its size. Keys are text or bytes, whose hash no peer can choose.
     """
     try:
         if len(data) <= UNCHECKED_BYTES:

@@ -1,7 +1,7 @@
 """The types of fields: one msgspec type for each, with its name in docs/protocol.md and its bounds.
 
-A command and an admin topic name these types in their annotations, and there is no other definition of what
-a field may hold. `Beyond` stands beside the bounds in a type and has the condition that msgspec cannot
+A command and an admin topic name these types in their annotations, and there is no other definition of
+the values of a field. `Beyond` stands beside the bounds in a type and has the condition that msgspec cannot
 express: bytes of UTF-8, the order of a range, a value of any plain type. `Rule` is a type as it is applied.
 """
 
@@ -31,8 +31,8 @@ OPERATIONS = ("copy", "move")
 """The operations of a feed."""
 
 WHENS = ("match", "overflow", "default")
-"""When a feed takes what meets its criteria: always, if no consumer of its queue has credit for it, or if no
-other feed of its source takes it."""
+"""When a feed takes a matching message: always, if no consumer of its queue has credit for the message, or if
+no other feed of its source takes it."""
 
 
 class Beyond(NamedTuple):

@@ -79,7 +79,7 @@ class Hello(NamedTuple):
     unsettled: Position = 1
     attempt: Number = 0
     heartbeat: Number = 0
-    settled: SettledRanges = []  # what is decoded is a list
+    settled: SettledRanges = []  # a list, as a decoded value
     token: Token = ""
     act_as: Address = ""
     signed: Boolean = False
@@ -125,7 +125,7 @@ class Request(NamedTuple):
     subjects: Subjects
     records: Records
     properties: Properties = None
-    acks: HeldRanges = []  # what is decoded is a list
+    acks: HeldRanges = []  # a list, as a decoded value
 
 
 class Reply(NamedTuple):
@@ -492,7 +492,7 @@ class Spec(NamedTuple):
     """One command of the protocol.
 
     `rules` has one entry for each field on the wire, `required` of which must be there. `ref` is the place of
-    the field that an answer refers to (-1: none). `frames` names what may follow the first frame. `records`
+    the field that an answer refers to (-1: none). `frames` names the frames behind the first. `records`
     is the place of the column of records, and `columns` are those of the columns beside it.
     """
 

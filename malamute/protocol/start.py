@@ -1,9 +1,9 @@
 """Starts of subscriptions.
 
-new                what is published from now on
+new                messages published from now on
 first              the oldest message that is kept
-last               the newest message that is kept, then what follows
-last-per-subject   the newest kept message of each subject, then what is new
+last               the newest message that is kept, then the following ones
+last-per-subject   the newest kept message of each subject, then new ones
 seq:N              the message with sequence N
 after:N@STORE      the message behind sequence N of that store: a position that was kept, of `position`
 time:T             the first message at or after a time

@@ -111,7 +111,7 @@ class ReaderTotals(Row):
 
 
 class LimitUsage(Row):
-    """What is used of a limit, by its name in the section `limits` of the configuration.
+    """The use of a limit, by its name in the section `limits` of the configuration.
 
     For a limit of each queue, session or stream it is the one that is nearest to it, which is named by
     `where`; the limit of a queue may be that of a rule. At a limit that `refuses`, commands are refused with
@@ -126,15 +126,15 @@ class LimitUsage(Row):
 
 
 class BrokerTotals(Row):
-    """What the broker has done since it started, and what all of its queues have.
+    """Totals of the broker since its start, and the state of all queues together.
 
-    `iterations` are those of its loop, `commits` the times until something was durable that somebody waited
-    for. `settlements` are messages by outcome; `switches` those of readers to live and to replay, `gaps`
-    those that they were sent, by reason, `refusals` the ERRORs that clients were sent, by code, and
-    `family_failures` those of families of patterns that are plug-ins. `delivered` are messages that were sent
-    to subscribers and consumers, each as often as it was, by the kind of where they came from.
-    `dead_lettered` are messages that became dead letters, by the kind of queue. `limits` are what is used of
-    each limit, and `refused_lately` the commands refused for want of room in the last minute or two.
+    `iterations` are those of its loop, `commits` the times until awaited messages were durable. `settlements`
+    are messages by outcome; `switches` those of readers to live and to replay, `gaps` those that they were
+    sent, by reason, `refusals` the ERRORs that clients were sent, by code, and `family_failures` those of
+    families of patterns that are plug-ins. `delivered` are messages that were sent to subscribers and
+    consumers, redeliveries included, by the kind of their source. `dead_lettered` are messages that became
+    dead letters, by the kind of queue. `limits` are the use of each limit, and `refused_lately` the commands
+    refused for want of room in the last minute or two.
     """
 
     iterations: DurationTotals
@@ -154,7 +154,7 @@ class BrokerTotals(Row):
 
 
 class TotalsQuery(AdminQuery[BrokerTotals]):
-    """What the broker has done, and what all queues have together."""
+    """Totals of the broker, and of all queues together."""
 
     topic = "totals"
 
@@ -168,7 +168,7 @@ class BrokerMetrics(Row):
 
 
 class MetricsQuery(AdminQuery[BrokerMetrics]):
-    """All figures of the broker as a whole, in one answer. It needs what those three need."""
+    """All figures of the broker as a whole, in one answer. The query needs the rights of those three."""
 
     topic = "metrics"
 

@@ -1,4 +1,4 @@
-"""The store: how full it is, what it has of each stream, and backups of it."""
+"""The store: its use, its part of each stream, and backups."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class StorageQuery(AdminQuery[StoreUsage]):
 
 
 class StoredStream(Row):
-    """What the store has of a stream, and how much of it is kept; 0 is no limit. `retain_age` is in seconds.
+    """The stored part of a stream, and its retention; 0 is no limit. `retain_age` is in seconds.
 
-    `first_time` and `last_time` are nanoseconds since the epoch. How much is kept, what `retain_source` names
-    says: `run time` if it was set for the stream, `rule` and a pattern for one of the configuration, the name
-    of an option, or `default`.
+    `first_time` and `last_time` are nanoseconds since the epoch. `retain_source` is the
+    origin of the retention: `run time` if set for the stream, `rule` and a pattern of the configuration, the
+    name of an option, or `default`.
     """
 
     identifier: int
@@ -97,7 +97,7 @@ class StoredStream(Row):
 
 
 class StoredQuery(PagedQuery[list[StoredStream]]):
-    """What the store has of each stream, or of one."""
+    """The stored part of each stream, or of one."""
 
     topic = "stored"
     page_key = "name"

@@ -1,7 +1,7 @@
 """The topics of QUERY and CHANGE: values whose fields are the arguments, and the types of their answers.
 
-The type of a field is one of `fields.py`, and there is no other check of an argument. What passes
-`Arguments.check` needs no second look: a handler asks only whether a named object exists.
+The type of a field is one of `fields.py`, and there is no other check of an argument. Arguments that
+pass `Arguments.check` need no second look: a handler asks only whether a named object exists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from malamute.protocol.texts import shown
 Answer = TypeVar("Answer", covariant=True)
 
 SECRET = frozenset({"password"})
-"""The names of arguments that are in no error, no log and no audit, whatever topic they were given to."""
+"""The names of arguments that are in no error, no log and no audit, with any topic."""
 
 _NAMES = frozenset(("name", "address", "feed", "place"))
 """Types whose values are names: a text that is none is an `InvalidName`."""
@@ -138,6 +138,6 @@ class PagedQuery(AdminQuery[Answer]):
 
 
 class AdminChange(AdminTopic[Answer]):
-    """A change. With `dry_run` nothing is changed, and the answer tells what would be."""
+    """A change. With `dry_run` nothing is changed, and the answer has the outcome of the change."""
 
     dry_run: Boolean = False
