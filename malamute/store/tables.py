@@ -37,6 +37,12 @@ BEGINNINGS = "beginnings"
 """Of (stream,): the first and the last sequence before its first message that no stream of its name ever had,
 as far as that is known: it is new, and began behind those of streams that were deleted."""
 
+DELETED = "deleted-streams"
+"""Of (stream,): the last sequence of a stream of this name that was deleted. Of `OTHERS`: the highest of all
+deleted streams that have no row, and the floor up to which that is known."""
+
+OTHERS = ("",)
+
 SKIPPED = "skipped"
 """Of (stream,): the ranges of sequences between its messages that no message has, to count by."""
 
@@ -86,6 +92,7 @@ TABLES = {
     OWNERS: Table(of_stream=True),
     RETENTIONS: Table(of_stream=True),
     BEGINNINGS: Table(of_stream=True),
+    DELETED: Table(),
     SKIPPED: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, publish, subscribe
 
+from malamute.errors import StorageFull
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Bye, Cancel, Change, Commit, Error, Gap, Message, Ok
+from malamute.store.operations import DeleteValue, PutValue
+from malamute.store.tables import DELETED, OTHERS
 
 
 def make(**options: object) -> Bench:
@@ -144,24 +147,68 @@ def test_who_comes_back_to_one_that_was_deleted_before_misses_nothing():
     assert come_back(bench, 4) == []
 
 
-def test_over_a_restart_nobody_knows_which_stream_was_deleted():
+RESTARTS = {"restart": Bench.restart, "crash": Bench.crash}
+
+
+@pytest.mark.parametrize("end", RESTARTS)
+def test_over_a_restart_it_is_known_which_stream_was_deleted(end):
     bench = make()
     lose_unread(bench, "gone")
-    bench.restart()
-    assert come_back(bench, 1) == [(1, 3, "overwritten")]
+    RESTARTS[end](bench)
+    assert come_back(bench, 1) == []
 
 
-def test_a_reader_of_a_stream_that_was_deleted_before_a_restart_is_notified():
+@pytest.mark.parametrize("end", RESTARTS)
+def test_a_reader_of_a_stream_that_was_deleted_before_a_restart_is_notified(end):
     bench = make()
     lose_unread(bench)
+    lose_unread(bench, "gone")
+    RESTARTS[end](bench)
+    assert come_back(bench, 1) == [(1, 6, "overwritten")]
+
+
+def test_the_floor_stands_for_streams_that_an_earlier_version_has_deleted():
+    bench = make()
+    lose_unread(bench, "gone")
+    bench.store.write([DeleteValue(DELETED, ("gone",)), DeleteValue(DELETED, OTHERS)])
     bench.restart()
-    assert come_back(bench, 1) == [(1, 3, "overwritten")]
+    bench.open("bob")
+    lose_unread(bench, "later")
+    bench.restart()
+    assert come_back(bench, 1) == [(1, 6, "overwritten")]
 
 
+def test_the_floor_stands_for_streams_that_an_earlier_version_has_deleted_since():
+    bench = make()
+    lose_unread(bench, "gone")
+    lose_unread(bench, "later")
+    bench.store.write([PutValue(DELETED, OTHERS, (0, 3)), DeleteValue(DELETED, ("later",))])
+    bench.restart()
+    assert come_back(bench, 1) == [(1, 6, "overwritten")]
+
+
+def test_a_deletion_that_the_disk_refuses_has_no_row():
+    bench = make()
+    bench.tell("bob", publish(b"1", stream="t"))
+    bench.settle()
+    bench.tell("bob", Change(0, "stream.delete", {"stream": "t"}))
+    bench.fail(StorageFull("full"))
+    bench.restart()
+    assert "t" in names(bench)
+    bench.open("bob")
+    lose_unread(bench)
+    bench.restart()
+    assert come_back(bench, 1) == [(1, 4, "overwritten")]
+
+
+@pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize(("others", "gaps"), [(1, []), (2, [(1, 6, "overwritten")])])
-def test_the_names_of_so_many_deleted_streams_are_known(monkeypatch, others, gaps):
-    monkeypatch.setattr("malamute.core.stream.stream.DELETED_MAX", 1)
+def test_the_names_of_so_many_deleted_streams_are_known(monkeypatch, others, gaps, restart):
+    """The highest sequence of the others stands for all of them."""
+    monkeypatch.setattr("malamute.core.stream.deleted.DELETED_MAX", 1)
     bench = make()
     for number in range(others):
         lose_unread(bench, f"gone{number}")
+    if restart:
+        bench.restart()
     assert come_back(bench, 1) == gaps

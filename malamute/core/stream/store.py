@@ -16,6 +16,7 @@ from malamute.core.iteration.effects import Effects
 from malamute.core.iteration.stage import StoreStage
 from malamute.core.iteration.timers import Timers
 from malamute.core.stream.ageing import Ageing
+from malamute.core.stream.deleted import DeletedStreams
 from malamute.errors import StoreAway
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.policies import StreamPolicy
@@ -30,6 +31,7 @@ class StreamStore:
         """New streams begin behind `floor`, and behind what the store has for that itself."""
         self.stage = stage
         self.ageing = Ageing(effects, timers, stage)
+        self.deleted = DeletedStreams(stage)
         self.incarnations = incarnations
         self.incarnation = incarnations[-1] if incarnations else 0
         self.floor = floor

@@ -96,10 +96,6 @@ EPOCH = 1 << 32
 BEHIND_BYTES = 16 << 20
 """Bytes of chunks that may wait to be offered, where matching them takes longer than they take to come."""
 
-
-DELETED_MAX = 1_000
-"""Deleted streams whose last messages are remembered by name."""
-
 CURSOR_BYTES = 400
 """What a cursor takes beside its name, here and in the store's own tables."""
 
@@ -165,30 +161,6 @@ def cursor_bytes(name: str) -> int:
     return CURSOR_BYTES + len(name.encode())
 
 
-class Deleted:
-    """The last messages of streams that were deleted. Of those longest ago only the highest is known.
-
-    A reader that resumes under such a name gets a GAP for what was deleted, and under any other name none.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[str, int] = {}
-        self.others = 0
-        """The highest sequence of any that is not known by its name."""
-
-    def add(self, name: str, last: int) -> None:
-        """A stream is deleted, whose last message this was; 0 if it never had any."""
-        if last:
-            self._last.pop(name, None)
-            self._last[name] = last
-        if len(self._last) > DELETED_MAX:
-            self.others = max(self.others, self._last.pop(next(iter(self._last))))
-
-    def last(self, name: str) -> int:
-        """The last message that there may have been in a deleted stream of this name."""
-        return self._last.get(name, self.others)
-
-
 class Stream:
     """One stream: its numbers, what is under way, and its readers."""
 
@@ -213,7 +185,7 @@ class Stream:
         self.next: int = self.reserved + 1
         self._given_back = self.next if self.journaled and not state else 0
         """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
-        self.never_used = (owner.deleted.last(name) + 1, begin) if state is None else (1, 0)
+        self.never_used = (store.deleted.last(name) + 1, begin) if state is None else (1, 0)
         """The first and the last sequence in front of it that no stream of this name is known to have had."""
         self.skipped = SkippedSequences()
         self._last_chunked = state.last if state else 0
@@ -848,7 +820,6 @@ class Streams:
         self._policy_of = self._started_with = policy_of
         self.times_before = TimesBefore(effects.time_ns)
         self.caches = caches
-        self.deleted = Deleted()
         self.epoch_end = 0
         """What is reserved for streams without a journal that are new: so much is the floor after a crash."""
         self._unjournaled = unjournaled
@@ -885,6 +856,7 @@ class Streams:
     def restore(self, recovered: Recovered, recovery: Recovery, store: StreamStore | None = None) -> None:
         """Take up the streams that a store kept, with their cursors and what was set for them."""
         store = store or self.stores.own
+        recovery.take_up("table", "deleted streams", store.deleted.restore, recovered)
         beginnings, skipped = recovered.table(BEGINNINGS), recovered.table(SKIPPED)
         for name, state in recovered.streams.items():
             refused = recovered.refused.get(name, ())
@@ -931,7 +903,6 @@ class Streams:
         """
         if name == FLOOR:
             store.floor = max(store.floor, state.reserved)
-            self.deleted.others = max(self.deleted.others, state.reserved)
         elif name in self.by_name:
             first, other = self.by_name[name].stage.name, store.stage.name
             raise InUse(f"the stream is in two stores: it goes by {_called(first)}, not by {_called(other)}")
@@ -973,10 +944,10 @@ class Streams:
                 self.drop_untouched(stream)
             deleted()
 
-        store = stream.store
-        self.deleted.add(stream.name, stream.last)
+        store, last = stream.store, stream.last
         stream.delete(gone)
         store.floor = max(store.floor, stream.next - 1)
+        store.deleted.add(stream.name, last, store.floor)
         if self._unjournaled and store is self.stores.own:
             self.begin_epoch()
         else:
@@ -1181,7 +1152,7 @@ class Streams:
     def _anew(self, stream: Stream, start: Start, message: Subscribe) -> Start:
         """Begin at the head of a stream that was made anew for its readers, if nothing was before that."""
         anew = stream.idle and not (message.had or message.cursor)
-        used = max(stream.store.incarnation, self.deleted.last(stream.name))
+        used = max(stream.store.incarnation, stream.store.deleted.last(stream.name))
         return Start(NEW) if anew and start.kind == SEQ and start.value > used else start
 
     def _is_here(self, position: StorePosition, stream: Stream) -> bool:
