@@ -139,7 +139,7 @@ class TooLarge(Refused):
     """Raised when a message, a batch or a pattern is over its limit."""
 
     code = 413
-    hint = "the limits are in the [limits] section of the broker's configuration"
+    hint = "limits follow from limits.memory, limits.message_bytes and listen.connections"
 
 
 class InvalidName(Refused):
@@ -226,7 +226,7 @@ class TooMany(Refused):
     """Raised when a session or the broker already holds as many of these as it may."""
 
     code = 429
-    hint = "the limits are in the [limits] section of the broker's configuration"
+    hint = "limits follow from limits.memory, limits.message_bytes and listen.connections"
 
 
 class QuotaExceeded(Refused):

@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from malamute.config import Config, StorageConfig
+from malamute.config import Config, LimitsConfig, StorageConfig
 from malamute.server.daemon import open_broker
 from malamute.server.loop import Loop
 
@@ -102,8 +102,5 @@ class Broker:
 
 def small_config() -> Config:
     """The configuration of a broker for tests: a small store, and limits that fit into it."""
-    defaults = Config()
-    limits = defaults.limits._replace(
-        message_bytes=4 * 1024 * 1024, queue_bytes=8 * 1024 * 1024, queues_bytes=8 * 1024 * 1024
-    )
-    return replace(defaults, storage=StorageConfig(size=STORE_BYTES), limits=limits)
+    limits = LimitsConfig(message_bytes=4 * 1024 * 1024)
+    return Config(storage=StorageConfig(size=STORE_BYTES), limits=limits)

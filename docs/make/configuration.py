@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from malamute.config import Config, Limits
+from malamute.config import Config
 from malamute.config.option_types import OptionType
-from malamute.config.rendering import LIMITS_WORDS, docstrings
+from malamute.config.rendering import docstrings
 from malamute.config.sections import QUEUE_RULES, SECTIONS, STREAM_RULES, types_of
 
 INTRODUCTION = """\
@@ -33,8 +33,7 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     for name, section in SECTIONS.items():
-        words = LIMITS_WORDS if section is Limits else inspect.getdoc(section) or ""
-        yield f"## [{name}]\n\n{words}\n"
+        yield f"## [{name}]\n\n{inspect.getdoc(section) or ''}\n"
         yield "| option | default | allowed | |\n|---|---|---|---|"
         words_of, defaults = docstrings(section), section()
         for option, kind in types_of(section).items():

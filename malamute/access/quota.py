@@ -22,7 +22,7 @@ class Quota(NamedTuple):
     sources: int | None = None
     """Subscriptions and offers."""
     selector_bytes: int | None = None
-    """Memory of sources with their selectors, as `limits.session_selector_bytes` counts it."""
+    """Memory of sources with their selectors, as the limit `session_selector_bytes` counts it."""
     queues: int | None = None
     """Existing mailboxes and services that the owner has created by messages, requests or offers."""
     streams: int | None = None

@@ -12,9 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from malamute.config.derived import (
+    REMOVED,
+    STORE_SLACK,
+    ConnectionLimits,
+    derive_connection_limits,
+    derive_limits,
+)
 from malamute.config.option_types import quoted, read_toml
 from malamute.config.rendering import render
 from malamute.config.sections import (
@@ -22,6 +30,7 @@ from malamute.config.sections import (
     AccessConfig,
     EventsConfig,
     GroupRules,
+    LimitsConfig,
     ListenConfig,
     LogConfig,
     ProcessConfig,
@@ -47,7 +56,7 @@ __all__ = [
     "Config",
     "EventsConfig",
     "GroupRules",
-    "Limits",
+    "LimitsConfig",
     "ListenConfig",
     "LogConfig",
     "QueueRule",
@@ -62,13 +71,6 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX = "MALAMUTE_"
-
-QUEUES_FILL_MAX = 2 / 3
-"""How much of the room for queues may be messages: their log grows to half as much again before it is
-compacted."""
-
-STORE_SLACK = 0.1
-"""The part of the store that neither streams nor queues may count on, so that a commit always has room."""
 
 STREAMS_SHARE = 0.85
 """The part of a store beside the broker's own that is for streams. The rest is for what belongs to them."""
@@ -88,19 +90,16 @@ class Config:
     streams: StreamsConfig = field(default_factory=StreamsConfig)
     queues: QueuesConfig = field(default_factory=QueuesConfig)
     events: EventsConfig = field(default_factory=EventsConfig)
-    limits: Limits = field(default_factory=Limits)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where options were given, by their names `section.option`: `file`, `environment` or `command line`, and
     `system` for what the system does not allow as it was given. What is not in it was not given."""
+    overrides: Mapping[str, float] = field(default_factory=dict, repr=False)
+    """Limits in place of derived ones, by name: for programs and tests. No file can set them."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for limits out of range, and for options that contradict each other."""
-        checked = {
-            name: read(option_type, getattr(self.limits, name), f"limits.{name}")
-            for name, option_type in types_of(Limits).items()
-        }
-        object.__setattr__(self, "limits", self.limits._replace(**checked))
+        """Raises ConfigError for options that contradict each other."""
         if found := "; ".join(_contradictions(self)):
             raise ConfigError(found)
 
@@ -124,9 +123,31 @@ class Config:
                 sources[f"{given.section}.{given.option}"] = source
         try:
             sections = {section: SECTIONS[section](**options) for section, options in values.items()}
-            return cls(**sections | {"limits": sections["limits"].share_queues()}, sources=sources)
+            return cls(**sections, sources=sources)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.text}" if path else error.text) from None
+
+    @cached_property
+    def core_limits(self) -> Limits:
+        """The limits of the core, which clients get when they connect."""
+        storage, limits = self.storage, self.limits
+        room = storage.size * (1 - STORE_SLACK - storage.streams_share)
+        derived = derive_limits(limits.memory, self.listen.connections, limits.message_bytes, room)
+        given: dict[str, Any] = {
+            name: self.overrides[name] for name in Limits._fields if name in self.overrides
+        }
+        return derived._replace(**given).share_queues()._replace(**given)
+
+    @cached_property
+    def connection_limits(self) -> ConnectionLimits:
+        """The limits of connections."""
+        derived = derive_connection_limits(
+            self.limits.memory, self.listen.connections, self.limits.message_bytes
+        )
+        given: dict[str, Any] = {
+            name: value for name, value in self.overrides.items() if name in derived._fields
+        }
+        return derived._replace(**given)
 
     def toml(self) -> str:
         """A commented file of all options, from which `load` makes an equal `Config`."""
@@ -178,6 +199,8 @@ def _checked(given: _Given) -> Any:
     place, section, option, value = given
     refuse_unknown([section], SECTIONS, f"{place}: unknown section")
     type_of = types_of(SECTIONS[section])
+    if value_now := REMOVED.get(f"{section}.{option}"):
+        raise ConfigError(f"{place}: {section}.{option} is not an option any more: it is {value_now}")
     refuse_unknown([option], type_of, f"{place}: [{section}]: unknown option")
     return read(type_of[option], value, f"{place}: {section}.{option}")
 
@@ -211,14 +234,16 @@ def _unsuitable(config: Config, called: str, rule: StreamRule) -> Iterator[str]:
 
 def _contradictions(config: Config) -> Iterator[str]:
     yield from _unprotected(config)
-    storage, limits = config.storage, config.limits
+    storage = config.storage
     for_streams = int(storage.size * storage.streams_share)
-    for_queues = int((storage.size * (1 - STORE_SLACK) - for_streams) * QUEUES_FILL_MAX)
     share = f"storage.size ({format_size(storage.size)}) and streams_share ({storage.streams_share}) leave"
     sizes = [
-        ("limits.queues_bytes", limits.queues_bytes, share, for_queues),
-        ("limits.queue_bytes", limits.queue_bytes, "limits.queues_bytes is", limits.queues_bytes),
-        ("limits.message_bytes", limits.message_bytes, "one queue may have", limits.queue_bytes),
+        (
+            "limits.message_bytes",
+            config.limits.message_bytes,
+            f"{share} one queue",
+            config.core_limits.queue_bytes,
+        ),
         ("streams.bytes", config.streams.bytes, share, for_streams),
     ]
     stores = {store.name: store for store in storage.store}

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from malamute.config.sections import DERIVED, SECTIONS, types_of
+from malamute.config.derived import RELOADED_LIMITS
+from malamute.config.sections import SECTIONS, types_of
 
 if TYPE_CHECKING:
     from malamute.config import Config
@@ -16,25 +17,12 @@ RELOADED: Mapping[str, frozenset[str]] = {
     "storage": frozenset({"backups"}),
     "streams": frozenset({"committed", "bytes", "count", "age", "ttl", "rule"}),
     "queues": frozenset(option.name for option in fields(SECTIONS["queues"])),
-    "events": frozenset({"bytes", "audit_bytes"}),
-    "limits": frozenset(
-        {
-            "streams",
-            "feeds",
-            "accounts",
-            "sessions",
-            "sources",
-            "selector_bytes",
-            "session_selector_bytes",
-            "selectors_bytes",
-            "queues",
-            "queues_messages",
-            "queues_bytes",
-        }
-    ),
+    "listen": frozenset({"connections"}),
+    "limits": frozenset({"memory"}),
     "log": frozenset({"level", "format"}),
 }
-"""The options of each section that a reload takes. All others wait for the next start."""
+"""The options of each section that a reload takes. All others wait for the next start. Of the limits that
+follow from `limits.memory` and `listen.connections`, `RELOADED_LIMITS` change."""
 
 
 class Reloaded(NamedTuple):
@@ -57,11 +45,7 @@ def reloaded(running: Config, read: Config) -> Reloaded:
     for section, options in _different(running, read):
         taken = {name: value for name, value in options.items() if name in RELOADED.get(section, ())}
         before = getattr(running, section)
-        if section == "limits":
-            derived = {name: getattr(read.limits, name) for name in DERIVED}
-            sections[section] = before._replace(**taken, **derived)
-        else:
-            sections[section] = replace(before, **taken)
+        sections[section] = replace(before, **taken)
         changed += (f"{section}.{name}" for name in taken)
         waiting += (f"{section}.{name}" for name in options if name not in taken)
     if "streams.rule" in changed and _journals(running) != _journals(read):
@@ -70,7 +54,12 @@ def reloaded(running: Config, read: Config) -> Reloaded:
         waiting.append("streams.rule.store")
     sources = {option: source for option, source in read.sources.items() if option not in waiting}
     kept = {option: source for option, source in running.sources.items() if option in waiting}
-    return Reloaded(replace(running, **sections, sources=sources | kept), tuple(changed), tuple(waiting))
+    config = replace(running, **sections, sources=sources | kept)
+    if config.core_limits != running.core_limits:
+        at_start = running.core_limits._asdict().items()
+        fixed = {name: value for name, value in at_start if name not in RELOADED_LIMITS}
+        config = replace(config, overrides={**running.overrides, **fixed})
+    return Reloaded(config, tuple(changed), tuple(waiting))
 
 
 def _different(one: Config, other: Config) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -30,7 +30,6 @@ from malamute.config.sections import (
     types_of,
     write_table,
 )
-from malamute.protocol.limits import Limits
 
 _HEADER = """\
 # The configuration of a Malamute broker.
@@ -41,8 +40,6 @@ _HEADER = """\
 # An environment variable comes before this file: MALAMUTE_STORAGE__SIZE=4GiB sets `size` of [storage].
 # MALAMUTE_LISTEN__ENDPOINTS takes several endpoints with commas between them.
 """
-
-LIMITS_WORDS = "What the broker refuses to go past. Clients get them when they connect."
 
 
 def _parsed(*rules: str) -> tuple[AccessRule, ...]:
@@ -85,12 +82,11 @@ def render(sections: Mapping[str, Any]) -> str:
 def _section(name: str, section: Any) -> str:
     kind: Any = type(section)
     type_of, words_of, default = types_of(kind), docstrings(kind), kind()
-    words = LIMITS_WORDS if kind is Limits else inspect.getdoc(kind) or ""
     options = (
         _option(option, getattr(section, option), getattr(default, option), option_type, words_of[option])
         for option, option_type in type_of.items()
     )
-    return "\n".join([*_comment(words), f"[{name}]", "", *options])
+    return "\n".join([*_comment(inspect.getdoc(kind) or ""), f"[{name}]", "", *options])
 
 
 def _option(name: str, value: Any, default: Any, option_type: OptionType, words: str) -> str:

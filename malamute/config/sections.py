@@ -1,7 +1,7 @@
 """The options: each is one field, with its default, its type, and a docstring.
 
 The docstring is what people read in `config/malamute.toml`. To add an option, add a field here and run
-`make docs`. The options of `[limits]` are the fields of `protocol.limits.Limits`.
+`make docs`. Limits that follow from options are in `derived`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 from malamute.access import AccessRule, Policy, Quota, Quotas, User
 from malamute.config import option_types
+from malamute.config.derived import CONNECTIONS, MEMORY_BYTES
 from malamute.config.option_types import OptionType, quoted
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
@@ -121,33 +122,12 @@ class ListenConfig(Section):
     heartbeat_timeout: float = option(3.5, option_types.duration(0.02, _MINUTE))
     """How late a sign of life may be until the connection is taken for broken. A client that stops is given
     up after this time and the interval together; over TCP, and its own interval, which is 5 s by default."""
-    send_queue: int = option(100, option_types.count(1, 1_000_000))
-    """Commands that wait in memory for one client. When it is full, the client counts as without credit."""
-    send_bytes: int = option(8 * 1024**2, option_types.size(1024**2))
-    """Bytes that one client may have been sent and not read; with more, it counts as without credit."""
-    send_bytes_all: int = option(512 * 1024**2, option_types.size(1024**2))
-    """Bytes that all clients together may have been sent and not read. With more, none is sent much that it
-    does not read at once."""
-    hello_timeout: float = option(10.0, option_types.duration(0.1, _MINUTE))
-    """How long a connection may be without a session; then it is ended. While the broker has not read all
-    that came, nobody is late before six times as long."""
-    hello_queue: int = option(10_000, option_types.count(1, 1_000_000))
-    """Connections that may be without a session. With more, those go that are without one for a tenth of
-    `hello_timeout`."""
-    hello_failures: int = option(100, option_types.count(0, 1_000_000))
-    """Connections of one address in a second that may end without a session, refused ones twice. With more,
-    the system drops new connections from there for 5 s, before the broker sees them (on Linux, over TCP, and
-    never from 127.0.0.1 or ::1); who has a session keeps it. 0 is for no limit."""
     gateways: tuple[str, ...] = option((), option_types.NETWORKS)
-    """The addresses and networks of gateways and proxies, from which many users come. `hello_failures` bans
-    none of them, and wrong passwords from there have the user wait for whom they are, and nobody else."""
-    receive_queue: int = option(100, option_types.count(1, 1_000_000))
-    """Commands of one client that wait in memory for the broker."""
-    receive_bytes: int = option(128 * 1024**2, option_types.size(1024**2))
-    """Bytes of one client that wait in memory for the broker, or for the rest of their command. With more,
-    the connection is ended."""
-    receive_bytes_all: int = option(512 * 1024**2, option_types.size(1024**2))
-    """The same of all clients together. With more, the connections are ended of which most waits."""
+    """Addresses and networks of gateways and proxies, from which many users come. The broker never bans
+    them for connections that fail, and a wrong password from there delays only the user that it was for."""
+    connections: int = option(CONNECTIONS, option_types.count(1, 10_000_000))
+    """Clients at a time: each has a session, connected or waiting to be resumed. Half as many more may be
+    connecting. A client takes up to 53 KiB of memory beside `limits.memory`, and a file."""
     io_threads: int = option(1, option_types.count(1, 64))
     """Threads that carry bytes between the network and the broker."""
 
@@ -165,9 +145,6 @@ class SessionConfig(Section):
 
     expiry: float = option(10 * _MINUTE, option_types.duration(1, 30 * _DAY))
     """How long a session may be resumed after its connection broke. Its work goes to others at once."""
-    probe_interval: float = option(0.5, option_types.duration(0.01, _HOUR))
-    """How often to probe a session that holds work and says nothing. One that holds none is probed thirty
-    times as seldom."""
 
 
 @dataclass(frozen=True)
@@ -422,8 +399,8 @@ class QueuesConfig(Section):
 
     persistence: str = option(_QUEUE.persistence, _PERSISTENCE)
     """Whether messages are stored, or are in memory only and gone when the broker ends. What is in memory has
-    no dead letters, cannot be tracked, and may be as much as it leaves free of `queues_memory_bytes` of
-    [limits]. A queue keeps its persistence until it is removed, and over restarts if it is durable."""
+    no dead letters, cannot be tracked, and shares the memory for queued messages: an eightieth of
+    `limits.memory`. A queue keeps its persistence until it is removed, and over restarts if it is durable."""
     ack_timeout: float = option(_QUEUE.ack_timeout_seconds, _ANY_AGE)
     """How long a consumer may neither settle a message nor report on it, before it goes to another one;
     0 is for ever. An offer may set its own."""
@@ -432,21 +409,16 @@ class QueuesConfig(Section):
     backoff: tuple[float, ...] = option(_QUEUE.backoff_seconds, option_types.durations(0, _YEAR))
     """How long a message waits that came back after its first attempt, its second and so on. The last one
     holds for all that follow; none at all means at once."""
-    priority_step: int = option(_QUEUE.priority_step_messages, option_types.count(1, 2**40))
-    """One step of priority puts a message ahead of those that came up to so many messages before it."""
     dedup_window: float = option(_QUEUE.dedup_window_seconds, option_types.duration(0, _YEAR))
     """How long a message with the same `id` is known as the same message; 0 is not at all."""
-    dedup_count: int = option(_QUEUE.dedup_ids_max, option_types.count(1))
-    """How many identities one queue remembers."""
-    dead_letters: int = option(_QUEUE.dead_letters_max, _ANY_COUNT)
-    """Dead letters that one queue keeps; the oldest leave when more come. 0 keeps none."""
     idle: float = option(_QUEUE.idle_seconds, _ANY_AGE)
     """After how long without use an empty mailbox or service is removed; 0 is never."""
     rule: tuple[QueueRule, ...] = option((), QUEUE_RULES)
     """What differs for some of them, by the pattern of their names as for streams, and by their `kind` if
-    it is given. The first rule that fits is taken. `depth` and `bytes` of a rule are the messages and
-    bytes that each of them may have; otherwise that is three quarters of what all may have together, which
-    is `queues_messages` and `queues_bytes` of [limits]."""
+    it is given. The first rule that fits is taken. A rule may set these, too: `depth` and `bytes`, the
+    messages and bytes of one queue (three quarters of those of all queues), `dead_letters` (10,000 are
+    kept; 0 keeps none), `priority_step` (a step puts a message ahead of the 100,000 before it) and
+    `dedup_count` (100,000 identities are remembered)."""
 
     def policy(self, kind: BaseKind, name: str) -> QueuePolicy:
         """How the mailbox or service of this name treats its messages."""
@@ -474,12 +446,22 @@ class EventsConfig(Section):
     settled: bool = option(False, option_types.FLAG)
     """When each queued message came, was delivered and was settled, by whom and how: what analytics need.
     It costs about a tenth of what queued messages cost the broker."""
-    bytes: int = option(64 * 1024**2, _ANY_SIZE)
-    """Bytes kept of `$sys`, unless [streams] or a rule there sets a size; 0 is as much as there is."""
     audit: bool = option(True, option_types.FLAG)
     """Every administrative change on `$audit`: who, what, before and after. It is stored with the change."""
-    audit_bytes: int = option(64 * 1024**2, _ANY_SIZE)
-    """The same as `bytes` for `$audit`."""
+
+
+@dataclass(frozen=True)
+class LimitsConfig(Section):
+    """Limits of the broker. Most follow from these two, as docs/operations/sizing.md shows."""
+
+    table = "limits"
+
+    memory: int = option(MEMORY_BYTES, option_types.size(64 * 1024**2))
+    """Memory for everything that clients can fill: queued messages, what waits for the disk or for a client,
+    selectors, streams, queues, cursors and caches. Each kind has its share, and is refused past it. Beside it
+    the broker takes its own 30 MiB, and what connections and large messages need."""
+    message_bytes: int = option(Limits().message_bytes, option_types.size(1))
+    """Size of the records of one command together."""
 
 
 @dataclass(frozen=True)
@@ -563,22 +545,12 @@ SECTIONS: dict[str, type[Any]] = {
     "streams": StreamsConfig,
     "queues": QueuesConfig,
     "events": EventsConfig,
-    "limits": Limits,
+    "limits": LimitsConfig,
     "log": LogConfig,
 }
 """The tables of the file in their order, each with the class of its options."""
 
 
-DERIVED = frozenset({"queue_messages", "queue_bytes"})
-"""Limits that are no options: `Limits.share_queues` derives them."""
-
-
 def types_of(section: type[Any]) -> dict[str, OptionType]:
     """The options of a section, with the type of each."""
-    if section is Limits:
-        return {
-            name: option_types.size(1) if name.endswith("bytes") else option_types.count(1)
-            for name in Limits._fields
-            if name not in DERIVED
-        }
     return {option.name: option.metadata["type"] for option in fields(section)}

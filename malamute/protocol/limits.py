@@ -126,7 +126,7 @@ class Limits(NamedTuple):
     queues: int = 50_000
     """Mailboxes and service queues of the broker."""
     queue_messages: int = 1_500_000
-    """Messages in one mailbox or service queue. A configuration derives it: `share_queues`."""
+    """Messages in one mailbox or service queue. A configuration derives it by `share_queues`."""
     queue_bytes: int = 96 * 1024 * 1024
     """Bytes in one mailbox or service queue; derived, too."""
     queues_bytes: int = 128 * 1024 * 1024

@@ -25,6 +25,7 @@ from malamute.access import Accounts, Policy
 from malamute.access.token import Issuers
 from malamute.config import Config, LogConfig
 from malamute.config.access_files import AccessFiles
+from malamute.config.derived import CONNECTIONS
 from malamute.config.options import options_in_force
 from malamute.config.reload import reloaded
 from malamute.core.broker import Core
@@ -43,7 +44,6 @@ from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Store
 from malamute.matching import load_plugins
-from malamute.protocol.limits import Limits
 from malamute.protocol.names import AUDIT
 from malamute.server.authentication import Authenticator, OldKeys, Reported
 from malamute.server.clock import Clock, counted
@@ -69,6 +69,9 @@ FRAME_SLACK_BYTES = 1 << 20
 
 OTHER_FILES = 150
 """Files that are kept for others than sessions: the store, listeners, and peers about to be refused."""
+
+REPORTS_BYTES = 64 * 1024**2
+"""Bytes kept of `$sys`, and of `$audit`, unless [streams] or a rule there sets a size."""
 
 MORE_FILES = "let it open more, by LimitNOFILE= in its unit, or ulimit -Hn"
 
@@ -206,7 +209,7 @@ def open_broker(
         clock = Clock()
         # Half of the memory stays free for what comes.
         report_size(store, config.storage.size)
-        recovered = store.recover(records_bytes=config.limits.queues_memory_bytes // 2, now=clock())
+        recovered = store.recover(records_bytes=config.core_limits.queues_memory_bytes // 2, now=clock())
         opening = partial(open_named, reads_all=reads_all)
         named = open_stores(config.storage.store, store, recovered, clock(), opening)
         for name in named.unknown:
@@ -274,22 +277,22 @@ def _open_transport(
     files: int,
     authenticator: Authenticator | None = None,
 ) -> Transport:
-    listen = config.listen
+    listen, limits = config.listen, config.connection_limits
     options = socket_options(
         heartbeat_ms=int(listen.heartbeat_interval * 1000),
         heartbeat_timeout_ms=int(listen.heartbeat_timeout * 1000),
-        send_queue=listen.send_queue,
-        receive_queue=listen.receive_queue,
+        send_queue=limits.send_queue,
+        receive_queue=limits.receive_queue,
         frame_bytes_max=config.limits.message_bytes + FRAME_SLACK_BYTES,
     )
-    windows = Windows(listen.send_bytes, listen.send_bytes_all)
+    windows = Windows(limits.send_bytes, limits.send_bytes_all)
     open_max = max(files - SPARE_FILES, 1)
     gateways = Gateways(listen.gateways)
-    rules = Rules(listen.hello_timeout, listen.hello_queue, open_max, listen.hello_failures, gateways)
+    rules = Rules(limits.hello_timeout, limits.hello_queue, open_max, limits.hello_failures, gateways)
     # A heartbeat comes half an interval after the last word, on average, and then has its time.
     interval, timeout = listen.heartbeat_interval, listen.heartbeat_timeout
     patience = Patience(interval / 2 + timeout, timeout) if interval else FOR_EVER
-    allowance = Allowance(listen.receive_bytes, listen.receive_bytes_all)
+    allowance = Allowance(limits.receive_bytes, limits.receive_bytes_all)
     return Transport(context, options, windows, rules, patience, allowance, authenticator=authenticator)
 
 
@@ -297,9 +300,9 @@ def _settings(
     config: Config, started: Config, endpoints: list[str], accounts: Accounts, issuers: Issuers
 ) -> Settings:
     return Settings(
-        limits=config.limits,
+        limits=config.core_limits,
         session_expiry=config.session.expiry,
-        probe_interval=config.session.probe_interval,
+        probe_interval=config.connection_limits.probe_interval,
         streams=partial(_stream_policy, config),
         unjournaled=not all(
             [config.streams.journal, *(rule.journal is not False for rule in config.streams.rule)]
@@ -327,11 +330,10 @@ def _stream_policy(config: Config, stream: str) -> StreamPolicy:
     if stream == AUDIT:
         # Nobody is to read of a change that a crash may take back.
         policy = policy._replace(journal=True, committed=True)
-    option = {EVENTS: "bytes", AUDIT: "audit_bytes"}.get(stream)
-    if option is None or policy.retention.bytes_max:
+    if stream not in (EVENTS, AUDIT) or policy.retention.bytes_max:
         return policy
-    retention = policy.retention._replace(bytes_max=getattr(config.events, option))
-    return policy._replace(retention=retention, retention_source=f"events.{option}")
+    retention = policy.retention._replace(bytes_max=REPORTS_BYTES)
+    return policy._replace(retention=retention, retention_source="default")
 
 
 def data_directory(config: Config) -> str:
@@ -558,21 +560,22 @@ def _within_files(config: Config, files: int) -> Config:
         raise ConfigError(
             f"the broker may open {files} files, and needs more than {OTHER_FILES}: {MORE_FILES}"
         )
-    if config.limits.sessions <= sessions:
+    connections = config.listen.connections
+    if connections <= sessions:
         return config
     # Nobody asked for the default: that there can be fewer is no matter for a warning at each start.
-    report = log.warning if config.limits.sessions != Limits().sessions else log.debug
+    report = log.warning if connections != CONNECTIONS else log.debug
     report(
-        "fewer sessions than configured",
-        sessions=sessions,
-        configured=config.limits.sessions,
+        "fewer connections than configured",
+        connections=sessions,
+        configured=connections,
         files=files,
         hint=MORE_FILES,
     )
     return replace(
         config,
-        limits=config.limits._replace(sessions=sessions),
-        sources={**config.sources, "limits.sessions": "system"},
+        listen=replace(config.listen, connections=sessions),
+        sources={**config.sources, "listen.connections": "system"},
     )
 
 

@@ -6,9 +6,9 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -18,7 +18,7 @@ from rig_process import FORKS, end, fork
 from rig_waiting import PATIENCE
 
 import malamute
-from malamute.config import Config, Limits, ListenConfig, StorageConfig
+from malamute.config import Config, LimitsConfig, ListenConfig, StorageConfig
 from malamute.errors import MalamuteError
 from malamute.server.daemon import run
 
@@ -34,8 +34,8 @@ def environment() -> dict[str, str]:
 
 def small(size: int = 64 * MIB) -> Config:
     """A small store with limits that fit into it. All else is as users have it."""
-    limits = Limits(message_bytes=size // 16, queues_bytes=size // 8, sessions=1000).share_queues()
-    return Config(storage=StorageConfig(size=size), limits=limits)
+    listen, limits = ListenConfig(connections=1000), LimitsConfig(message_bytes=size // 16)
+    return Config(storage=StorageConfig(size=size), limits=limits, listen=listen)
 
 
 def enter_namespace(name: str) -> None:
@@ -44,10 +44,18 @@ def enter_namespace(name: str) -> None:
         assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0, "no such namespace"
 
 
-def serve(file: Path, log: Path, ready: Connection, files: int, namespace: str = "") -> None:
+def serve(
+    file: Path,
+    log: Path,
+    ready: Connection,
+    files: int,
+    namespace: str = "",
+    overrides: Mapping[str, float] | None = None,
+) -> None:
     """Run a broker, as the process that this is; `files` is how many it may open, if not 0.
 
-    It is in the network namespace of this name, if there is one.
+    Overrides are limits in place of derived ones. The broker is in the network namespace of this name, if
+    there is one.
     """
     if namespace:
         enter_namespace(namespace)
@@ -55,7 +63,10 @@ def serve(file: Path, log: Path, ready: Connection, files: int, namespace: str =
         os.dup2(errors.fileno(), 2)
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    read = partial(Config.load, file, {})
+
+    def read() -> Config:
+        return replace(Config.load(file, {}), overrides=overrides or {})
+
     try:
         run(read(), ready.send, read)
     except MalamuteError as error:  # as the command line does
@@ -113,7 +124,8 @@ class Daemon:
         ready, said = FORKS.Pipe(duplex=False)
         with ready:
             with said:
-                self._process = fork(serve, self.file, self._log, said, files, self._namespace)
+                given = (self.file, self._log, said, files, self._namespace, self.config.overrides)
+                self._process = fork(serve, *given)
             assert ready.poll(self.patience_seconds), f"the broker is not ready:\n{self.log}"
             try:
                 ready.recv()

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 from rig_daemon import MIB, Daemon
@@ -10,7 +9,7 @@ from rig_waiting import PATIENCE
 
 import malamute
 from malamute.client.session.batch import record_of
-from malamute.config import Config, Limits, StorageConfig
+from malamute.config import Config, StorageConfig
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 
 Connect = Callable[..., malamute.Client]
@@ -99,9 +98,8 @@ def test_a_mail_of_64_megabytes_waits_for_an_absent_recipient_over_a_restart(
     new_daemon: Callable[..., Daemon], connect_to: Connect
 ) -> None:
     """WP9."""
-    limits = Limits(queues_bytes=96 * MIB)
-    config = Config(storage=StorageConfig(size=256 * MIB, streams_share=0.3), limits=limits)
-    daemon = new_daemon(replace(config)).start()
+    config = Config(storage=StorageConfig(size=256 * MIB, streams_share=0.3))
+    daemon = new_daemon(config).start()
     body = noise(MAIL_BYTES)
     connect_to(daemon.url, "alice").send("bob", "large", body, timeout=PATIENCE)
     daemon.restart()

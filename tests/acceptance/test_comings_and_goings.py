@@ -113,7 +113,7 @@ def test_at_the_limit_of_sessions_the_next_one_is_refused_and_one_that_leaves_ma
 ) -> None:
     """WP4: at the limit, and one past it."""
     config = small()
-    daemon = new_daemon(replace(config, limits=config.limits._replace(sessions=20))).start()
+    daemon = new_daemon(replace(config, listen=replace(config.listen, connections=20))).start()
     first = connect_to(daemon.url)
     with peers(daemon.url, 19) as visitors:
         settle_in(visitors)

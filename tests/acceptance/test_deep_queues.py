@@ -21,9 +21,7 @@ def body(number: int) -> bytes:
 @pytest.fixture
 def deep(new_daemon: Callable[..., Daemon]) -> Daemon:
     """A broker that may keep no more than some thirty of these messages in memory."""
-    config = small()
-    limits = config.limits._replace(queues_memory_bytes=MEMORY_BYTES)
-    return new_daemon(replace(config, limits=limits)).start()
+    return new_daemon(replace(small(), overrides={"queues_memory_bytes": MEMORY_BYTES})).start()
 
 
 def held_bytes(client: malamute.Client) -> int:

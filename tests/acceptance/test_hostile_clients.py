@@ -125,9 +125,9 @@ class Witness(Thread):
 
 def allowed_mib(broker: Daemon, attacks: Sequence[str]) -> float:
     """What these attacks may take of memory, after the table in `docs/operations/sizing.md`."""
-    limits, listen = broker.config.limits, broker.config.listen
+    limits, connections = broker.config.core_limits, broker.config.connection_limits
     each = {
-        "send": READERS * (listen.send_bytes + limits.answers_bytes),
+        "send": READERS * (connections.send_bytes + limits.answers_bytes),
         "answers": limits.answers_bytes,
         "selectors": limits.session_selector_bytes,
         "caches": limits.caches_bytes,

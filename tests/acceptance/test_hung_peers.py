@@ -23,7 +23,8 @@ from rig_waiting import GIVEN_UP_SECONDS, PATIENCE, eventually, in_time
 import malamute
 from malamute.client.events import Event, Lost
 from malamute.client.options import HEARTBEAT_SECONDS
-from malamute.config import Config, ListenConfig, SessionConfig
+from malamute.config import Config, ListenConfig
+from malamute.config.derived import ConnectionLimits
 
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]
@@ -76,17 +77,16 @@ def url(request: pytest.FixtureRequest, new_daemon: Callable[..., Daemon], tmp_p
 def test_the_rig_has_the_settings_that_users_have() -> None:
     """But for the size of the store, and what has to fit into it."""
     ours, theirs = small(), Config()
-    fits = ("message_bytes", "queues_bytes", "queue_bytes", "queue_messages", "queues_messages", "sessions")
-    limits = ours.limits._replace(**{name: getattr(theirs.limits, name) for name in fits})
+    listen = replace(ours.listen, connections=theirs.listen.connections)
     storage = replace(ours.storage, size=theirs.storage.size)
-    assert replace(ours, storage=storage, limits=limits) == theirs
+    assert replace(ours, storage=storage, limits=theirs.limits, listen=listen) == theirs
 
 
 def test_by_the_defaults_who_hangs_is_given_up_in_time() -> None:
     """A heartbeat is late, or libzmq's question has no answer; and what is looked at is who holds work."""
-    listen, session = ListenConfig(), SessionConfig()
-    assert HEARTBEAT_SECONDS + listen.heartbeat_timeout + session.probe_interval < GIVEN_UP_SECONDS
-    assert listen.heartbeat_interval + listen.heartbeat_timeout + session.probe_interval < GIVEN_UP_SECONDS
+    listen, probe_interval = ListenConfig(), ConnectionLimits().probe_interval
+    assert HEARTBEAT_SECONDS + listen.heartbeat_timeout + probe_interval < GIVEN_UP_SECONDS
+    assert listen.heartbeat_interval + listen.heartbeat_timeout + probe_interval < GIVEN_UP_SECONDS
 
 
 def test_a_stopped_mailbox_reader_gives_back_what_it_holds(url: str, connect_to: Connect, run: Run) -> None:
@@ -209,8 +209,7 @@ def test_clients_that_do_nothing_keep_their_connections(
     They come more often than by default, where that takes half a minute.
     """
     config = small()
-    session = replace(config.session, probe_interval=1 / 30)
-    daemon = new_daemon(replace(config, session=session)).start()
+    daemon = new_daemon(replace(config, overrides={"probe_interval": 1 / 30})).start()
     events: list[Event] = []
     clients = [closing.enter_context(malamute.connect(daemon.url, heartbeat=1.0)) for _ in range(100)]
     for client in clients:

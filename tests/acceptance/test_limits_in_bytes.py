@@ -111,7 +111,7 @@ def test_a_command_that_never_ends_is_bounded(broker: Daemon) -> None:
         most = most_until_ended(broker, connections, zmtp(bytes(MIB), more=True), 2048 * MIB)
         assert not connections, "nobody ended the connection"
     # What comes within a tenth of a second is seen late.
-    assert most - before < broker.config.listen.receive_bytes / MIB + 512
+    assert most - before < broker.config.connection_limits.receive_bytes / MIB + 512
     assert is_alive(broker)
 
 
@@ -121,7 +121,7 @@ def test_commands_that_never_end_are_bounded_together(broker: Daemon) -> None:
         connections = [stack.enter_context(session(broker)) for _ in range(10)]
         most = most_until_ended(broker, connections, zmtp(bytes(MIB), more=True), 2048 * MIB)
         assert not connections, "nobody ended the connections"
-    assert most - before < broker.config.listen.receive_bytes_all / MIB + 512
+    assert most - before < broker.config.connection_limits.receive_bytes_all / MIB + 512
     assert is_alive(broker)
 
 
@@ -131,7 +131,7 @@ def test_who_sends_faster_than_it_is_taken_is_bounded(broker: Daemon) -> None:
     data = zmtp(command[0], more=True) + zmtp(bytes(command[1]))
     with session(broker) as hostile:
         most = most_until_ended(broker, [hostile], data, 512 * MIB)
-    limits = broker.config.listen.receive_bytes + broker.config.limits.backlog_bytes
+    limits = broker.config.connection_limits.receive_bytes + broker.config.core_limits.backlog_bytes
     assert most - before < limits / MIB + 512
     assert is_alive(broker)
 

@@ -38,8 +38,7 @@ def changed(daemon: Daemon, **sections: dict[str, Any]) -> None:
     config = daemon.config
     for section, options in sections.items():
         before = getattr(config, section)
-        after = before._replace(**options) if hasattr(before, "_replace") else replace(before, **options)
-        config = replace(config, **{section: after})
+        config = replace(config, **{section: replace(before, **options)})
     daemon.configure(config)
 
 
@@ -47,19 +46,19 @@ def test_sighup_loads_a_good_configuration_and_names_what_waits(daemon: Daemon, 
     client = connect("op")
     before = client.query(StatusQuery())
     client.publish("one", "a", b"1", assurance="stored")
-    # The two of the broker itself are among them.
-    taken: dict[str, Any] = {"limits": {"streams": 4}, "streams": {"count": 5}, "log": {"level": "debug"}}
-    changed(daemon, **taken, listen={"hello_queue": 77})
+    taken: dict[str, Any] = {"streams": {"count": 5}, "log": {"level": "debug"}}
+    changed(daemon, **taken, listen={"io_threads": 2, "connections": 2})
     os.kill(daemon.pid, signal.SIGHUP)
     eventually(lambda: client.query(StatusQuery()).configured_at > before.configured_at, "the configuration")
     status = client.query(StatusQuery())
     assert (status.pid, status.config_error) == (before.pid, "")
-    assert status.waiting_for_restart == ["listen.hello_queue"]
+    assert status.waiting_for_restart == ["listen.io_threads"]
     eventually(lambda: client.query(StoredQuery(stream="one"))[0].retain_count == 5, "the retention")
-    client.publish("two", "a", b"1", assurance="stored")
-    with pytest.raises(TooMany):
-        client.publish("three", "a", b"1", assurance="stored")
+    connect("second")
+    with pytest.raises(TooMany, match="expected at most 2"):
+        connect("third")
     assert "the configuration was loaded" in daemon.log
+    changed(daemon, listen={"connections": 9})
     daemon.stop()
     daemon.start()
     assert connect("again").query(StatusQuery()).waiting_for_restart == []
@@ -69,7 +68,7 @@ def test_a_broken_configuration_is_refused_and_the_old_one_stays(daemon: Daemon,
     client = connect("op")
     before = client.query(StatusQuery())
     text = daemon.file.read_text()
-    daemon.file.write_text(text.replace("max_deliver = 20", "max_deliver = 3") + "\n[limits]\nstreams = 1\n")
+    daemon.file.write_text(text.replace("max_deliver = 20", "max_deliver = 3") + "\n[limits]\nmemory = 1\n")
     os.kill(daemon.pid, signal.SIGHUP)
     eventually(lambda: client.query(StatusQuery()).config_error, "the refusal")
     status = client.query(StatusQuery())

@@ -14,7 +14,7 @@ import pytest
 from rig_waiting import PATIENCE
 
 import malamute
-from malamute.config import Config, Limits, StorageConfig, StreamRule, StreamsConfig
+from malamute.config import Config, LimitsConfig, StorageConfig, StreamRule, StreamsConfig
 from malamute.server import daemon
 from malamute.testing import Broker
 
@@ -55,7 +55,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 
 @pytest.fixture
 def broker(hands: Hands, tmp_path: Path) -> Iterator[Broker]:
-    limits = Limits(message_bytes=MIB, queue_bytes=MIB, queues_bytes=MIB)
+    limits = LimitsConfig(message_bytes=MIB)
     rules = (StreamRule(pattern="short", age=2.5 * HOUR), StreamRule(pattern="long", age=48 * HOUR))
     config = Config(storage=StorageConfig(size=16 * MIB), limits=limits, streams=StreamsConfig(rule=rules))
     with Broker(tmp_path, config=config) as started:

@@ -45,7 +45,6 @@ pattern = "quick*"
 store = "quick"
 [limits]
 message_bytes = "1MiB"
-queues_bytes = "4MiB"
 """
 
 MESSAGES, KILLS = 3_000, 5

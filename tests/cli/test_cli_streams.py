@@ -62,7 +62,7 @@ def test_retention_is_edited_and_a_dry_run_only_shows(run: Run) -> None:
 
 def test_a_stream_shows_what_says_how_much_of_it_is_kept(run: Run) -> None:
     assert _info(run)["retain_source"] == "default"
-    assert _info(run, "$sys")["retain_source"] == "events.bytes"
+    assert _info(run, "$sys")["retain_source"] == "default"
     run("stream", "edit", "weather", "--count", "2")
     assert _info(run)["retain_source"] == "run time"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from crash_load import play
 
 import malamute
-from malamute.config import Config, Limits, ListenConfig, StorageConfig
+from malamute.config import Config, LimitsConfig, ListenConfig, StorageConfig
 from malamute.server.process import environment
 
 HERE = Path(__file__).parent
@@ -45,9 +45,9 @@ def build(directory: Path) -> Path:
 
 def configuration(directory: Path) -> Config:
     """The defaults, on a small store."""
-    limits = Limits(message_bytes=MIB, queues_bytes=4 * MIB, sessions=100).share_queues()
+    listen = ListenConfig(endpoints=("tcp://127.0.0.1:*",), connections=100)
     storage = StorageConfig(directory=directory / "data", size=SIZE)
-    return Config(storage=storage, limits=limits, listen=ListenConfig(endpoints=("tcp://127.0.0.1:*",)))
+    return Config(storage=storage, limits=LimitsConfig(message_bytes=MIB), listen=listen)
 
 
 def record(directory: Path, library: Path, seed: int, steps: int, **faults: str) -> Path:

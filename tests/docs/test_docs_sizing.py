@@ -21,7 +21,7 @@ def table() -> dict[str, int]:
 
 
 def test_the_rows_are_those_of_the_defaults() -> None:
-    limits, listen = Config().limits, Config().listen
+    limits, listen = Config().core_limits, Config().connection_limits
     command = limits.message_bytes
     expected = {
         "where queued messages": (400 + 600) * limits.queues_messages,

@@ -21,7 +21,6 @@ from malamute.testing import Broker
 OPTIONS = (
     *("--set", "storage.size=64MiB"),
     *("--set", "limits.message_bytes=1MiB"),
-    *("--set", "limits.queues_bytes=8MiB"),
 )
 CONFIRMED = 20
 """So many confirmations each poster waits for before the broker is killed."""

@@ -312,7 +312,7 @@ def test_to_look_at_restms_makes_nothing(
 
 def test_pipes_take_up_no_feeds_of_the_broker_until_they_are_replied_to(tmp_path: Path) -> None:
     few = small_config()
-    few = replace(few, limits=few.limits._replace(feeds=3))
+    few = replace(few, overrides={"feeds": 3})
     with Broker(config=few) as broker, gateway_before(broker) as gateway, gateway.client() as http:
         rest = RestClient(http)
         requests = rest.feed("requests", "fanout")

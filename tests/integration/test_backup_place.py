@@ -60,7 +60,7 @@ def test_no_link_leads_elsewhere(client: malamute.Client, tmp_path: Path) -> Non
 def test_the_directory_is_the_configured_one(tmp_path: Path) -> None:
     config = Config()
     storage = replace(config.storage, backups=tmp_path / "safe", size=64 * 1024 * 1024)
-    limits = config.limits._replace(message_bytes=1 << 20, queue_bytes=1 << 20, queues_bytes=1 << 20)
+    limits = replace(config.limits, message_bytes=1 << 20)
     config = replace(config, storage=storage, limits=limits)
     with (
         Broker(tmp_path / "data", config=config) as broker,

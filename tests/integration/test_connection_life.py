@@ -568,7 +568,7 @@ def test_who_is_killed_has_left_at_once_where_the_system_says_so(tmp_path: Path,
     """No probe finds it out: it would come within hours. What was sent before is there."""
     config = small_config()
     listen = replace(config.listen, endpoints=(f"ipc://{tmp_path}/socket", "tcp://127.0.0.1:*"))
-    config = replace(config, listen=listen, session=replace(config.session, probe_interval=3600.0))
+    config = replace(config, listen=listen, overrides={"probe_interval": 3600.0})
     context: zmq.Context[Any] = zmq.Context()
     loop = open_broker(replace(config, storage=replace(config.storage, kind="memory")), context)
     thread = threading.Thread(target=loop.run)

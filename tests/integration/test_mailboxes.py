@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import malamute
-from malamute.config import Config, Limits, StorageConfig
+from malamute.config import Config, LimitsConfig, StorageConfig
 from malamute.errors import TimedOut, TryLater
 from malamute.testing import Broker
 
@@ -21,8 +21,9 @@ Connect = Callable[[str], malamute.Client]
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    limits = Limits(message_bytes=64 * KIB, queue_bytes=256 * KIB, queues_bytes=512 * KIB)
-    config = Config(storage=StorageConfig(size=16 * KIB * KIB), limits=limits)
+    limits = LimitsConfig(message_bytes=64 * KIB)
+    overrides = {"queue_bytes": 256 * KIB, "queues_bytes": 512 * KIB}
+    config = Config(storage=StorageConfig(size=16 * KIB * KIB), limits=limits, overrides=overrides)
     with Broker(tmp_path, config=config) as broker:
         yield broker
 
@@ -163,8 +164,9 @@ def test_a_full_mailbox_refuses_and_loses_nothing_and_has_room_again_after_acks(
 
 def test_a_mailbox_has_a_limit_of_messages_too(tmp_path: Path) -> None:
     """WP4, WP10: tested at the limit and one past it, one by one and in a batch."""
-    limits = Limits(message_bytes=KIB, queue_bytes=64 * KIB, queues_bytes=KIB * KIB, queue_messages=10)
-    config = Config(storage=StorageConfig(size=16 * KIB * KIB), limits=limits)
+    limits = LimitsConfig(message_bytes=KIB)
+    overrides = {"queue_bytes": 64 * KIB, "queues_bytes": KIB * KIB, "queue_messages": 10}
+    config = Config(storage=StorageConfig(size=16 * KIB * KIB), limits=limits, overrides=overrides)
     with Broker(tmp_path, config=config) as broker, malamute.connect(broker.url, address="alice") as alice:
         send(alice, "one-by-one", 10)
         with pytest.raises(TryLater):

@@ -16,9 +16,10 @@ from structlog.testing import capture_logs
 
 import malamute
 from malamute.client.events import Event, Gap, Refusal
-from malamute.config import Config, Limits, StorageConfig, StreamRule, StreamsConfig
+from malamute.config import Config, LimitsConfig, StorageConfig, StreamRule, StreamsConfig
 from malamute.errors import InternalError, StorageFull, StoreError, TimedOut, TryLater
 from malamute.journal.store import Store
+from malamute.protocol.limits import Limits
 from malamute.server import daemon
 from malamute.server.transport import INTAKE_BYTES
 from malamute.store.operations import Operation
@@ -87,7 +88,9 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
     monkeypatch.setattr(daemon, "open_store", gated)
     streams = StreamsConfig(rule=(StreamRule("live*", journal=False),))
-    config = Config(storage=StorageConfig(size=32 * MIB), limits=LIMITS, streams=streams)
+    limits = LimitsConfig(message_bytes=LIMITS.message_bytes)
+    overrides = {"backlog_bytes": LIMITS.backlog_bytes, "queue_bytes": LIMITS.queue_bytes}
+    config = Config(storage=StorageConfig(size=32 * MIB), limits=limits, streams=streams, overrides=overrides)
     with Broker(tmp_path, config=config) as broker:
         yield Rig(broker, gates)
         gates[-1].fault = None

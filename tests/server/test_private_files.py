@@ -20,8 +20,6 @@ OPTIONS = (
     "storage.size=16MiB",
     "--set",
     "limits.message_bytes=1MiB",
-    "--set",
-    "limits.queues_bytes=2MiB",
 )
 
 

@@ -25,8 +25,6 @@ SMALL = (
     "storage.size=16MiB",
     "--set",
     "limits.message_bytes=1MiB",
-    "--set",
-    "limits.queues_bytes=2MiB",
 )
 
 

@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 
 from malamute.config import (
     Config,
-    Limits,
+    LimitsConfig,
     ListenConfig,
     StorageConfig,
     StoreTable,
     StreamRule,
     StreamsConfig,
 )
-from malamute.config.sections import DERIVED, SECTIONS, types_of
+from malamute.config.sections import SECTIONS, types_of
 from malamute.errors import ConfigError
 from malamute.protocol import quantities
+from malamute.protocol.limits import Limits
 from malamute.store.policies import StreamPolicy, StreamRetention
 
 SHIPPED = Path(__file__).parents[2] / "config" / "malamute.toml"
@@ -70,10 +71,6 @@ def test_the_shipped_file_has_every_option_with_a_comment_before_it() -> None:
     assert all(before.startswith("# ") for before, _ in options)
 
 
-def test_every_limit_of_the_protocol_is_an_option() -> None:
-    assert set(tomllib.loads(Config().toml())["limits"]) == set(Limits._fields) - DERIVED
-
-
 def test_the_example_of_a_rule_is_a_valid_one() -> None:
     lines = Config().toml().splitlines()
     start = lines.index("# [[streams.rule]]")
@@ -91,15 +88,16 @@ def test_a_rendered_configuration_loads_as_it_was(load: Load) -> None:
         streams=StreamsConfig(
             age=1.1, rule=(StreamRule("a.*", journal=False), StreamRule("b", bytes=123, count=7, age=0.5))
         ),
-        limits=Limits(sources=5, queues_bytes=100_000_001).share_queues(),
+        limits=LimitsConfig(memory=2**32 + 1),
     )
     assert load(config.toml()) == config
-    assert "; otherwise 1000." in config.toml()
+    assert '; otherwise "5GiB".' in config.toml()
 
 
 def test_one_queue_may_have_three_quarters_of_what_all_may_have(load: Load) -> None:
-    limits = load('[limits]\nqueues_messages = 1001\nqueues_bytes = "120MiB"').limits
-    assert (limits.queue_messages, limits.queue_bytes) == (750, 90 * 1024**2)
+    limits = load('[limits]\nmemory = "2GiB"\n[storage]\nsize = "2GiB"').core_limits
+    assert (limits.queues_messages, limits.queues_bytes) == (800_000, 256 * 1024**2)
+    assert (limits.queue_messages, limits.queue_bytes) == (600_000, 192 * 1024**2)
     assert Limits() == Limits().share_queues()
 
 
@@ -127,7 +125,7 @@ def test_the_environment_sets_values_of_every_kind(load: Load) -> None:
         MALAMUTE_STORAGE__PREALLOCATE="no",
         MALAMUTE_STORAGE__STREAMS_SHARE="0.5",
         MALAMUTE_STREAMS__RULE='[{pattern = "raw.*", journal = false}]',
-        MALAMUTE_LIMITS__SESSIONS="10",
+        MALAMUTE_LISTEN__CONNECTIONS="10",
         MALAMUTE_LOG__LEVEL="debug",
     )
     assert config.listen.endpoints == ("tcp://*:9999", "ipc://@/other")
@@ -136,7 +134,7 @@ def test_the_environment_sets_values_of_every_kind(load: Load) -> None:
         directory=Path("/srv/malamute"), preallocate=False, streams_share=0.5
     )
     assert config.streams.rule == (StreamRule("raw.*", journal=False),)
-    assert config.limits.sessions == 10
+    assert config.core_limits.sessions == config.listen.connections == 10
     assert config.log.level == "debug"
 
 
@@ -167,7 +165,6 @@ def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
             "[listen]\nheartbeat_intervall = 1",
             "[listen]: unknown option 'heartbeat_intervall': did you mean 'heartbeat_interval'?",
         ),
-        ("[limits]\nqueue_bytes = 1", "[limits]: unknown option 'queue_bytes': did you mean 'queues_bytes'?"),
         ("[storage]\nsize = ", "invalid TOML: "),
         ("[storage]\nsize = " + "[" * 5_000, "invalid TOML: too many lists"),
         (
@@ -238,10 +235,10 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         ("listen", "heartbeat_interval", float("inf")),
         ("listen", "heartbeat_interval", "1 fortnight"),
         ("listen", "heartbeat_interval", "1e999999999s"),
-        ("listen", "send_queue", 0),
-        ("listen", "send_queue", 1.5),
-        ("listen", "send_queue", "many"),
-        ("listen", "send_queue", None),
+        ("listen", "io_threads", 0),
+        ("listen", "io_threads", 1.5),
+        ("listen", "io_threads", "many"),
+        ("listen", "io_threads", None),
         ("storage", "directory", ""),
         ("storage", "directory", 7),
         ("storage", "directory", "a\0b"),
@@ -264,8 +261,8 @@ def test_a_value_that_is_not_allowed_is_refused(section: str, option: str, value
 
 
 def test_a_limit_that_is_not_allowed_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"limits\.sources = 0: expected a whole number from 1 on"):
-        Config(limits=Limits(sources=0))
+    with pytest.raises(ConfigError, match=r"limits\.message_bytes = 0: expected a size from 1 on"):
+        Config(limits=LimitsConfig(message_bytes=0))
 
 
 @pytest.mark.parametrize(
@@ -283,12 +280,13 @@ def test_an_endpoint_that_is_allowed(value: str) -> None:
     [
         (
             '[storage]\nsize = "512MiB"',
-            "limits.queues_bytes (128MiB) is too large: "
-            "storage.size (512MiB) and streams_share (0.7) leave 68MiB",
+            "limits.message_bytes (64MiB) is too large: "
+            "storage.size (512MiB) and streams_share (0.7) leave one queue 48MiB",
         ),
         (
             '[limits]\nmessage_bytes = "97MiB"',
-            "limits.message_bytes (97MiB) is too large: one queue may have 96MiB",
+            "limits.message_bytes (97MiB) is too large: "
+            "storage.size (1GiB) and streams_share (0.7) leave one queue 96MiB",
         ),
         (
             '[streams]\nbytes = "1GiB"',
@@ -310,15 +308,14 @@ def test_options_that_contradict_each_other_are_refused(load: Load, text: str, w
 def test_what_the_words_of_a_refusal_propose_is_accepted() -> None:
     storage = StorageConfig(size=512 * 1024**2)
     mib = 1024**2
-    limits = Limits(message_bytes=mib, queue_bytes=mib, queues_bytes=68 * mib)
-    assert Config(storage=storage, limits=limits).limits == limits
+    assert Config(storage=storage, limits=LimitsConfig(message_bytes=48 * mib))
     with pytest.raises(ConfigError):
-        Config(storage=storage, limits=limits._replace(queues_bytes=69 * mib))
+        Config(storage=storage, limits=LimitsConfig(message_bytes=48 * mib + 1))
 
 
 def test_all_contradictions_are_reported_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"queue_bytes .*; streams\.bytes "):
-        Config(limits=Limits(queue_bytes=2**40), streams=StreamsConfig(bytes=2**40))
+    with pytest.raises(ConfigError, match=r"message_bytes .*; streams\.bytes "):
+        Config(limits=LimitsConfig(message_bytes=2**40), streams=StreamsConfig(bytes=2**40))
 
 
 # Streams

@@ -18,7 +18,7 @@ from malamute.protocol.admin import BrokerOption
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "malamute.toml"
     path.write_text(
-        '[storage]\nsize = "2GiB"\nstreams_share = 0.5\n[limits]\nstreams = 7\n[queues]\nidle = 9\n'
+        '[storage]\nsize = "2GiB"\nstreams_share = 0.5\n[limits]\nmemory = "7GiB"\n[queues]\nidle = 9\n'
     )
     return path
 
@@ -35,9 +35,9 @@ def test_every_option_is_told_and_by_itself_has_its_default() -> None:
 
 
 def test_the_source_is_the_place_that_came_before_the_others(file: Path) -> None:
-    environ = {"MALAMUTE_LIMITS__STREAMS": "8", "MALAMUTE_QUEUES__IDLE": "9"}
-    rows = told(Config.load(file, environ, {"limits.streams": "9"}))
-    assert (rows["limits.streams"].value, rows["limits.streams"].source) == ("9", "command line")
+    environ = {"MALAMUTE_LIMITS__MEMORY": "8GiB", "MALAMUTE_QUEUES__IDLE": "9"}
+    rows = told(Config.load(file, environ, {"limits.memory": "9GiB"}))
+    assert (rows["limits.memory"].value, rows["limits.memory"].source) == ('"9GiB"', "command line")
     assert (rows["queues.idle"].value, rows["queues.idle"].source) == ('"9s"', "environment")
     assert (rows["storage.size"].value, rows["storage.size"].default) == ('"2GiB"', '"1GiB"')
     assert rows["storage.size"].source == "file"
@@ -46,17 +46,17 @@ def test_the_source_is_the_place_that_came_before_the_others(file: Path) -> None
 
 def test_a_reload_changes_values_with_their_sources_and_what_waits_keeps_both(file: Path) -> None:
     started = Config.load(file, {})
-    read = Config.load(file, {"MALAMUTE_STORAGE__SIZE": "3GiB", "MALAMUTE_LIMITS__STREAMS": "8"})
+    read = Config.load(file, {"MALAMUTE_STORAGE__SIZE": "3GiB", "MALAMUTE_LIMITS__MEMORY": "8GiB"})
     rows = told(reloaded(started, read).config, started)
-    size, streams = rows["storage.size"], rows["limits.streams"]
+    size, memory = rows["storage.size"], rows["limits.memory"]
     assert (size.value, size.source, size.changed_since_start, size.needs_restart) == (
         '"2GiB"',
         "file",
         False,
         True,
     )
-    assert (streams.value, streams.source, streams.changed_since_start, streams.needs_restart) == (
-        "8",
+    assert (memory.value, memory.source, memory.changed_since_start, memory.needs_restart) == (
+        '"8GiB"',
         "environment",
         True,
         False,

@@ -23,26 +23,25 @@ def load(tmp_path: Path, text: str) -> Config:
     return Config.load(path, {})
 
 
-def test_every_option_of_a_policy_is_one_of_the_file_with_the_same_default() -> None:
+def test_every_option_of_a_policy_is_one_of_a_rule_and_some_are_of_the_section() -> None:
     options = set(tomllib.loads(Config().toml())["queues"])
-    assert options | {"depth", "bytes"} == set(POLICY_FIELDS) == set(_OF_RULES)
+    assert options < set(POLICY_FIELDS) == set(_OF_RULES)
     assert [*POLICY_FIELDS.values()] == [*QueuePolicy._fields]
-    assert not options & {"depth", "bytes"}, "these are limits of one queue: [limits] has them for all"
     assert QueuesConfig().policy("mailbox", "bob") == QueuePolicy()
 
 
 def test_the_first_rule_that_fits_name_and_kind_is_taken() -> None:
     queues = QueuesConfig(
-        dead_letters=7,
+        max_deliver=7,
         rule=(
-            QueueRule("print.*", kind="service", max_deliver=3),
+            QueueRule("print.*", kind="service", dead_letters=3),
             QueueRule("print.*", ack_timeout=5, backoff=()),
             QueueRule("*", depth=9),
         ),
     )
     service, mailbox = queues.policy("service", "print.a"), queues.policy("mailbox", "print.a")
-    assert (service.attempts_max, service.dead_letters_max, service.messages_max) == (3, 7, 0)
-    assert (mailbox.attempts_max, mailbox.ack_timeout_seconds, mailbox.backoff_seconds) == (20, 5.0, ())
+    assert (service.attempts_max, service.dead_letters_max, service.messages_max) == (7, 3, 0)
+    assert (mailbox.attempts_max, mailbox.ack_timeout_seconds, mailbox.backoff_seconds) == (7, 5.0, ())
     assert queues.policy("service", "scan").messages_max == 9
 
 
@@ -92,8 +91,11 @@ def test_the_example_of_a_rule_is_a_valid_one() -> None:
         ("[queues]\nbackoff = 5", "queues.backoff = 5: expected a list"),
         ('[queues]\nbackoff = ["x"]', "queues.backoff = \\['x'\\]: expected a list"),
         ("[queues]\nack_timeout = -1", "queues.ack_timeout = -1: expected a duration"),
-        ("[queues]\npriority_step = 0", "queues.priority_step = 0: expected a whole number"),
-        ("[queues]\ndedup_count = 0", "queues.dedup_count = 0: expected a whole number"),
+        (
+            "[[queues.rule]]\npattern = 'a'\npriority_step = 0",
+            "rule.priority_step = 0: expected a whole number",
+        ),
+        ("[[queues.rule]]\npattern = 'a'\ndedup_count = 0", "rule.dedup_count = 0: expected a whole number"),
         ("[queues]\nmax_deliveries = 1", "unknown option 'max_deliveries': did you mean 'max_deliver'"),
         ("[[queues.rule]]\npattern = 'a'\nkind = 'stream'", "rule.kind = 'stream': expected one of"),
         ("[[queues.rule]]\npattern = 'a'\njournal = true", "unknown option 'journal': expected"),

@@ -192,7 +192,7 @@ class QueueLimits:
         if self.queues >= self.configured.queues:
             most = self.configured.queues
             raise TryLater(
-                f"too many queues: expected at most {most} mailboxes and services (limits.queues); "
+                f"too many queues: expected at most {most} mailboxes and services (limits.memory); "
                 "those that are empty and unused are removed in time"
             )
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from lab import http_peers
+from lab.broker_limits import memory_for
 from lab.http_peers import HttpAddress
 from malamute.bench import workloads, workspace
 from malamute.bench.figures import elapsed_seconds, extent, middle, us_each
@@ -237,7 +238,7 @@ def _monitoring(options: GatewayOptions) -> Iterator[GatewayRow]:
 
     The streams are made by another run of the broker: its own iterations count from its start on.
     """
-    settings = workspace.set_options(f"limits.streams={options.streams + 100}")
+    settings = workspace.set_options(memory_for("streams", options.streams + 100))
     with workspace.temporary_directory(options.directory) as own:
         with (
             BrokerProcess(own, *settings) as broker,

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.broker_limits import memory_for
 from lab.raw_peer import RawPeer
 from malamute.bench import workspace
 from malamute.bench.figures import MEBIBYTE, cpu_us, elapsed_seconds, extent, middle
@@ -127,8 +128,7 @@ def _run(what: str, options: QueuesOptions, depth: int) -> tuple[float, Measured
         f"storage.size={size}",
         "storage.preallocate=false",
         "storage.streams_share=0.05",
-        f"limits.queues_bytes={size // 2}",
-        f"limits.queues_messages={2 * queued}",
+        memory_for("queues_messages", 2 * queued),
     )
     with workspace.temporary_directory(options.directory) as place:
         if depth:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import zmq
 
 from lab import queues, start
+from lab.broker_limits import memory_for
 from lab.raw_peer import RawPeer
 from lab.start import GIGABYTE
 from malamute.bench import workspace
@@ -320,7 +321,7 @@ def _subscribed(options: ScaleOptions, point: int, other: Callable[[int], Subscr
     """So many subscriptions of one stream, of which the first matches and `other` makes the rest."""
     each = Limits().sources
     # So many patterns are more than the broker takes by default.
-    limit = f"limits.selectors_bytes={max(point * SELECTOR_BYTES, Limits().selectors_bytes)}"
+    limit = memory_for("selectors_bytes", point * SELECTOR_BYTES)
     with _scene(options, limit) as scene:
         peers = scene.peers(ceil(point / each))
         for place, peer in enumerate(peers):
@@ -332,13 +333,13 @@ def _subscribed(options: ScaleOptions, point: int, other: Callable[[int], Subscr
 
 def _streams(options: ScaleOptions, point: int) -> Cost:
     """Streams that are published to in turn."""
-    limit = f"limits.streams={max(point + SPARE_NAMES, Limits().streams)}"
+    limit = memory_for("streams", point + SPARE_NAMES)
     return _in_turn(options, point, limit, lambda name, batch: batch._replace(stream=name))
 
 
 def _mailboxes(options: ScaleOptions, point: int) -> Cost:
     """Mailboxes that are sent to in turn, whose owners are not there."""
-    limit = f"limits.queues={max(point + SPARE_NAMES, Limits().queues)}"
+    limit = memory_for("queues", point + SPARE_NAMES)
     return _in_turn(options, point, limit, lambda name, batch: Send(name, 0, batch.subjects, batch.records))
 
 
