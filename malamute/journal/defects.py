@@ -1,4 +1,4 @@
-"""What was found damaged in a store, each thing once, from whichever thread meets it."""
+"""The damaged values found in a store, each once; any thread may report one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Defects:
         self._lock = threading.Lock()
 
     def add(self, defect: Defect) -> None:
-        """Take note of a defect, if it is new."""
+        """Add a defect, if it is new."""
         place = defect.kind, defect.name, defect.first
         with self._lock:
             if place in self.known or len(self.known) >= DEFECTS_MAX:
@@ -30,14 +30,14 @@ class Defects:
             self._new.append(defect)
 
     def add_ranges(self, stream: str, found: object) -> None:
-        """Take note of the damages among what was read of a stream."""
+        """Add a defect for each damage in the result of a read."""
         assert isinstance(found, list)
         for item in found:
             if type(item) is Damage:
                 self.add(Defect("chunk", stream, item.first, item.last, "readers get a gap"))
 
     def pop(self) -> list[Defect]:
-        """Those that are new since the last time."""
+        """Return the defects that are new since the last call."""
         if not self._new:
             return []
         with self._lock:

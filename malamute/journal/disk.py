@@ -10,6 +10,7 @@ full size from the beginning.
 opened          the environment, and the values of the store in memory
 disk_recovery   the start: the log is read
 disk_writer     groups of operations, each in one transaction
+compaction      deletion of old blocks in such a transaction
 disk_reader     history and records, from any thread
 disk            all of them as one store: opening and closing
 

@@ -33,13 +33,14 @@ from malamute.journal.log import Log
 from malamute.journal.opened import OpenedStore
 from malamute.journal.readers import oldest_reader
 from malamute.journal.store import (
+    VERIFY_STEP_BYTES,
     Checked,
     Copied,
     Progress,
     QueueStatus,
     Status,
-    checked,
     no_progress,
+    verify_stream,
 )
 from malamute.journal.subjects import SubjectSearch
 from malamute.store.operations import (
@@ -54,9 +55,6 @@ from malamute.store.operations import (
 from malamute.store.policies import StreamRetention
 from malamute.store.tables import SESSIONS
 
-VERIFY_STEP_BYTES = 8 * 1024 * 1024
-"""What `verify` reads in one transaction."""
-
 SEARCH_STEP_CHUNKS = 256
 """Chunks that a search for subjects looks at in one transaction."""
 
@@ -70,7 +68,7 @@ class DiskReader:
         self._store = store
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
-        """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
+        """Return the chunk that holds `start`, and the chunks after it, until `bytes_max` is reached."""
         with self._chunk_cursor(stream) as (state, chunks):
             if not state.identifier:
                 return ReadResult((), 1)
@@ -80,29 +78,27 @@ class DiskReader:
         return ReadResult(found, state.first)
 
     def pop_firsts(self) -> Mapping[str, int]:
-        """Streams whose oldest messages were dropped since the last call, and their first sequences now."""
+        """Return the first sequences of streams whose oldest messages were dropped since the last call."""
         firsts, self._store.ring.firsts = self._store.ring.firsts, {}
         return firsts
 
     def find_time(self, stream: str, time_ns: int) -> int:
-        """The first sequence stored at or after a broker time; last + 1 if there is none."""
+        """Return the first sequence stored at or after a broker time; last + 1 if there is none."""
         with self._chunk_cursor(stream) as (_, chunks):
             return chunks.find_time(time_ns)
 
     def find_gap(self, stream: str, sequence: int) -> GapRange | None:
-        """The gap in which a sequence lies; None if it is stored, or outside of what is kept."""
+        """Return the gap around a sequence; None if it is stored, or outside of the stored range."""
         with self._chunk_cursor(stream) as (_, chunks):
             return chunks.find_gap(sequence)
 
     def last_per_subject(
         self, stream: str, *, limit: int, takes: SubjectTest | None = None
     ) -> Mapping[str, int]:
-        """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
+        """Return the sequence of the last message of each subject, newest first, for `limit` subjects.
 
-        Subjects that `takes` refuses are passed over.
-
-        What cannot be read is left out. Reads little more than a range of 4 MiB, and one for each rare
-        subject; all of the stream if it was written without subjects.
+        Subjects that `takes` refuses are skipped, and so are unreadable chunks. The search reads little more
+        than a range of 4 MiB, and one for each rare subject; the whole stream if it has no index.
         """
         search = SubjectSearch(limit, takes)
         start: int | None = None
@@ -115,12 +111,12 @@ class DiskReader:
         return search.found
 
     def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
-        """The records of stored messages by their sequences, without those that are not there.
+        """Return the records of messages by their sequences, without missing and damaged ones.
 
-        What is damaged is left out, and put aside as recovery does.
+        A damaged block is reported, and put aside once its messages are stored again.
         """
         found, missing = self._fetch(kind, queue, sequences)
-        if missing:  # damaged, or moved by a commit in between: once more while there is none
+        if missing:  # damaged, or moved by a commit in between: fetch again while no commit runs
             with self._store.settled:
                 again, damaged = self._fetch(kind, queue, missing)
                 for number in self._store.fetcher.blocks(kind, queue, damaged):
@@ -138,10 +134,10 @@ class DiskReader:
 
     @contextmanager
     def _chunk_cursor(self, name: str) -> Iterator[tuple[StreamMeta, ChunkCursor]]:
-        """A transaction, and in it the state of a stream and a way along its chunks.
+        """Begin a read transaction; yield the state of a stream and a cursor over its chunks.
 
-        The state in memory is taken first, so that it is never ahead of the transaction. It may be behind:
-        a stream that was deleted meanwhile has no state under its identifier, or one without its name.
+        The state in memory is read first, so that it is never ahead of the transaction. The state may be
+        behind: a stream that was deleted meanwhile has no state under its identifier, or one without a name.
         """
         known = self._store.ring.streams.get(name, StreamMeta(0, name))
         with self._store.reading() as transaction, transaction.cursor() as cursor:
@@ -150,9 +146,9 @@ class DiskReader:
             try:
                 state = codec.decode_stream(value) if value else None
                 if value is None and any(repair.place == place for repair in self._store.repairs):
-                    state = known  # which the next write brings back
+                    state = known  # stored again by the next write
             except Damaged:
-                # The next write of the stream puts what is known in its place.
+                # The next write of the stream replaces the damaged state.
                 state = known
                 self._store.defects.add(Defect("stream", name, known.first, known.last, STATE_WORDS))
             if state is None or state.name != name:
@@ -160,22 +156,22 @@ class DiskReader:
             yield state, ChunkCursor(cursor, state)
 
     def retention(self, stream: str) -> StreamRetention:
-        """What is in force for a stream: set at run time, or else given with its chunks."""
+        """Return the retention of a stream: set at run time, or else given with its chunks."""
         return self._store.ring.retention(stream)
 
     def next_too_old(self, time_ns: int) -> float | None:
-        """In how many seconds some stream has messages that are too old."""
+        """Return the seconds until some stream is over its limit by age; None if none has such a limit."""
         with self._store.settled:
             return self._store.ring.next_too_old(time_ns)
 
     def headers(self, stream: str, start: int, *, count_max: int) -> Sequence[codec.ChunkHeader | Damage]:
-        """The headers of the chunks that hold `start` and what follows. The payloads are not read."""
+        """Return the headers of the chunk that holds `start` and of the chunks after it, without payloads."""
         with self._chunk_cursor(stream) as (_, chunks):
             chunks.seek_holder(start)
             return chunks.headers(start, count_max)
 
     def status(self) -> Status:
-        """How full the store is. Queues and sessions are counted once `recover` was called."""
+        """Return the usage of the store. Queues and sessions are counted once `recover` was called."""
         with self._store.calls, translated():
             log = self._store.log or Log(0)
             oldest = oldest_reader(self._store.environment)
@@ -199,21 +195,15 @@ class DiskReader:
             )
 
     def pop_defects(self) -> Sequence[Defect]:
-        """What was found damaged since the last time, each thing once."""
+        """Return the defects found since the last call, each once."""
         return self._store.defects.pop()
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
-        """Read everything, or one stream, in steps of a bounded size, and report each step."""
+        """Read the whole store, or one stream, in steps of a bounded size, and yield the result of each."""
         for name in [stream] if stream is not None else sorted(self._store.ring.streams):
-            yield from self._verify_stream(name)
+            yield from verify_stream(self.read, name)
         if stream is None:
             yield from self._verify_blocks()
-
-    def _verify_stream(self, name: str) -> Iterator[Checked]:
-        start = 0
-        while found := self.read(name, start, bytes_max=VERIFY_STEP_BYTES).found:
-            yield checked(name, found)
-            start = found[-1].last + 1
 
     def _verify_blocks(self) -> Iterator[Checked]:
         for kind, reason in ((BLOCK, "corrupt"), (QUARANTINE, "quarantined")):

@@ -1,12 +1,12 @@
-"""The in-memory twin of the store on the disk: the same interface, the same answers.
+"""The store in memory: the same interface and the same answers as the store on the disk.
 
-It is the plain statement of what a store does. The ring is the real one, since which chunks leave is
-part of the answer; queues and values are dictionaries, so that the log of the disk store is tested
-against something simpler than itself. Chunks are kept encoded, so sizes are those of the disk.
+The ring is that of the disk, since the chunks that leave are part of the answers. Queues and values are
+dictionaries, so that the log of the disk is tested against a simpler model. Chunks are stored encoded: their
+sizes are those of the disk.
 
-Nothing here survives the process. The object survives the core that used it, though: `recover` gives
-what a new core would find, which is how a simulation restarts a broker. A lock makes it safe for the
-same threads as the disk store.
+No message survives the process. The object survives the core that used it: `recover` returns the state for
+a new core, which is how a simulation restarts a broker. A lock makes the store safe for the same threads as
+the store on the disk.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from malamute.journal.store import (
     Progress,
     QueueStatus,
     Status,
-    checked,
     next_incarnation,
     no_progress,
     stream_state,
+    verify_stream,
 )
 from malamute.journal.subjects import Collector, SubjectSearch
 from malamute.journal.values import Records
@@ -72,9 +72,6 @@ from malamute.store.operations import (
 from malamute.store.policies import StreamRetention
 from malamute.store.tables import OF_STREAMS, RETENTIONS, SESSIONS
 
-VERIFY_STEP_BYTES = 8 * 1024 * 1024
-"""What `verify` reads in one step."""
-
 
 class MemoryStore:
     """A store that forgets everything when the process ends.
@@ -95,7 +92,7 @@ class MemoryStore:
         self._size = size
         self._broker_id = broker_id
         self.copied = False
-        """Whether a backup has made it, and no broker has begun on it."""
+        """Whether the store is a copy, and no broker has begun on it."""
         self._incarnations: tuple[int, ...] = ()
         budget = int(size * 0.7) if streams_budget is None else streams_budget
         self._ring = Ring((), budget, counted)
@@ -122,7 +119,7 @@ class MemoryStore:
         }
 
     def recover(self, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
-        """What the next core finds, with no more than `records_bytes` bytes of records; None for all."""
+        """Return the state for the next core, with at most `records_bytes` bytes of records; None for all."""
         with self._open():
             records = Records(records_bytes)
             for name, queue in self._queues.items():
@@ -167,7 +164,7 @@ class MemoryStore:
             self._lsn += 1
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
-        """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
+        """Return the chunk that holds `start`, and the chunks after it, until `bytes_max` is reached."""
         with self._open():
             state = self._ring.streams.get(stream)
             if state is None:
@@ -185,12 +182,12 @@ class MemoryStore:
             return ReadResult(found, state.first)
 
     def pop_firsts(self) -> Mapping[str, int]:
-        """Streams whose oldest messages were dropped since the last call, and their first sequences now."""
+        """Return the first sequences of streams whose oldest messages were dropped since the last call."""
         firsts, self._ring.firsts = self._ring.firsts, {}
         return firsts
 
     def find_time(self, stream: str, time_ns: int) -> int:
-        """The first sequence stored at or after a broker time; last + 1 if there is none."""
+        """Return the first sequence stored at or after a broker time; last + 1 if there is none."""
         with self._open():
             state = self._ring.streams.get(stream)
             if state is None:
@@ -202,7 +199,7 @@ class MemoryStore:
             return state.last + 1
 
     def find_gap(self, stream: str, sequence: int) -> GapRange | None:
-        """The gap in which a sequence lies; None if it is stored, or outside of what is kept."""
+        """Return the gap around a sequence; None if it is stored, or outside of the stored range."""
         with self._open():
             state = self._ring.streams.get(stream)
             if state is None or not state.first <= sequence <= state.last:
@@ -216,9 +213,9 @@ class MemoryStore:
     def last_per_subject(
         self, stream: str, *, limit: int, takes: SubjectTest | None = None
     ) -> Mapping[str, int]:
-        """The sequence of the last message kept of each subject; of `limit` subjects, newest first.
+        """Return the sequence of the last message of each subject, newest first, for `limit` subjects.
 
-        Subjects that `takes` refuses are passed over.
+        Subjects that `takes` refuses are skipped.
         """
         search = SubjectSearch(limit, takes)
         with self._open():
@@ -230,22 +227,22 @@ class MemoryStore:
         return search.found
 
     def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
-        """The records of stored messages by their sequences, without those that are not there."""
+        """Return the records of messages by their sequences, without missing ones."""
         with self._open():
             messages = self._queues.get((kind, queue), _MemoryQueue()).messages
             return {sequence: messages[sequence].record for sequence in sequences if sequence in messages}
 
     def retention(self, stream: str) -> StreamRetention:
-        """What is in force for a stream: set at run time, or else given with its chunks."""
+        """Return the retention of a stream: set at run time, or else given with its chunks."""
         return self._ring.retention(stream)
 
     def next_too_old(self, time_ns: int) -> float | None:
-        """In how many seconds some stream has messages that are too old."""
+        """Return the seconds until some stream is over its limit by age; None if none has such a limit."""
         with self._open():
             return self._ring.next_too_old(time_ns)
 
     def status(self) -> Status:
-        """How full the store is."""
+        """Return the usage of the store."""
         with self._open():
             used = self._used()
             return Status(
@@ -268,23 +265,20 @@ class MemoryStore:
             )
 
     def pop_defects(self) -> Sequence[Defect]:
-        """Memory has none."""
+        """Return no defect: memory is never damaged."""
         return ()
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
-        """Read everything, or one stream, in steps."""
+        """Read the whole store, or one stream, in steps, and yield the result of each."""
         for name in [stream] if stream is not None else sorted(self._ring.streams):
-            start = 0
-            while found := self.read(name, start, bytes_max=VERIFY_STEP_BYTES).found:
-                yield checked(name, found)
-                start = found[-1].last + 1
+            yield from verify_stream(self.read, name)
 
     def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
-        """Raises StoreError: what is not on a disk is not for keeping."""
+        """Raise StoreError: a store in memory has no file to copy."""
         raise StoreError("no backup of a store in memory: expected one on the disk")
 
     def copy(self) -> MemoryStore:
-        """What a backup of it would be, were it on a disk."""
+        """Return a copy as a backup would make it, for a simulation."""
         with self._open():
             ring = self._ring
             twin = MemoryStore(
@@ -303,7 +297,7 @@ class MemoryStore:
             return twin
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Refuse further calls."""
         with self._lock:
             self._closed = True
 

@@ -42,7 +42,7 @@ from malamute.store.operations import (
 )
 
 ASIDE_WORDS = "put aside in the store: `malamute journal repair` moves it out"
-STRANDED_WORDS = "what it held is stored again as far as it is in memory; the rest are dead letters"
+STRANDED_WORDS = "its messages in memory are stored again; the others are dead letters"
 
 
 class OpenedAgain(StoreError):
@@ -91,7 +91,7 @@ class OpenedStore:
         return self.page_size * (pages["branch_pages"] + pages["leaf_pages"] + pages["overflow_pages"])
 
     def mark_suspect(self, number: int) -> None:
-        """Take note of a block that turned out to be unreadable. No write is under way, or this is it."""
+        """Report a block as unreadable. Called by the writer, or while `settled` is held."""
         stranded = self.recovered_log().mark_suspect(number)
         if stranded is not None:
             self.defects.add(Defect("block", "", number, number, STRANDED_WORDS, stranded))
@@ -108,16 +108,16 @@ class OpenedStore:
                 with transaction:
                     yield transaction
                 return
-        # The writer has broken the environment, and opens it anew before it lets go.
+        # The writer has broken the environment, and opens it anew before it releases `settled`.
         with self.settled, self.calls, translated(), self.environment.begin(buffers=True) as transaction:
             yield transaction
 
     def open_again_if_broken(self, before: int, fault: StoreError | StorageFull) -> bool:
-        """Open the environment anew if a commit has broken it. Whether what was committed is there after all.
+        """Open the environment anew if a commit has broken it. Return whether the commit is stored after all.
 
-        LMDB writes the root last, and puts the old one back when that fails. Whichever of them is found, the
-        disk may have the other one: so a commit of nothing is made at once, which takes its place. `before`
-        is the number of the transaction before the one that failed.
+        LMDB writes the root last, and puts the old one back when that fails. Whichever root is read, the
+        disk may have the other one: an empty commit at once takes its place. `before` is the number of the
+        transaction before the failed one.
 
         Raises `OpenedAgain` if nothing was stored, `StoreError` if the disk refuses another commit, and
         `StoreLost` if it is unknown what is durable.
@@ -138,7 +138,7 @@ class OpenedStore:
             except lmdb.Error as error:
                 if is_there:
                     raise StoreLost(f"unknown what is durable after a failed write: {error}") from fault
-                # It is broken again. Reading works in one that is new, and each write will try again.
+                # Broken again: reads work in a new environment, and each write tries again.
                 self.environment = open_again(self.environment)
                 raise StoreError(f"cannot write to the disk: {error}") from fault
         if not is_there:
@@ -146,7 +146,7 @@ class OpenedStore:
         return True
 
     def _check_metas(self, transaction: lmdb.Transaction) -> None:
-        """Have the meta record and its twin repaired where they are not the same."""
+        """Add a repair for the meta record or its twin where they differ."""
         value = codec.encode_meta(self.meta)
         for place in (key(META), META_TWIN):
             found = transaction.get(place)
@@ -157,7 +157,7 @@ class OpenedStore:
                 self.defects.add(Defect("meta", "", 0, 0, "it was rebuilt from its twin"))
 
     def _check_aside(self, cursor: lmdb.Cursor) -> None:
-        """Take note of what was damaged before and put aside."""
+        """Report the values and blocks that were put aside before."""
         self.aside_next = 1
         found = cursor.set_range(key(ASIDE))
         while found and cursor.key()[0] == ASIDE:

@@ -19,9 +19,9 @@ from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked, 
 from malamute.journal import disk as disk_module
 from malamute.journal import format as codec
 from malamute.journal import ring
+from malamute.journal.compaction import DROPS_MIN
 from malamute.journal.directory import META_TWIN
 from malamute.journal.disk import DiskStore
-from malamute.journal.disk_writer import DROPS_MIN
 from malamute.journal.plan import make_plan
 from malamute.journal.states import LSN_STEP
 from malamute.store.operations import (
@@ -626,7 +626,7 @@ from malamute.store.operations import (
     PutValue, SetAttempts
 )
 from malamute.journal.disk import DiskStore
-from malamute.journal.disk_writer import DROPS_MIN
+from malamute.journal.compaction import DROPS_MIN
 task, directory = sys.argv[1:]
 store = DiskStore.open(directory, size=4 << 20, preallocate=task != "limited")
 recovered = store.recover()
