@@ -100,7 +100,7 @@ def rule_of(hint: Any) -> Rule:
     assert meta.title is not None
     return Rule(
         meta.title,
-        meta.description or f"an integer from {meta.ge} to {meta.le}",
+        meta.description or (meta.title if meta.ge is None else f"an integer from {meta.ge} to {meta.le}"),
         _bounded(wire, meta),
         beyond.holds,
         None if beyond.usual is None else _bounded(beyond.usual, meta),
@@ -195,6 +195,23 @@ _Range = Annotated[list[_Sequence], Meta(min_length=2, max_length=2)]
 _StoredRange = Annotated[list[Annotated[int, Meta(ge=0, le=NUMBER_MAX)]], Meta(min_length=3, max_length=3)]
 _Criterion = Annotated[list[Any], Meta(min_length=2, max_length=2)]
 
+
+def _text(title: str, words: str) -> Meta:
+    return Meta(title=title, description=words)
+
+
+def _bytes(title: str, bytes_max: int) -> Meta:
+    return _text(title, f"text of at most {bytes_max} bytes")
+
+
+def _list(title: str, low: int, high: int, words: str = "") -> Meta:
+    return Meta(min_length=low, max_length=high, title=title, description=words or None)
+
+
+def _column(title: str, words: str = "") -> Meta:
+    return _list(title, 1, BATCH_MESSAGES_MAX, words)
+
+
 # Numbers
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX, title="number")]
@@ -207,82 +224,44 @@ Duration = Annotated[int, Meta(ge=0, le=DURATION_MS_MAX, title="duration")]
 Delay = Annotated[int, Meta(ge=-1, le=DURATION_MS_MAX, title="delay")]
 CreditCount = Annotated[int, Meta(ge=UNLIMITED, le=NUMBER_MAX, title="credit")]
 Code = Annotated[int, Meta(ge=100, le=999, title="code")]
-Boolean = Annotated[bool, Meta(title="boolean", description="true or false")]
+Boolean = Annotated[bool, _text("boolean", "true or false")]
 
 # Texts and bytes
 
-Name = Annotated[
-    str,
-    Meta(
-        title="name",
-        description=f"a name: text of 1 to {limits.NAME_BYTES_MAX} bytes with no control characters",
-    ),
-    Beyond(is_name, limits.NAME_BYTES_MAX),
-]
+_NAME = f"{limits.NAME_BYTES_MAX} bytes with no control characters"
+Name = Annotated[str, _text("name", f"a name: text of 1 to {_NAME}"), Beyond(is_name, limits.NAME_BYTES_MAX)]
 Address = Annotated[
-    str,
-    Meta(
-        title="address",
-        description=f"empty, or a name of at most {limits.NAME_BYTES_MAX} bytes with no control characters",
-    ),
-    Beyond(_is_address, limits.NAME_BYTES_MAX),
+    str, _text("address", f"empty, or a name of at most {_NAME}"), Beyond(_is_address, limits.NAME_BYTES_MAX)
 ]
-Words = Annotated[
-    str,
-    Meta(title="words", description=f"text of at most {limits.TEXT_BYTES_MAX} bytes"),
-    _within(limits.TEXT_BYTES_MAX),
-]
-Token = Annotated[str, Meta(title="token"), _within(limits.TOKEN_BYTES_MAX)]
-Text = Annotated[
-    str,
-    Meta(title="long text", description=f"text of at most {limits.WHERE_BYTES_MAX} bytes"),
-    _within(limits.WHERE_BYTES_MAX),
-]
+Words = Annotated[str, _bytes("words", limits.TEXT_BYTES_MAX), _within(limits.TEXT_BYTES_MAX)]
+Token = Annotated[str, _bytes("token", limits.TOKEN_BYTES_MAX), _within(limits.TOKEN_BYTES_MAX)]
+Text = Annotated[str, _bytes("long text", limits.WHERE_BYTES_MAX), _within(limits.WHERE_BYTES_MAX)]
 QueueKind = Annotated[
-    str, Meta(title="kind", description="'mailbox' or 'service'"), Beyond(wire=Literal["mailbox", "service"])
+    str, _text("kind", "'mailbox' or 'service'"), Beyond(wire=Literal["mailbox", "service"])
 ]
+_WireCorrelation = Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)] | str
 Correlation = Annotated[
     int | str,
     Meta(title="correlation"),
-    Beyond(
-        _is_correlation,
-        limits.TEXT_BYTES_MAX,
-        wire=Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)] | str,
-    ),
+    Beyond(_is_correlation, limits.TEXT_BYTES_MAX, wire=_WireCorrelation),
 ]
-Binary = Annotated[bytes, Meta(title="binary", description="bytes")]
+Binary = Annotated[bytes, _text("binary", "bytes")]
 
 # Columns: one item for each message
 
 Subjects = Annotated[
     Sequence[str],
-    Meta(min_length=1, max_length=BATCH_MESSAGES_MAX, title="subjects"),
+    _column("subjects"),
     Beyond(_are_subjects, limits.SUBJECT_BYTES_MAX, wire=list[_Subject], usual=list[_ShortSubject]),
 ]
-Records = Annotated[
-    Sequence[Frame],
-    Meta(min_length=1, max_length=BATCH_MESSAGES_MAX, title="records"),
-    Beyond(wire=list[bytes | None], usual=list[bytes]),
-]
-Finals = Annotated[
-    Sequence[bool],
-    Meta(min_length=1, max_length=BATCH_MESSAGES_MAX, title="flags"),
-    Beyond(wire=list[bool]),
-]
-Positions = Annotated[
-    Sequence[int],
-    Meta(
-        min_length=1,
-        max_length=BATCH_MESSAGES_MAX,
-        title="sequences",
-        description=f"a list of 1 to {BATCH_MESSAGES_MAX} integers from 1 to {NUMBER_MAX}",
-    ),
-    Beyond(wire=list[_Sequence]),
-]
+Records = Annotated[Sequence[Frame], _column("records"), Beyond(wire=list[bytes | None], usual=list[bytes])]
+Finals = Annotated[Sequence[bool], _column("flags"), Beyond(wire=list[bool])]
+_INTEGERS = f"a list of 1 to {BATCH_MESSAGES_MAX} integers from 1 to {NUMBER_MAX}"
+Positions = Annotated[Sequence[int], _column("sequences", _INTEGERS), Beyond(wire=list[_Sequence])]
 # Values that are bytes need the condition: a msgspec type cannot have them beside text.
 Properties = Annotated[
     Sequence[Mapping[str, Any] | None] | None,
-    Meta(min_length=1, max_length=BATCH_MESSAGES_MAX, title="properties"),
+    _column("properties"),
     Beyond(
         _are_properties,
         wire=list[dict[str, Any] | None] | None,
@@ -292,41 +271,26 @@ Properties = Annotated[
 
 # Lists and maps
 
+_PAIRS = f"a list of 1 to {limits.CRITERIA_MAX} pairs [family, pattern]"
 Criteria = Annotated[
     Sequence[Sequence[Any]],
-    Meta(
-        min_length=1,
-        max_length=limits.CRITERIA_MAX,
-        title="criteria",
-        description=f"a list of 1 to {limits.CRITERIA_MAX} pairs [family, pattern]",
-    ),
+    _list("criteria", 1, limits.CRITERIA_MAX, _PAIRS),
     Beyond(_are_criteria, wire=list[_Criterion]),
 ]
-Ranges = Annotated[
-    Sequence[Sequence[int]],
-    Meta(min_length=1, max_length=limits.RANGES_MAX, title="ranges"),
-    Beyond(_are_ranges, wire=list[_Range]),
-]
+_Pairs = Sequence[Sequence[int]]
+Ranges = Annotated[_Pairs, _list("ranges", 1, limits.RANGES_MAX), Beyond(_are_ranges, wire=list[_Range])]
 HeldRanges = Annotated[
-    Sequence[Sequence[int]],
-    Meta(max_length=limits.RANGES_MAX, title="held ranges"),
-    Beyond(_are_held, wire=list[_Range]),
+    _Pairs, _list("held ranges", 0, limits.RANGES_MAX), Beyond(_are_held, wire=list[_Range])
 ]
 SettledRanges = Annotated[
-    Sequence[Sequence[int]],
-    Meta(max_length=limits.SETTLED_MAX, title="settled ranges"),
-    Beyond(_are_held, wire=list[_Range]),
+    _Pairs, _list("settled ranges", 0, limits.SETTLED_MAX), Beyond(_are_ranges, wire=list[_Range])
 ]
 StoredRanges = Annotated[
-    Sequence[Sequence[int]],
-    Meta(min_length=1, max_length=limits.ITEMS_MAX, title="stored ranges"),
+    _Pairs,
+    _list("stored ranges", 1, limits.ITEMS_MAX),
     Beyond(_are_stored_ranges, wire=list[_StoredRange]),
 ]
-Versions = Annotated[
-    Sequence[int],
-    Meta(min_length=1, max_length=limits.VERSIONS_MAX, title="versions"),
-    Beyond(wire=list[_Sequence]),
-]
+Versions = Annotated[Sequence[int], _list("versions", 1, limits.VERSIONS_MAX), Beyond(wire=list[_Sequence])]
 Map = Annotated[Mapping[str, Any], Meta(title="map"), Beyond(is_plain, wire=dict[str, Any])]
 LimitCounts = Annotated[Mapping[str, int], Meta(title="limits"), Beyond(wire=dict[str, Number])]
 AnyValue = Annotated[Any, Meta(title="any value"), Beyond(is_plain)]
@@ -335,90 +299,41 @@ AnyValue = Annotated[Any, Meta(title="any value"), Beyond(is_plain)]
 
 RowCount = Annotated[int, Meta(ge=1, le=limits.ROWS_MAX, title="rows")]
 Uid = Annotated[int, Meta(ge=0, le=limits.UID_MAX, title="uid")]
-AgeSeconds = Annotated[
-    float,
-    Meta(
-        ge=0,
-        le=limits.AGE_SECONDS_MAX,
-        title="seconds",
-        description=f"a finite number from 0 to {limits.AGE_SECONDS_MAX}",
-    ),
-]
-Subject = Annotated[
-    str,
-    Meta(title="subject", description=f"text of at most {limits.SUBJECT_BYTES_MAX} bytes"),
-    _within(limits.SUBJECT_BYTES_MAX),
-]
+_AGE = f"a finite number from 0 to {limits.AGE_SECONDS_MAX}"
+AgeSeconds = Annotated[float, Meta(ge=0, le=limits.AGE_SECONDS_MAX, title="seconds", description=_AGE)]
+Subject = Annotated[str, _bytes("subject", limits.SUBJECT_BYTES_MAX), _within(limits.SUBJECT_BYTES_MAX)]
+_PATH = f"a path of 1 to {limits.PATH_BYTES_MAX} bytes without NUL"
 Path = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        title="path",
-        description=f"a path of 1 to {limits.PATH_BYTES_MAX} bytes without NUL",
-    ),
-    Beyond(_is_path, limits.PATH_BYTES_MAX),
+    str, Meta(min_length=1, title="path", description=_PATH), Beyond(_is_path, limits.PATH_BYTES_MAX)
 ]
 MessageState = Annotated[
-    str,
-    Meta(title="state", description=f"one of {', '.join(MESSAGE_STATES)}"),
-    Beyond(wire=Literal[("", *MESSAGE_STATES)]),
+    str, _text("state", f"one of {', '.join(MESSAGE_STATES)}"), Beyond(wire=Literal[("", *MESSAGE_STATES)])
 ]
+_HEADERS = f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each"
 Headers = Annotated[
     Mapping[str, Any],
-    Meta(
-        max_length=limits.HEADERS_MAX,
-        title="headers",
-        description=f"a map of at most {limits.HEADERS_MAX} texts to a str, int, float, bool or nil each",
-    ),
+    _list("headers", 0, limits.HEADERS_MAX, _HEADERS),
     Beyond(wire=dict[str, str | int | float | bool | None]),
 ]
 Names = Annotated[
     Sequence[str],
-    Meta(
-        max_length=limits.GROUPS_MAX,
-        title="names",
-        description=f"a list of at most {limits.GROUPS_MAX} names",
-    ),
+    _list("names", 0, limits.GROUPS_MAX, f"a list of at most {limits.GROUPS_MAX} names"),
     Beyond(_are_names, limits.NAME_BYTES_MAX, wire=list[str]),
 ]
+_RULES = f"a list of at most {limits.RULES_MAX} texts of at most {limits.RULE_BYTES_MAX} bytes"
 RuleTexts = Annotated[
     Sequence[str],
-    Meta(
-        max_length=limits.RULES_MAX,
-        title="rules",
-        description=f"a list of at most {limits.RULES_MAX} texts of at most {limits.RULE_BYTES_MAX} bytes",
-    ),
+    _list("rules", 0, limits.RULES_MAX, _RULES),
     Beyond(_are_rules, limits.RULE_BYTES_MAX, wire=list[str]),
 ]
-PasswordHash = Annotated[
-    str,
-    Meta(
-        title="password hash",
-        description=f"a password as `malamute user` hashes it: at most {limits.TEXT_BYTES_MAX} bytes",
-    ),
-    _within(limits.TEXT_BYTES_MAX),
-]
-Place = Annotated[
-    str,
-    Meta(title="place", description=PLACE_FORM),
-    Beyond(_is_place, len("mailbox/") + limits.NAME_BYTES_MAX),
-]
+_HASH = f"a password as `malamute user` hashes it: at most {limits.TEXT_BYTES_MAX} bytes"
+PasswordHash = Annotated[str, _text("password hash", _HASH), _within(limits.TEXT_BYTES_MAX)]
+_PLACE_BYTES_MAX = len("mailbox/") + limits.NAME_BYTES_MAX
+Place = Annotated[str, _text("place", PLACE_FORM), Beyond(_is_place, _PLACE_BYTES_MAX)]
 _FEED_BYTES_MAX = limits.NAME_BYTES_MAX - len(FEED_PREFIX)
-FeedName = Annotated[
-    str,
-    Meta(
-        title="feed",
-        description=f"text of 1 to {_FEED_BYTES_MAX} bytes with no control characters",
-    ),
-    Beyond(_is_feed, _FEED_BYTES_MAX),
-]
+_FEED = f"text of 1 to {_FEED_BYTES_MAX} bytes with no control characters"
+FeedName = Annotated[str, _text("feed", _FEED), Beyond(_is_feed, _FEED_BYTES_MAX)]
 FeedOperation = Annotated[
-    str,
-    Meta(title="operation", description=f"one of {', '.join(OPERATIONS)}"),
-    Beyond(wire=Literal[OPERATIONS]),
+    str, _text("operation", f"one of {', '.join(OPERATIONS)}"), Beyond(wire=Literal[OPERATIONS])
 ]
-FeedWhen = Annotated[
-    str,
-    Meta(title="when", description=f"one of {', '.join(WHENS)}"),
-    Beyond(wire=Literal[WHENS]),
-]
+FeedWhen = Annotated[str, _text("when", f"one of {', '.join(WHENS)}"), Beyond(wire=Literal[WHENS])]
