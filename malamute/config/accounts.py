@@ -145,14 +145,6 @@ def _fault(text: str, found: ValueError) -> ValueError:
     return found
 
 
-def read_private(path: Path, what: str) -> dict[str, object]:
-    """A file of TOML with secrets in it. Raises `ConfigError`, also if others may read it."""
-    try:
-        return option_types.read_toml(_read_private_text(path, what))
-    except ValueError as error:
-        raise ConfigError(f"{path}: invalid TOML: {error}") from None
-
-
 def _read_private_text(path: Path, what: str) -> str:
     try:
         with path.open("rb") as file:

@@ -16,7 +16,6 @@ ELEMENT_BYTES = 100
 BRACKETS_MAX = 1_000_000
 """The most brackets that are looked at to find out how many elements there are."""
 
-_SEPARATORS = b",[{"
 _KEPT = b'",[]{}'
 _OTHERS = bytes(byte for byte in range(256) if byte not in _KEPT)
 _TEXTS = re.compile(rb'"[^"]*"')

@@ -18,7 +18,6 @@ Arguments = dict[str, Any]
 """The parameters of a request by their names, checked, with the defaults where nothing was said."""
 
 TEXT: Schema = {"type": "string"}
-BOOLEAN: Schema = {"type": "boolean"}
 DURATION: Schema = {"type": "number", "format": "duration", "minimum": 0}
 """A duration: seconds as a number, or a text with a unit."""
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
@@ -341,22 +340,6 @@ class Index:
             if known is self._known:  # else all was forgotten meanwhile
                 self._grown(grown)
         return cast("list[Groups]", found), new
-
-    def matches_any(self, subject: str, headers: Headers | None = None, sender: str = "") -> bool:
-        """Whether any selector matches; stops at the first one that does."""
-        known = self._groups_of.get(subject)
-        if known is not None:
-            return bool(known)
-        message = MessageFields(subject, headers or NO_HEADERS, sender)
-        for family in chain(self._unconditional.by_subject, self._unconditional.by_headers):
-            if any(self._unconditional.rows((family,), *message)):
-                return True
-        if not self._conditions:
-            return False
-        conditional = self._conditional.rows(
-            chain(self._conditional.by_subject, self._conditional.by_headers), *message
-        )
-        return bool(self._fulfilled(conditional, message))
 
     def explain(self, subject: str, headers: Headers | None = None, sender: str = "") -> list[Explanation]:
         """For every group whether it matches and, if not, the first criterion that failed."""

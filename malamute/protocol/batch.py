@@ -18,7 +18,6 @@ fast as an object for each message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, NamedTuple
 
@@ -178,15 +177,6 @@ _BODY: frozenset[type] = frozenset((bytes,))
 
 class _Pairs(list[tuple[Any, Any]]):
     """The pairs of a map: its keys may have any type, and none is hashed."""
-
-
-_unpack_oddly = partial(
-    msgpack.unpackb,
-    strict_map_key=False,
-    object_pairs_hook=_Pairs,
-    max_array_len=ITEMS_MAX,
-    unicode_errors="replace",
-)
 
 
 def readable_record(record: Frame) -> tuple[dict[str, Any], list[bytes]]:

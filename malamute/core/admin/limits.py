@@ -44,9 +44,6 @@ SHARED: Mapping[str, SharedLimit] = {
 SHARES = ("queue_messages", "queue_bytes", "sources", "session_selector_bytes", "cursors")
 """Limits of one queue, one session or one stream: the one is reported that is nearest to its limit."""
 
-OF_ONE_EXCHANGE = ("message_bytes", "selector_bytes", "unconfirmed", "answers_bytes")
-"""Limits of one command, or of what one client has under way: nobody else meets them, and none stays used."""
-
 
 class Fullest:
     """The part of each share that is most used, as far as it was looked for."""

@@ -22,9 +22,6 @@ PRIORITY_MAX = 9
 
 _PLAIN = {"correlation"}
 
-_WRITTEN = {"outcome", "service"}
-"""What only the broker writes: the properties of an outcome, and of a reply."""
-
 
 class Options:
     """What a queue has to know of the options of a message. Times are in seconds; 0 is none."""
