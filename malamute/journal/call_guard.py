@@ -34,7 +34,7 @@ class CallGuard:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """For one call that is inside: wait until all others have left, and let nobody in meanwhile."""
+        """Wait until all calls but the caller's own have ended, and hold off new calls meanwhile."""
         with self._condition:
             self._shut = True
             self._condition.wait_for(lambda: self._under_way == 1)
@@ -46,7 +46,7 @@ class CallGuard:
                 self._condition.notify_all()
 
     def close(self) -> bool:
-        """Let nobody in any more and wait for those inside; False if it was closed before."""
+        """Refuse new calls and wait for those under way; return False if the guard was closed before."""
         with self._condition:
             if self._closed:
                 return False

@@ -65,7 +65,7 @@ STEP_CHUNKS = 64
 """Chunks that one transaction may drop besides two for each that it appends, unless the budget needs more."""
 
 SPARED_SHARE = 1 / 8
-"""The part of the budget up to which the audit loses nothing to other streams."""
+"""The share of the budget up to which the audit stream loses no chunk to other streams."""
 
 HEAP_SLACK = 1_000
 """Entries of the heap whose streams are no more, beside one for each stream, that are left until they come to
@@ -78,11 +78,11 @@ Order = tuple[int, bool, int]
 """The era of a chunk, whether it has come since the start, and its time in nanoseconds UTC."""
 
 Counted = Callable[[], float]
-"""Returns seconds that nobody can set."""
+"""Returns the seconds of a monotonic clock, which no operator can set."""
 
 
 class Dropped(NamedTuple):
-    """A chunk that has left, and what comes after it; `first` is None if nothing does."""
+    """A dropped chunk, and the first sequence, time and era of the next one; `first` is None without one."""
 
     count: int  # type: ignore[assignment]  # tuple.count is not used
     size: int
@@ -92,7 +92,7 @@ class Dropped(NamedTuple):
 
 
 class ChunkDeleter(Protocol):
-    """Where the chunks are."""
+    """Deletes chunks where they are stored."""
 
     def drop(self, stream: StreamMeta) -> Dropped | None:
         """Delete the oldest chunk of a stream; None if it has no chunk at all."""
@@ -117,21 +117,21 @@ class Ring:
         self.budget = budget
         self.identifier_next = max((s.identifier for s in found), default=0) + 1
         self.overrides: dict[str, StreamRetention] = {}
-        """What was set at run time."""
+        """Retentions set at run time."""
         self.given: dict[str, StreamRetention] = {}
-        """What else is to hold, as it came with the last chunk."""
+        """Retentions given with the last chunk of a stream, which hold unless overridden."""
         self.firsts: dict[str, int] = {}
-        """Streams whose oldest messages were dropped since that was asked last, and their first ones now."""
+        """The first sequences of streams whose oldest messages were dropped since the last `pop_firsts`."""
         self.late: set[str] = set()
         self.era = max((stream.last_era for stream in found), default=0)
-        """That of the chunks that come now."""
+        """The era of new chunks."""
         self._last_at_start = {name: stream.last for name, stream in self.streams.items()}
         self.heap: list[tuple[Order, str]] = []
         self.in_heap: set[str] = set()
         self.counted = counted
         self.began = 0.0
         self.passed: dict[str, tuple[int, float]] = {}
-        """Up to which of its times the time of a stream has passed, and when that was, in counted seconds."""
+        """The time up to which a stream has aged, and the counted seconds at that moment."""
         self._rebuild()
 
     @property
@@ -145,13 +145,13 @@ class Ring:
         return max((stream.last_time for stream in self.streams.values()), default=0)
 
     def retention(self, name: str) -> StreamRetention:
-        """What is in force for a stream: what was set at run time, or what came with its chunks."""
+        """Return the retention of a stream: set at run time, or else given with its chunks."""
         return self.overrides.get(name) or self.given.get(name) or KEEP_ALL
 
     def restore(self, overrides: Mapping[Key, Value], now: float | None = None) -> None:
-        """A broker begins: take over what was set at run time before, and look who is over a limit.
+        """Restore retentions that were set at run time, and find the streams over a limit.
 
-        It begins `now`, by its clock. Without a time somebody only looks at what is there.
+        A broker begins `now`, by its clock; None is an inspection without a broker.
         """
         if now is not None and to_ns(now) < self.newest:
             self.era = min(self.era + 1, ERA_MAX)
@@ -163,7 +163,7 @@ class Ring:
         }
 
     def time_passed(self, stream: StreamMeta, age: int, time_ns: int) -> tuple[int, float]:
-        """Up to when the time of a stream has passed, `time_ns` at most, and what is counted now."""
+        """Return the time up to which a stream has aged, at most `time_ns`, and the counted seconds now."""
         if self.counted is None:
             return time_ns, 0.0
         now = self.counted()
@@ -171,7 +171,7 @@ class Ring:
         return min(time_ns, until_ns + to_ns((now - then) * PACE)), now
 
     def too_old(self, time_ns: int) -> Iterator[tuple[str, float]]:
-        """The streams with a limit by age, and in how many seconds at the earliest they are over it."""
+        """Yield the streams with a limit by age, and the least seconds until they are over it."""
         for name, stream in self.streams.items():
             age = _age_ns(self.retention(name)) if stream.chunks else 0
             if age:
@@ -180,7 +180,7 @@ class Ring:
                 yield name, to_seconds(max(end - until, (end - until_ns) / PACE))
 
     def next_too_old(self, time_ns: int) -> float | None:
-        """In how many seconds something is to be dropped: 0 if there is something now, None if never."""
+        """Return the seconds until a chunk is to be dropped: 0 if one is due now, None if never."""
         if self.is_behind():
             return 0.0
         seconds = min((seconds for _, seconds in self.too_old(time_ns)), default=None)

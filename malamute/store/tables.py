@@ -1,9 +1,8 @@
-"""The tables of durable values: what is kept by a name, and is nothing but its newest value.
+"""The tables of durable values, of which only the newest is stored.
 
-A table is a name, and a value in it is named by a key: its *owner*, and what else distinguishes it from
-others of the same owner. `PutValue` sets a value and `DeleteValue` forgets it; nothing else is needed for
-another durable thing but its table here, and the code that uses it. The store knows no more of a table than
-what it says here.
+A table has a name, and each value a key: its *owner*, and further items for values of the same owner.
+`PutValue` sets a value and `DeleteValue` deletes it. Another durable value needs a table here, and the code
+that uses it; the store knows nothing else about it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import NamedTuple
 
 
 class Table(NamedTuple):
-    """What a store has to know of the values in a table.
+    """The properties of a table.
 
-    Values `of_stream` have a stream for their owner, and leave with it. They are on its card as well, which
-    is for the case that the log is damaged; of those that change `often` the card has the keys alone. To
-    forget one that `gives_room` is done even if the disk refuses what came with it.
+    Values `of_stream` have a stream as their owner, and are deleted with it. The card of the stream has them,
+    too, in case the log is damaged; only their keys if the table `changes_often`. A deletion that
+    `gives_room` is carried out even if the disk refuses the other operations of its append.
     """
 
     of_stream: bool = False
@@ -25,17 +24,17 @@ class Table(NamedTuple):
 
 
 CURSORS = "cursors"
-"""Of (stream, cursor): the last sequence that its reader is done with."""
+"""Of (stream, cursor): the last sequence that its reader has confirmed."""
 
 OWNERS = "owners"
-"""Of (stream, cursor): the user whose cursor it is; with an empty cursor, who has made the stream."""
+"""Of (stream, cursor): the user who owns the cursor; with an empty cursor, the creator of the stream."""
 
 RETENTIONS = "retentions"
-"""Of (stream,): how much of it is kept, in place of what the configuration says: a `StreamRetention`."""
+"""Of (stream,): the `StreamRetention` set at run time, in place of the configuration's."""
 
 BEGINNINGS = "beginnings"
-"""Of (stream,): the first and the last sequence before its first message that no stream of its name ever had,
-as far as that is known: it is new, and began behind those of streams that were deleted."""
+"""Of (stream,): the known range of sequences before its first message that no stream of its name ever had: a
+new stream begins behind the sequences of deleted streams."""
 
 DELETED = "deleted-streams"
 """Of (stream,): the last sequence of a stream of this name that was deleted. Of `OTHERS`: the highest of all
@@ -44,37 +43,36 @@ deleted streams that have no row, and the floor up to which that is known."""
 OTHERS = ("",)
 
 SKIPPED = "skipped"
-"""Of (stream,): the ranges of sequences between its messages that no message has, to count by."""
+"""Of (stream,): the ranges of sequences without messages between its messages, for counting."""
 
 FEEDS = "feeds"
-"""Of (stream, name): what passes its messages on. The value is the core's own; its position is a cursor."""
+"""Of (stream, name): a feed of the stream's messages, encoded by the core; its position is a cursor."""
 
 QUEUE_FEEDS = "queue-feeds"
-"""Of (kind, name, feed): what moves the messages of a queue on. The value is as in `FEEDS`."""
+"""Of (kind, name, feed): a feed of a queue's messages, encoded as in `FEEDS`."""
 
 FEED_POSITIONS = "feed-positions"
 """Of (stream, name): in the store of the target of a feed, if it is another one than that of the stream, how
 far the feed has come: the generation of its rule, and the last sequence that it has put."""
 
 SESSIONS = "sessions"
-"""Of (session, part): what the broker must know of a client after a restart. The values are the core's
-own."""
+"""Of (session, part): the durable state of a client's session, encoded by the core."""
 
 NUMBERS, REFUSALS, OUTCOMES = 0, 1, 2
 """The parts of a session."""
 
 ACCOUNTS = "accounts"
-"""Of (name,): who may log in beside those of the configuration: an `Account` as plain values."""
+"""Of (name,): an `Account` as plain values, beside the accounts of the configuration."""
 
 GROUPS = "groups"
-"""Of (name,): the rules of a group beside those of the configuration, as texts."""
+"""Of (name,): the rules of a group as texts, beside the groups of the configuration."""
 
 MEMORY_QUEUES = "memory-queues"
 """Of (kind, name): how many messages a queue that is in memory only had at the last graceful shutdown, or -1
 since its first one. After the start they are gone."""
 
 CLOCK = "clock"
-"""Of ("",): what the clock of the broker said when something was stored last, in nanoseconds UTC."""
+"""Of ("",): the broker's clock at the last commit, in nanoseconds UTC."""
 
 SEQUENCES = "queue-sequences"
 """Of ("",): up to which sequence any of a queue may be in use, though the store has no message with it."""
@@ -114,4 +112,4 @@ ON_CARDS = frozenset(name for name, table in TABLES.items() if table.of_stream a
 """The tables whose values are on the cards of streams as well."""
 
 PLAIN = Table()
-"""What a store takes a table for that it does not know: a later version of Malamute has written it."""
+"""The properties of an unknown table, which a later version of Malamute has written."""
