@@ -89,7 +89,7 @@ crash-states: setup ## what a power failure can leave on the disk, opened; ARGS=
 	@$(BIN)/python tests/crash/crash_states.py $(ARGS)
 
 fuzz: setup ## new random inputs for every property, then each front door led by coverage; SECONDS=n, TARGETS="codec dialogue"
-	@MALAMUTE_FUZZ_EXAMPLES=20000 MALAMUTE_EXAMPLES=2000 $(BIN)/python -m pytest -n 2 -m hypothesis \
+	@MALAMUTE_FUZZ_EXAMPLES=20000 MALAMUTE_DEPTH=40 $(BIN)/python -m pytest -n 2 -m hypothesis \
 	    --hypothesis-profile=explore --timeout=3600 $(ARGS)
 	@$(BIN)/python tests/fuzz/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(TARGETS)
 	@$(BIN)/python tests/fuzz/fuzz_live.py $(if $(SECONDS),--seconds $(SECONDS))

@@ -27,7 +27,7 @@ PATIENCE = 60.0
 # How fast it is made is no property of an example: a busy machine is slow.
 SLOW = [HealthCheck.too_slow]
 settings.register_profile(
-    "fixed", deadline=None, derandomize=True, max_examples=50, suppress_health_check=SLOW
+    "fixed", deadline=None, derandomize=True, max_examples=25, suppress_health_check=SLOW
 )
 FOUND = (Phase.explicit, Phase.generate)
 settings.register_profile("unshrunk", settings.get_profile("fixed"), phases=FOUND)
@@ -64,8 +64,13 @@ def telemetry(_telemetry: Telemetry) -> Telemetry:
     return _telemetry
 
 
-TOGETHER = ("tests/spark/", "tests/docs/test_docs_site.py")
-"""One session of Spark, and one build of the site, for all tests there."""
+TOGETHER = (
+    "tests/spark/",
+    "tests/docs/test_docs_site.py",
+    "tests/gateway/test_gateway_console_browser.py",
+    "tests/torture/test_bad_machine.py",
+)
+"""One session of Spark, one build of the site, one browser and one machine, for all tests there."""
 
 
 class Scheduling(LoadScopeScheduling):

@@ -1,6 +1,6 @@
 """The long runs of a night, each with a new seed; their outcomes are added to docs/reliability/runs.jsonl.
 
-    python tests/nightly.py                             all of them, about two hours
+    python tests/nightly.py                             all of them, about three hours
     python tests/nightly.py simulation torture          some
     python tests/nightly.py --part 0.05                 a twentieth of each
 
@@ -50,9 +50,8 @@ LONG_RUNS = {
         "fuzz/fuzz_live.py",
         lambda seed, part: ["--seed", f"{seed}", "--seconds", f"{max(1, int(300 * part))}"],
     ),
-    "frames": LongRun(
-        "spark/many_frames.py",
-        lambda seed, part: ["--seed", f"{seed}", "--pairs", f"{max(20, int(500 * part))}"],
+    "deep": LongRun(
+        "deep.py", lambda seed, part: ["--seed", f"{seed}", "--depth", f"{max(2, int(25 * part))}"]
     ),
     "mutants": LongRun("mutants/run_mutants.py", lambda seed, part: []),
 }

@@ -52,7 +52,7 @@ def test_three_hundred_that_say_bye_leave_nothing_behind_again_and_again(
     watcher = connect_to(daemon.url)
     before = daemon.anonymous_mib
     highest = []
-    for _ in range(4):
+    for _ in range(3):
         with peers(daemon.url, CONNECTIONS) as visitors:
             settle_in(visitors)
             assert counts(watcher) == (CONNECTIONS + 1, CONNECTIONS + 1)

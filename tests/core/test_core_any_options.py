@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from core_bench import Bench
+from depth import DEPTH
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +29,7 @@ from malamute.protocol.messages import (
 )
 from malamute.store.policies import DURABLE, MEMORY, QueuePolicy
 
-EXAMPLES = int(os.environ.get("MALAMUTE_EXAMPLES", "150"))
+EXAMPLES = 90 * DEPTH
 NAMES = ("ann", "bob")
 POLICY = QueuePolicy(
     ack_timeout_seconds=4.0,

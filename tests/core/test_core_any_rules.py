@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import wire_strategies as wire
 from core_bench import Bench, offer, peer_id, publish, request, send, subscribe
+from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_core_fuzz import ASKED, COMMANDS, NAMES, asked, columns, commands
@@ -160,7 +161,7 @@ def decide(command: Any, given: list[GivenRule]) -> None:
         assert shown(bench) == before
 
 
-@settings(max_examples=50)
+@settings(max_examples=30 * DEPTH)
 @given(cases())
 def test_any_command_is_decided_as_the_reference_does_and_what_is_refused_leaves_no_trace(case):
     decide(*case)

@@ -8,6 +8,7 @@ from math import inf
 
 import pytest
 from core_bench import START, Bench, peer_id, publish
+from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_core_accounts import change, hello, made
@@ -211,7 +212,7 @@ def may_see(rules: list[tuple[bool, str]], subject: str) -> bool:
 
 
 @given(st.lists(ANY_RULES, min_size=1, max_size=4), st.sampled_from(sorted(PATTERNS)), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40 * DEPTH, deadline=None)
 def test_a_feed_has_taken_what_was_asked_for_and_allowed_when_it_came(changes, asked, crashes):
     bench = fed()
     criteria = [["topic", asked]] if asked else [["all", ""]]

@@ -4,17 +4,17 @@ The strategies are made from the tables of the protocol, so no command, no topic
 out. Names, sequences and sources are drawn from a few, so that commands meet what others have made. Now and
 then a broker is killed or stopped, and another one starts on what is stored, perhaps with lower limits.
 
-`MALAMUTE_EXAMPLES=2000` looks longer, and `make fuzz` at what nobody has looked at.
+`MALAMUTE_DEPTH=50` looks longer, and `make fuzz` at what nobody has looked at.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import msgpack
 import wire_strategies as wire
 from core_bench import Bench, check_accounts, peer_id
+from depth import DEPTH
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -499,7 +499,7 @@ def test_every_field_of_every_command_has_few_values_or_all():
 
 
 Fuzz.TestCase.settings = settings(
-    max_examples=int(os.environ.get("MALAMUTE_EXAMPLES", "50")),
+    max_examples=30 * DEPTH,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

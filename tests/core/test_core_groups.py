@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from core_bench import Bench, offer, peer_id, publish, subscribe
+from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_core_accounts import change, hello, made
@@ -335,7 +336,7 @@ RULE = st.tuples(st.booleans(), st.sampled_from("xyz")).map(
         max_size=8,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30 * DEPTH, deadline=None)
 def test_what_is_allowed_is_what_the_rules_of_all_groups_say_after_any_changes(steps):
     bench = world()
     model: dict[str, list[str]] = {}

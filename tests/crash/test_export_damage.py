@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from depth import DEPTH
 from export_damage import AGES, BARE, KINDS, MANIFEST, NEW, OLD, REPORTED, UNCOVERED, WAYS, run
 
-COUNT = len(AGES) * len(KINDS) * len(WAYS) // 2
+COUNT = len(AGES) * len(KINDS) * len(WAYS) * DEPTH // 3
 
 
 def test_damage_of_any_place_is_reported_with_its_range(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
 import pytest
+from depth import DEPTH
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -387,7 +387,5 @@ class Stores(RuleBasedStateMachine):
             self.steps.undo()
 
 
-Stores.TestCase.settings = settings(
-    max_examples=int(os.environ.get("MALAMUTE_EXAMPLES", "25")), stateful_step_count=40, deadline=None
-)
+Stores.TestCase.settings = settings(max_examples=20 * DEPTH, stateful_step_count=40, deadline=None)
 TestStores = Stores.TestCase

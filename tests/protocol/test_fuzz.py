@@ -10,6 +10,7 @@ from typing import Any
 
 import msgpack
 import wire_strategies as wire
+from depth import DEPTH
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from wire_checks import check_decode, check_payload, check_record, check_uri
@@ -35,7 +36,7 @@ from malamute.protocol.messages import BY_TYPE, SPECS
 from malamute.protocol.names import Kind, Uri, is_name
 
 fuzz = settings(
-    max_examples=int(os.environ.get("MALAMUTE_FUZZ_EXAMPLES", "50")),
+    max_examples=int(os.environ.get("MALAMUTE_FUZZ_EXAMPLES", f"{25 * DEPTH}")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
+from depth import DEPTH
 from history import PURGE, PURGE_REFUSED, PURGED, RULES, STORED
 from sim_admin import CHANGED
 from sim_client import Client
@@ -286,13 +287,13 @@ def rules_broken(plan):
 
 @pytest.mark.parametrize("make", [operated, refused])
 def test_every_promise_is_kept_where_much_is_purged_or_refused(make):
-    for seed in range(40):
+    for seed in range(12 * DEPTH):
         assert failure_of(make(seed)) is None, f"{make.__name__}({seed})"
 
 
 @pytest.mark.parametrize("make", [plan_of, operated, refused])
 def test_who_sees_nothing_but_histories_finds_nothing_in_good_ones(make):
-    for seed in range(10):
+    for seed in range(6 * DEPTH):
         assert rules_broken(make(seed)) == set()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -253,7 +254,7 @@ def take(alone, together, step):
                 alone.receive(part, step == "take-full")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80 * DEPTH)
 @given(STEPS)
 def test_coalescing_changes_nothing_for_any_caller(steps):
     alone, together = brokers = ModelBroker(coalescing=False), ModelBroker(coalescing=True)
