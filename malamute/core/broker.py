@@ -35,6 +35,7 @@ from malamute.core.iteration.timers import Timers
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.mailbox import Mailboxes
 from malamute.core.queue.service import Services
+from malamute.core.queue.table import close as close_queue
 from malamute.core.queue.trackers import Trackers
 from malamute.core.reports.audit import Audit
 from malamute.core.reports.events import Events
@@ -377,7 +378,7 @@ class Core(Engines):
         guard("the end of the streams", self.streams.close)
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():
-                guard("the end of a queue", queue.close)
+                guard("the end of a queue", close_queue, queue)
         guard("the end of the queues", self.queue_limits.sequences.close)
 
     @property

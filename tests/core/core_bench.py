@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from malamute.core.broker import Core
 from malamute.core.iteration.effects import Notice
 from malamute.core.iteration.settings import Settings
-from malamute.core.queue.sequences import KEY, RESERVE
+from malamute.core.queue.limits import KEY, RESERVE
 from malamute.core.queue.source import QueueSource
 from malamute.errors import MalamuteError, StorageFull
 from malamute.journal.memory import MemoryStore

@@ -168,7 +168,7 @@ def test_a_message_expires_while_it_is_delayed(bench):
 
 
 def test_a_message_expires_while_it_is_given_back_beside_very_many(bench, monkeypatch):
-    monkeypatch.setattr("malamute.core.queue.queue.STEP_MESSAGES", 1)
+    monkeypatch.setattr("malamute.core.queue.steps.Steps.step_messages", 1)
     bench.tell("bob", offer())
     bench.tell("alice", request(b"1", b"2", ttl=60_000))
     assert taken(bench, "bob") == [b"1", b"2"]

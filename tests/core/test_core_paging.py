@@ -147,7 +147,7 @@ def test_what_nobody_awaited_and_the_disk_refused_is_never_let_go(bench):
 
 
 def test_nor_is_it_where_it_is_dispatched_in_steps(bench, monkeypatch):
-    monkeypatch.setattr("malamute.core.queue.queue.STEP_MESSAGES", 2)
+    monkeypatch.setattr("malamute.core.queue.steps.Steps.step_messages", 2)
     bench.tell("bob", mail_credit(1))
     sent = bodies(*range(2, 9))
     bench.tell("alice", send("bob", body(1), number=1), send("bob", *sent))

@@ -252,7 +252,7 @@ BACK = {
 def test_wp31_nothing_that_comes_meanwhile_overtakes_very_many_that_come_back(
     bench, monkeypatch, how, options
 ):
-    monkeypatch.setattr("malamute.core.queue.queue.STEP_MESSAGES", 2)
+    monkeypatch.setattr("malamute.core.queue.steps.Steps.step_messages", 2)
     sent = [b"%d" % number for number in range(9)]
     bench.tell("alice", request(*sent, **options))
     bench.settle()

@@ -8,7 +8,7 @@ import pytest
 from core_bench import Bench, ack, mail_credit, offer, publish, request, send, subscribe
 
 from malamute.core.iteration.recovery import REPORTED_MAX
-from malamute.core.queue.sequences import RESERVE
+from malamute.core.queue.limits import RESERVE
 from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits
 from malamute.protocol.messages import Answer, Change, Commit, Error, Ok, Query, Reject, Stored

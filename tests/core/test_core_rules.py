@@ -15,7 +15,7 @@ from malamute.core.configuration import CONFIGURE_WORK
 from malamute.core.identity import access
 from malamute.core.identity.access import QUERIES, Principal
 from malamute.core.iteration.effects import WORK_MAX
-from malamute.core.queue.queue import Queue
+from malamute.core.queue import table
 from malamute.core.review import REVIEW_WORK
 from malamute.core.stream.stream import STREAMS_WORK, Stream
 from malamute.protocol import admin
@@ -463,10 +463,10 @@ def test_streams_and_queues_go_by_other_policies_in_steps(monkeypatch):
         bench.tell("ann", publish(b"1", stream=f"s{number}"), send(f"m{number}", b"1"))
     bench.settle()
     changed = []
-    for kind in (Stream, Queue):
-        configure_one = kind.configure
+    for owner, name in ((Stream, "configure"), (table, "_configure")):
+        configure_one = getattr(owner, name)
         monkeypatch.setattr(
-            kind, "configure", lambda one, *given, act=configure_one: (changed.append(one), act(one, *given))
+            owner, name, lambda one, *given, act=configure_one: (changed.append(one), act(one, *given))
         )
     bench.core.configure(bench.settings._replace(streams=bench.settings.streams), bench.now)
     assert len(changed) == WORK_MAX // CONFIGURE_WORK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, reply, request, send
 
-from malamute.core.queue.sequences import KEY, RESERVE, RETRY_SECONDS
+from malamute.core.queue.limits import KEY, RESERVE, RETRY_SECONDS
 from malamute.protocol.messages import Error
 from malamute.store.operations import DeleteValue, PutValue, Stranded
 from malamute.store.policies import MEMORY, QueuePolicy
@@ -131,7 +131,7 @@ def test_a_restart_gives_back_what_was_reserved_and_not_used():
 
 
 def test_more_is_reserved_before_it_is_used_up(monkeypatch):
-    monkeypatch.setattr("malamute.core.queue.sequences.RESERVE", 4)
+    monkeypatch.setattr("malamute.core.queue.limits.RESERVE", 4)
     bench = new_bench()
     for number in range(20):
         bench.tell("alice", request(b"%d" % number))
@@ -144,7 +144,7 @@ def test_more_is_reserved_before_it_is_used_up(monkeypatch):
 
 @pytest.mark.parametrize("persistence", ["durable", MEMORY])
 def test_what_comes_faster_than_the_disk_reserves_is_not_delivered_before_that(monkeypatch, persistence):
-    monkeypatch.setattr("malamute.core.queue.sequences.RESERVE", 4)
+    monkeypatch.setattr("malamute.core.queue.limits.RESERVE", 4)
     bench = new_bench(persistence=persistence)
     bench.tell("alice", request(b"1"))
     bench.tell("alice", *[request(b"%d" % number) for number in range(2, 20)])

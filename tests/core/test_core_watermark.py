@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_bench import Bench, ack, mail_credit, offer, request, send
 
-from malamute.core.queue.delivery_watermark import AHEAD_MAX
+from malamute.core.queue.delivery import AHEAD_MAX
 from malamute.protocol.messages import Ack, Credit, Nak, Release
 from malamute.store.operations import MarkDelivered, SetAttempts
 from malamute.store.policies import QueuePolicy

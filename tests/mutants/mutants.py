@@ -413,8 +413,8 @@ MUTANTS = {
     ),
     "WP30": Mutant(
         "core/queue/queue.py",
-        "self.in_steps(back, lambda some: self.requeue(some, 0.0), give_back=True)",
-        'self.in_steps(back, lambda some: self.settlement.settle(some, "acked"), give_back=True)',
+        "self.steps.run(back, lambda some: self.requeue(some, 0.0), requeues=True)",
+        'self.steps.run(back, lambda some: self.settlement.settle(some, "acked"), requeues=True)',
         "test_wp30_what_a_recipient_held_when_it_went_is_redelivered_once_more_and_never_after_its_ack",
     ),
     "WP31": Mutant(

@@ -37,6 +37,7 @@ from malamute.core.queue import purge, redrive
 from malamute.core.queue.dead_letters import UNREADABLE, DeadLetters
 from malamute.core.queue.dispatch import Dispatcher
 from malamute.core.queue.queue import Queue
+from malamute.core.queue.recovery import RestoredQueue
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
 from malamute.core.reports.audit import Audit
@@ -229,9 +230,9 @@ def _is_impatient(feed):
     return feed.cursor <= feed.stream.replay.durable and not feed.full and feed.effects.now >= feed.retry_at
 
 
-def _go_on_with_old_numbers(queue, state):
-    _RESTORE_QUEUE(queue, state)
-    queue.next_sequence = state.next
+def _go_on_with_old_numbers(restored, state):
+    _RESTORE_QUEUE(restored, state)
+    restored.queue.next_sequence = state.next
 
 
 def _is_there(entry, records):
@@ -305,7 +306,7 @@ _WRITE_RECORD = Audit._write
 _VALUE_SETTLED = StoredValues._settled
 _RECEIVE = ClientCommands.receive
 _DISPATCH = Dispatcher.dispatch
-_RESTORE_QUEUE = Queue.restore
+_RESTORE_QUEUE = RestoredQueue.restore
 _DEAD_LETTER = Settlement._dead_letter
 _ADD_DEAD = DeadLetters.add
 _PUT_BACK = redrive._put_back
@@ -360,7 +361,7 @@ BROKEN = {
     "an outcome is not told": ("malamute.core.queue.trackers.Trackers.post", _told_of_nothing),
     "a tracker may be used twice": ("malamute.core.queue.trackers.Trackers.check", _nothing),
     "a tracker is never given free": ("malamute.core.queue.trackers.Trackers.close", _nothing),
-    "a message outlives its time": ("malamute.core.queue.queue.Queue._expire", _nothing),
+    "a message outlives its time": ("malamute.core.queue.schedule.Schedule._end_life", _nothing),
     "a message comes before it is due": (
         "malamute.core.queue.queue.Queue._in_time",
         lambda queue, sequences: sorted(sequences),
@@ -382,14 +383,14 @@ BROKEN = {
         "malamute.core.queue.dispatch.Dispatcher.has_consumer",
         lambda *arguments: True,
     ),
-    "no delivery is ever late": ("malamute.core.queue.queue.Queue._watch", _nothing),
+    "no delivery is ever late": ("malamute.core.queue.delivery.Deliveries._watch", _nothing),
     "a report is not heard": ("malamute.core.queue.source.QueueSource.report", _nothing),
     "what comes back does not wait and never dies": (
         "malamute.core.queue.queue.Queue.requeue",
         _always_ready,
     ),
     "what is marked ahead is not stored": (
-        "malamute.core.queue.delivery_watermark.Watermark.advance_ahead",
+        "malamute.core.queue.delivery.Watermark.advance_ahead",
         _mark_in_memory_only,
     ),
     "attempts are not stored": (
@@ -467,7 +468,7 @@ BROKEN = {
     "a feed stays as it was": (f"{FEED}.change", _nothing),
     "a feed does not survive a restart": ("malamute.core.feed.table.Feeds.restore", _nothing),
     "an idle queue stays": ("malamute.core.queue.table.QueueTable._collect", _nothing),
-    "an idle queue stays on the disk": ("malamute.core.queue.queue.Queue.delete", _nothing),
+    "an idle queue stays on the disk": ("malamute.core.queue.table._delete_stored", _nothing),
     "a queue is removed too early": (
         "malamute.core.queue.table.QueueTable._collect_unless_used",
         _collect_early,
@@ -531,11 +532,11 @@ BROKEN = {
     ),
     "the clock is not noted": ("malamute.core.iteration.grace_period.ClockNote.store", _nothing),
     "a restored queue goes on where the backup ends": (
-        "malamute.core.queue.queue.Queue.restore",
+        "malamute.core.queue.recovery.RestoredQueue.restore",
         _go_on_with_old_numbers,
     ),
     "a sequence of a queue is used again after a crash": (
-        "malamute.core.queue.sequences.QueueSequences.covers",
+        "malamute.core.queue.limits.QueueSequences.covers",
         lambda sequences, last: True,
     ),
     "a lost cursor begins at the head": ("malamute.core.stream.stream.Stream.check_known", _nothing),

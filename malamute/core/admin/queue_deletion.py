@@ -18,7 +18,8 @@ from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.deletion import END_WORK, end_feeds, hanging
 from malamute.core.admin.queues import queue_of
 from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
-from malamute.core.queue.queue import STEP_MESSAGES, Queue
+from malamute.core.queue.queue import Queue
+from malamute.core.queue.steps import STEP_MESSAGES
 from malamute.core.sources import dismiss_source
 from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import QueueDelete, QueueDeleted

@@ -274,12 +274,13 @@ class QueueFeed(Feed):
 
     def _put(self, entries: Sequence[Entry], records: Records) -> None:
         queue, sequences = self.queue, [entry.sequence for entry in entries]
-        asked = queue.hand_over(sequences) if self.target.keeps_options else {}
+        asked = _take_options(queue, sequences) if self.target.keeps_options else {}
         counted = queue.sent_by.hand_over(entries)
         self._unstored_bytes += size_of(entries)
         self.target.move(entries, records, self.name.source, asked, counted)
         self.effects.when_stored(partial(self._stored, entries, asked, counted))
-        queue.settle_ready(sequences, MOVED, f"moved to {self.target.place}")
+        queue.limits.flush.note(queue.usage, MOVED, len(sequences))
+        queue.settlement.settle(sequences, MOVED, f"moved to {self.target.place}", bound=True)
         self.moved += len(entries)
 
     def _stored(
@@ -292,7 +293,7 @@ class QueueFeed(Feed):
         """The disk has what it has put, or will never have it: then it is at its source again."""
         self._unstored_bytes -= size_of(entries)
         if error is not None:
-            self.queue.take_again(entries, asked, counted)
+            _count_again(self.queue, entries, asked, counted)
             if self.open:
                 self._retry()
         self.unblock()
@@ -316,3 +317,29 @@ class QueueFeed(Feed):
 def _records_of(entries: Sequence[Entry]) -> Records:
     """The records of messages that are in memory."""
     return {entry.sequence: entry.record for entry in entries if entry.record is not None}
+
+
+def _take_options(queue: Queue, sequences: Sequence[int]) -> dict[int, Options]:
+    """Take the options of messages that go to another queue, which adopts them, out of a queue."""
+    asked = {s: o for s in sequences if (o := queue.options.get(s)) is not None} if queue.options else {}
+    for sequence, options in asked.items():
+        queue.forget_options(queue.entries[sequence])
+        # An identity makes a duplicate in this queue only.
+        options.identity = ""
+    return asked
+
+
+def _count_again(
+    queue: Queue,
+    entries: Sequence[Entry],
+    asked: Mapping[int, Options],
+    counted: Mapping[int, QuotaUsages],
+) -> None:
+    """Restore options and quotas of messages that another queue has not taken after all."""
+    for entry in entries:
+        if entry.sequence not in queue.entries:
+            continue
+        if entry.sequence in asked:
+            queue.adopt(entry, asked[entry.sequence])
+        if entry.sequence in counted:
+            queue.sent_by.add([entry], counted[entry.sequence])

@@ -31,7 +31,7 @@ has to report to those above, it returns or calls a function with that it was gi
         enqueue         from a command into a queue     source              a consumer, as its session has it
         purge           removal and withdrawal          redrive             dead letters are sent again
         browse          looking into a queue            table               all queues of one kind
-        trackers        outcomes, and room for them
+        trackers        outcomes, and room for them     recovery            starts, and damage in the store
         mailbox         messages to one owner           service             requests shared by workers
 
     queue               the order in which the parts are asked
@@ -41,11 +41,11 @@ has to report to those above, it returns or calls a function with that it was gi
         dispatch        choosing a consumer for each    waiters             consumer groups, ready queues
         affinity        keys that stay with a worker    schedule            from when and until when
         paging          records that stay on the disk   correlations        what a sender may withdraw
+        steps           work of many iterations
 
     what all queues share
-        limits          the room for messages           settlement_log      the history of outcomes
-        delivery        sending what consumers have     delivery_watermark  what may have been delivered
-        deduplication   what was enqueued already
+        limits          room and sequences              settlement_log      the history of outcomes
+        delivery        sending, and the watermark      deduplication       what was enqueued already
 
     what these work on
         consumer        what takes messages             usage               what a queue takes of the limits

@@ -1,30 +1,47 @@
-"""Deliveries: how a consumer of a queue is sent what it was given.
+"""Deliveries of a queue, and its watermark: the highest sequence that may have been delivered.
 
 A consumer is noted once in an iteration, however many messages it was given, and is sent one DELIVER at the
 end. Nothing is sent before its record is in memory, and before it is durable that it may have been delivered.
 What cannot be sent yet is sent as soon as both hold, in its order.
+
+The watermark says of all messages up to a sequence that they may have been delivered, so that a delivery
+costs one small operation and not one for each message. It is advanced past what goes out now: a consumer that
+takes that then waits for no disk. So after a crash up to twice as many messages count as delivered as
+consumers held; a graceful shutdown, or a queue whose last consumer leaves, retracts it.
+
+Where there is one attempt only, such a doubt would be the end of a message: there each is marked by itself,
+and none ahead.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from malamute.core.queue.entry import columns_of
 from malamute.protocol.batch import Columns
 from malamute.protocol.messages import Delivery
 from malamute.protocol.part import QueuePart
-from malamute.store.operations import SetAttempts
+from malamute.protocol.time_units import to_ns
+from malamute.store.operations import MarkDelivered, QueueState, SetAttempts
 
 if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.stage import WhenStored
+    from malamute.core.iteration.timers import Timers
     from malamute.core.queue.consumer import Consumer
-    from malamute.core.queue.delivery_watermark import Watermark
     from malamute.core.queue.entry import Entry
     from malamute.core.queue.usage import QueueUsage
     from malamute.errors import MalamuteError
     from malamute.store.policies import BaseKind
+
+
+_sequence = attrgetter("sequence")
+
+AHEAD_MAX = 1_000
+"""How many messages the watermark is ahead of what was asked for, at the most."""
 
 
 class QueueFlush:
@@ -77,26 +94,34 @@ class Deliveries:
     def __init__(
         self,
         effects: Effects,
+        timers: Timers,
         flush: QueueFlush,
         usage: QueueUsage,
         watermark: Watermark,
-        *,
         page_in: Callable[[Sequence[Entry], Callable[[], None]], None],
+        *,
         sent: Callable[[Consumer, Sequence[Entry]], None],
+        late: Callable[[Consumer, list[int]], None],
     ) -> None:
-        """`page_in` brings the records of messages; `sent` is called with what was sent to a consumer."""
+        """`page_in` brings the records of messages; `sent` is called with messages that were sent.
+
+        `late` is called with deliveries whose deadline has passed.
+        """
         self._effects = effects
         self._flush = flush
         self._usage = usage
         self._watermark = watermark
+        self._timers = timers
         self._page_in = page_in
         self._sent = sent
+        self._late = late
 
     def add(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
         """A consumer is to be sent messages, at the end of the iteration."""
         if not consumer.unsent:
             self._flush.consumers.append((self, consumer))
         consumer.unsent += entries
+        self._watermark.raise_to(entries[0].sequence if len(entries) == 1 else max(map(_sequence, entries)))
 
     def deliver(self, consumer: Consumer) -> None:
         """Send what may be sent, and see to it that the rest may be."""
@@ -108,9 +133,22 @@ class Deliveries:
             effects.delivered[self._usage.kind] += count
             session.received += count
             effects.send(session.peer, Delivery(consumer.source, 0, part))
+            if consumer.deadline is None:
+                self._watch(consumer)
             self._sent(consumer, entries)
         if consumer.unsent and not consumer.awaiting:
             self._prepare(consumer)
+
+    def _watch(self, consumer: Consumer) -> None:
+        """Set a timer for the first deadline of a consumer."""
+        if (first := consumer.first_deadline) is not None:
+            consumer.deadline = self._timers.at(first, lambda: self._deadline_passed(consumer))
+
+    def _deadline_passed(self, consumer: Consumer) -> None:
+        consumer.deadline = None
+        if late := consumer.pop_late(self._effects.now):
+            self._late(consumer, late)
+        self._watch(consumer)
 
     def _columns(self, entries: Sequence[Entry]) -> Columns:
         sequences, times, senders, subjects, records, attempts, properties = columns_of(entries)
@@ -155,3 +193,145 @@ class Deliveries:
         if consumer.missing_bytes and (missing := [entry for entry in entries if entry.record is None]):
             consumer.awaiting += 1
             self._page_in(missing, done)
+
+
+class Watermark:
+    """The watermark of one queue, and what differs from it."""
+
+    def __init__(self, effects: Effects, usage: QueueUsage, entries: Mapping[int, Entry]) -> None:
+        """`entries` are those of the queue, as they come and go."""
+        self.last_delivered = 0
+        """The highest sequence that was given to a consumer."""
+        self.never_delivered: set[int] = set()
+        """Those that the store has as never delivered, wherever the watermark is."""
+        self.revocations = 0
+        self.revoked: dict[int, int] = {}
+        """Those that were taken back before they were looked at, and when: a mark of before says nothing."""
+        self._effects = effects
+        self._usage = usage
+        self._entries = entries
+        self._upto = 0
+        self._under_way: list[tuple[int, list[WhenStored]]] = []
+        """Advances that are not durable yet, and what waits for each."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has to be stored of each message by itself that it may have been delivered."""
+        return self._usage.policy.attempts_max == 1
+
+    def raise_to(self, sequence: int) -> None:
+        """Messages up to this one were given to a consumer."""
+        if sequence > self.last_delivered:
+            self.last_delivered = sequence
+
+    def restore(self, state: QueueState, sequence: int) -> int:
+        """How often a message was delivered, as far as the store knows."""
+        attempts = state.attempts.get(sequence)
+        if attempts is None:
+            return int(sequence <= state.delivered and not self.is_exact)
+        if not attempts:
+            self.never_delivered.add(sequence)
+        return attempts
+
+    def advance(self, entries: Sequence[Entry], then: WhenStored) -> None:
+        """Store that these are about to be delivered, and call back when that is durable.
+
+        The watermark covers those that were passed over as well, which costs them one of their attempts: if
+        there is only one, each is marked by itself.
+        """
+        exact = self.is_exact
+        plain = not self.never_delivered and not exact
+        last = max([entry.sequence for entry in entries if not entry.marked])
+        waiting = next((waiting for upto, waiting in self._under_way if last <= upto), None)
+        if plain and waiting is not None:
+            waiting.append(then)
+            return
+        self._store(self.last_delivered, then)
+        for entry in () if plain else entries:
+            if entry.sequence in self.never_delivered or (exact and not entry.marked):
+                self.never_delivered.discard(entry.sequence)
+                self.store_attempts(entry)
+
+    def advance_new(self, entries: Sequence[Entry]) -> None:
+        """Advance past messages with the operation that stores them, as consumers wait for them."""
+        if self.is_exact:
+            return
+        for entry in entries:
+            entry.marked = True
+        self._upto = entries[-1].sequence
+        self._usage.store_bound(MarkDelivered(self._usage.kind, self._usage.name, self._upto))
+
+    def advance_ahead(self, held: int, last: int) -> None:
+        """Advance past those that come next: as many as consumers hold, and up to the `last` of the queue."""
+        if self.is_exact:
+            return
+        delivered = self.last_delivered
+        ahead = min(held, AHEAD_MAX)
+        first = max(self._upto, delivered) + 1
+        upto = min(delivered + ahead, last)
+        if upto < first or self._upto - delivered >= max(ahead // 2, 1):
+            return
+        asked = self.revocations
+
+        def stored(error: MalamuteError | None) -> None:
+            if error is None:
+                self.confirm(
+                    [e for e in self._there(first, upto) if e.sequence not in self.never_delivered], asked
+                )
+
+        self._store(upto, stored)
+
+    def confirm(self, entries: Iterable[Entry], asked: int) -> None:
+        """The disk has a mark of these that was made after so many revocations."""
+        for entry in entries:
+            if self.revoked.get(entry.sequence, 0) <= asked:
+                entry.marked = True
+                self.revoked.pop(entry.sequence, None)
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """They are gone."""
+        self.never_delivered.difference_update(sequences)
+        for sequence in sequences if self.revoked else ():
+            self.revoked.pop(sequence, None)
+
+    def retract(self) -> None:
+        """No consumer is left for what was marked ahead: store that it was not delivered."""
+        # No more than that was marked ahead: the rest was marked when it came, and may be all of the queue.
+        delivered = self.last_delivered
+        for entry in self._there(delivered + 1, min(self._upto, delivered + AHEAD_MAX)):
+            if not entry.attempts and entry.sequence not in self.never_delivered:
+                self.store_attempts(entry)
+
+    def store_attempts(self, entry: Entry, due: float = 0.0) -> None:
+        """Store how often a message was delivered, and when it is redelivered.
+
+        If it never was, that holds whatever mark of it is on its way.
+        """
+        sequence, attempts = entry.sequence, entry.attempts
+        due_ns = to_ns(due + self._effects.ahead) if due else 0
+        self._usage.store(SetAttempts(self._usage.kind, self._usage.name, sequence, attempts, due_ns))
+        if not attempts:
+            entry.marked = False
+            self.never_delivered.add(sequence)
+            self.revocations += 1
+            self.revoked[sequence] = self.revocations
+
+    def _there(self, first: int, last: int) -> Iterable[Entry]:
+        return filter(None, map(self._entries.get, range(first, last + 1)))
+
+    def _store(self, upto: int, then: WhenStored) -> None:
+        self._upto = max(self._upto, upto)
+        if self._usage.in_memory:
+            # No start will ask whether it was delivered.
+            then(None)
+            return
+        mark = (upto, [then])
+        self._under_way.append(mark)
+
+        def stored(error: MalamuteError | None) -> None:
+            self._under_way.remove(mark)
+            for waiting in mark[1]:
+                waiting(error)
+
+        self._usage.store(MarkDelivered(self._usage.kind, self._usage.name, upto))
+        self._effects.when_stored(stored)

@@ -60,17 +60,12 @@ class Dispatcher:
         self._groups: ConsumerGroups[Consumer] = ConsumerGroups(self.family_failed, caches)
         self._affinity: KeyAffinity[Consumer] = KeyAffinity()
         self._clock = 0
-        self._waiters = 0
+        self.waiters = 0
         """Consumers that wait in any group."""
 
     def family_failed(self, family: str, error: Exception) -> None:
         """A family of patterns from outside has failed here."""
         self._effects.family_failed(family, error, self._groups.failures[family], queue=self._usage.name)
-
-    @property
-    def awaiting(self) -> bool:
-        """Whether any consumer waits for a message."""
-        return self._waiters > 0
 
     def has_consumer(self, subject: str, sender: str) -> bool:
         """Whether anybody takes messages with this subject and sender, with or without credit."""
@@ -151,7 +146,13 @@ class Dispatcher:
         if self._may_get(consumer) and not (consumer.is_waiting or consumer.is_searching):
             consumer.is_waiting = True
             consumer.group.waiting.append(consumer)
-            self._waiters += 1
+            self.waiters += 1
+
+    def count_missing(self, consumer: Consumer) -> None:
+        """Count the bytes that a consumer still waits for, and serve it if that lets it have more."""
+        consumer.count_missing()
+        if not consumer.is_waiting and id(consumer) in self.consumers:
+            self.serve(consumer)
 
     def _may_get(self, consumer: Consumer) -> bool:
         """Whether a consumer may be given one message more."""
@@ -228,7 +229,7 @@ class Dispatcher:
         if consumer.is_waiting:
             consumer.is_waiting = False
             consumer.group.waiting.remove(consumer)
-            self._waiters -= 1
+            self.waiters -= 1
 
     # Messages
 
@@ -313,7 +314,7 @@ class Dispatcher:
                 return None
             consumer = min(free, key=_last_used)
         consumer.group.waiting.popleft()
-        self._waiters -= 1
+        self.waiters -= 1
         self._clock += 1
         consumer.last_used = self._clock
         return consumer
@@ -322,7 +323,7 @@ class Dispatcher:
         """A consumer that got a message goes to the end of its group, if it may have another one."""
         if self._may_get(consumer):
             consumer.group.waiting.append(consumer)
-            self._waiters += 1
+            self.waiters += 1
         else:
             consumer.is_waiting = False
 

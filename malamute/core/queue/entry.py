@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
@@ -183,14 +183,17 @@ def columns_of(entries: Sequence[Entry]) -> list[list[Any]]:
 _RECORDS = 4
 
 
-def puts(kind: QueueKind, queue: str, entries: Iterable[Entry]) -> Iterator[PutMessages]:
-    """What adds messages with consecutive sequences to a queue of the store."""
+def puts(kind: QueueKind, queue: str, entries: Iterable[Entry]) -> list[PutMessages]:
+    """Return the operations that add messages with consecutive sequences to a queue of the store."""
+    operations = []
     for (time_ns, sender), group in groupby(entries, _origin):
         run = [*group]
         subjects, records = [*map(_subject, run)], [*map(_record, run)]
         properties = [*map(_properties, run)]
         wanted = properties if any(properties) else None
-        yield PutMessages(kind, queue, run[0].sequence, time_ns, sender, subjects, records, wanted)
+        first = run[0].sequence
+        operations.append(PutMessages(kind, queue, first, time_ns, sender, subjects, records, wanted))
+    return operations
 
 
 def ranges_of(sequences: list[int]) -> list[list[int]]:

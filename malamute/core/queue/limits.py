@@ -1,13 +1,19 @@
 """What all queues share: the iteration, the timers, and the limits of what they take.
 
-What one queue takes is in its `QueueUsage`, which is changed here alone.
+`QueueUsage` has the part of one queue; this file alone changes it.
+
+`QueueSequences` reserves sequences. A message that needs no confirmation is delivered before it is on the
+disk. If the broker dies then, nothing there tells of the message, but a consumer may still answer it, and
+must not answer another one. So the disk has a sequence up to which any may be in use, as it has for each
+stream: a message beyond it is not delivered before that is durable, and after a crash all queues, new ones
+too, go on behind it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Protocol
@@ -16,20 +22,29 @@ from malamute.core.iteration.timers import Timers
 from malamute.core.queue.deduplication import DedupQuota
 from malamute.core.queue.delivery import QueueFlush
 from malamute.core.queue.entry import Entry, size_of
-from malamute.core.queue.sequences import QueueSequences
 from malamute.core.queue.settlement_log import SettlementLog
 from malamute.errors import TryLater
+from malamute.store.operations import PutValue
 from malamute.store.policies import MEMORY
+from malamute.store.tables import SEQUENCES
 
 if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.grace_period import GracePeriod
     from malamute.core.iteration.recovery import Recovery
     from malamute.core.queue.usage import QueueUsage, RecordOwner
+    from malamute.errors import MalamuteError
     from malamute.matching import CacheBudget
     from malamute.protocol.limits import Limits
     from malamute.store.operations import Frame, Recovered, Stranded
     from malamute.store.policies import BaseKind, Persistence, PolicyOf, QueuePolicy
+
+RESERVE = 1 << 18
+"""Sequences that are reserved at once, ahead of the last one."""
+
+RETRY_SECONDS = 1.0
+
+KEY = ("",)
 
 TEXTS_MAX = 1_000
 """Subjects of which messages that are paged out share one copy."""
@@ -120,7 +135,7 @@ class QueueLimits:
         self.sequences.store_again(stranded)
 
     def configure(self, policy: PolicyOf, limits: Limits) -> None:
-        """Go by other policies and limits; `Queue.configure` does so for each queue."""
+        """Go by other policies and limits; `QueueTable.configure` does so for each queue."""
         self.policy, self.configured = policy, limits
 
     def policy_of(self, kind: BaseKind, name: str, persistence: Persistence | None = None) -> QueuePolicy:
@@ -268,3 +283,80 @@ class RecordMemory:
         if len(self._texts) > TEXTS_MAX:
             self._texts.clear()
         self.count_paged_out(owner, gone)
+
+
+class QueueSequences:
+    """What is reserved of the sequences of all queues. None of this life is up to `floor`."""
+
+    def __init__(self, effects: Effects, timers: Timers, incarnation: int) -> None:
+        self._effects = effects
+        self._timers = timers
+        self._waiting: list[Callable[[], None]] = []
+        self.floor = self.reserved = incarnation
+        self._asked = 0
+        """Up to where the disk is asked to reserve them; 0 while it is not."""
+        self._unstored = 0
+        """The last sequence of a message that is on no disk, though somebody may have it."""
+        self._is_closed = False
+
+    def restore(self, recovered: Recovered) -> None:
+        """Go on behind all that may be in use, before any queue is restored."""
+        reserved: int = recovered.table(SEQUENCES).get(KEY, 0)
+        entry = SEQUENCES, KEY
+        if entry in recovered.lost or entry in recovered.doubtful:
+            # It was more than any that is there; how much more is lost.
+            nexts = (queue.next for queue in recovered.queues.values())
+            reserved = max(reserved, *nexts, 0) + 2 * RESERVE
+        self.floor = self.reserved = max(reserved, self.floor)
+
+    def covers(self, last: int) -> bool:
+        """Whether nobody gets a sequence again that is in use by now. More are reserved when it is time."""
+        wanted = last + RESERVE // 2
+        # However slow the disk is: what is stored with these, or before them, reserves them.
+        if wanted > self.reserved and wanted > self._asked:
+            self._reserve(last + RESERVE)
+        return last <= self.reserved
+
+    def note_unstored(self, sequences: Sequence[int]) -> None:
+        """Messages with these sequences may be delivered, and are on no disk."""
+        if sequences and sequences[-1] > self._unstored:
+            self._unstored = sequences[-1]
+            if self._is_closed:
+                self._give_back()
+
+    def when_reserved(self, callback: Callable[[], None]) -> None:
+        """Call back once more is reserved. The disk has refused that; it is asked again after a while."""
+        self._waiting.append(callback)
+        if len(self._waiting) == 1:
+            self._timers.at(self._effects.now + RETRY_SECONDS, self._call_back)
+
+    def _call_back(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+
+    def _reserve(self, last: int) -> None:
+        self._asked = last
+        self._effects.store(PutValue(SEQUENCES, KEY, last))
+        self._effects.when_stored(lambda error: self._stored(last, error), awaited=False)
+
+    def _stored(self, last: int, error: MalamuteError | None) -> None:
+        if self._asked == last:
+            self._asked = 0
+        if error is None:
+            self.reserved = max(self.reserved, last)
+            self._call_back()
+
+    def store_again(self, stranded: Stranded) -> None:
+        """The store has lost this: if what is reserved is in it, it is stored once more."""
+        if stranded.keys(SEQUENCES):
+            # It must not take back what the disk is asked for already.
+            self._effects.store(PutValue(SEQUENCES, KEY, max(self.reserved, self._asked)))
+
+    def close(self) -> None:
+        """The broker ends: give back what was reserved and not used, until the last word of the disk."""
+        self._is_closed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._effects.store(PutValue(SEQUENCES, KEY, max(self.floor, self._unstored)))

@@ -21,18 +21,19 @@ without a body.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.queue.entry import Entries, Entry, bytes_of, size_of
-from malamute.core.queue.state import DELIVERED, READY
+from malamute.core.queue.state import AT_REST, DELIVERED, READY
 from malamute.store.operations import FetchRecords, Frame, QueueKind
 
 if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.timers import Timers
+    from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.limits import RecordMemory
     from malamute.core.queue.usage import QueueUsage
     from malamute.errors import MalamuteError
@@ -86,8 +87,9 @@ class Prefetch:
         memory: RecordMemory,
         usage: QueueUsage,
         entries: Entries,
-        *,
+        consumers: Mapping[int, Consumer],
         wanted: Callable[[list[Entry]], list[Entry]],
+        *,
         lost: Callable[[list[int]], None],
     ) -> None:
         """`wanted` returns those of some messages that any consumer takes.
@@ -99,6 +101,7 @@ class Prefetch:
         self._memory = memory
         self._usage = usage
         self._entries = entries
+        self._consumers = consumers
         self._wanted = wanted
         self._lost = lost
         self._reading: list[Sequence[Entry]] = []
@@ -135,6 +138,19 @@ class Prefetch:
         while self.read_to and len(starts) < RUNS_AHEAD and (run := self._next_run()):
             starts.append(run[0].sequence)
             self._ask(run)
+
+    def evict(self, sequences: Sequence[int], size_bytes: int) -> None:
+        """Evict so many bytes of the records of messages that are on the disk, the last messages first.
+
+        Messages that are about to be sent keep theirs. The memory is free for all queues, this one included.
+        """
+        get = self._entries.get
+        idle = [e for s in reversed(sequences) if (e := get(s)) is not None and e.state in AT_REST]
+        if len(idle) < len(sequences):
+            unsent = {entry.sequence for consumer in self._consumers.values() for entry in consumer.unsent}
+            here = [e for s in sequences if s not in unsent and (e := get(s)) is not None]
+            idle += [entry for entry in here if entry.state == DELIVERED]
+        self._memory.evict(self._usage, idle, size_bytes)
 
     def _next_run(self) -> list[Entry]:
         """What to bring next."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
-from malamute.core.queue.queue import STEP_MESSAGES, Queue
+from malamute.core.queue.queue import Queue
+from malamute.core.queue.steps import STEP_MESSAGES
 
 if TYPE_CHECKING:
     from malamute.errors import MalamuteError

@@ -5,9 +5,10 @@ During the grace period of a start (`malamute.core.iteration.grace_period`) what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from malamute.core.queue.state import READY, MessageStates
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Times(NamedTuple):
 
 
 class Schedule:
-    """The times of one queue's messages. It sets timers; what becomes of a message is for others to do."""
+    """The times of one queue's messages. It alone delays a message, and reports one that is due or over."""
 
     def __init__(
         self,
@@ -39,11 +40,11 @@ class Schedule:
         grace_period: GracePeriod,
         entries: Mapping[int, Entry],
         options: Mapping[int, Options],
-        *,
-        due: Callable[[int], None],
-        over: Callable[[int], None],
+        states: MessageStates,
+        due: Callable[[Sequence[int]], None],
+        over: Callable[[Sequence[int]], object],
     ) -> None:
-        """`due` is called with a message whose delay is over, and `over` with one whose time is."""
+        """`due` is called with a message whose delay is over, and `over` with one whose time to live is."""
         self.delayed: dict[int, Timer] = {}
         self.claimed: dict[int, float] = {}
         """When those are redelivered that were delayed before they were to leave, or before a restart."""
@@ -54,10 +55,12 @@ class Schedule:
         self._grace_period = grace_period
         self._entries = entries
         self._options = options
+        self._states = states
         self._due = due
         self._over = over
         # One bound method for all.
         self._when_due = self._end_delay
+        self._when_over = self._end_life
 
     def restore(self, due: Mapping[int, int], now_ns: int) -> None:
         """Restore what the store kept: when messages are redelivered, in ns. None came later than now."""
@@ -98,12 +101,23 @@ class Schedule:
     # Delays
 
     def delay(self, sequence: int, due: float) -> None:
-        """Let a message wait for a time, in seconds since the epoch."""
+        """Delay a message until a time, in seconds since the epoch."""
+        self._states.delay(self._entries[sequence])
+        self._set_timer(sequence, due)
+
+    def _set_timer(self, sequence: int, due: float) -> None:
         self.delayed[sequence] = self._timers.at(due, self._when_due, sequence)
 
     def _end_delay(self, sequence: int) -> None:
         del self.delayed[sequence]
-        self._due(sequence)
+        self._states.due([self._entries[sequence]])
+        self._due([sequence])
+
+    def delay_later(self, times: Times) -> list[int]:
+        """Delay the messages of `times` that are to be delivered later. Return those that are ready."""
+        for sequence, due in times.later:
+            self.delay(sequence, due)
+        return times.ready
 
     def claim(self, sequence: int) -> None:
         """A message that is delayed is to leave. It is delayed again if the disk refuses that."""
@@ -133,13 +147,21 @@ class Schedule:
 
     def watch(self, sequence: int, expires: float) -> None:
         """See to it that the end of a message's time is noticed, in seconds since the epoch."""
-        self._options[sequence].timer = self._timers.at(expires, self._over, sequence)
+        self._options[sequence].timer = self._timers.at(expires, self._when_over, sequence)
 
-    def watch_grace_period(self, sequence: int) -> float:
-        """The time of a message may be over: look again when that is known. Returns when that is."""
-        until = self._grace_period.until
+    def _end_life(self, sequence: int) -> None:
+        """Report a message whose time to live is over; during the grace period, delay it if it is ready.
+
+        A consumer that holds it goes on. A message on its way from the disk is looked at when it is there.
+        """
+        if not self.is_in_grace_period(sequence):
+            self._over([sequence])
+            return
+        until, entry = self._grace_period.until, self._entries[sequence]
         self.watch(sequence, until)
-        return until
+        if entry.state == READY:
+            self._states.take_back([entry])
+            self.delay(sequence, until)
 
     def give_time_back(self, seconds: float) -> None:
         """The clock was wrong by so much when the broker started: what was here before has longer."""
@@ -159,7 +181,7 @@ class Schedule:
             # One that was delayed anew since has its time by the clock that counts.
             if timer is not None and timer.due == due:
                 self._timers.cancel(timer)
-                self.delay(sequence, due + seconds)
+                self._set_timer(sequence, due + seconds)
 
     def drop(self, sequences: Iterable[int]) -> None:
         """Messages are gone."""

@@ -48,8 +48,8 @@ class Settlement:
         options: Mapping[int, Options],
         states: MessageStates,
         dead_letters: DeadLetters,
-        *,
         settled: Callable[[Sequence[int]], None],
+        *,
         refused: Callable[[Sequence[int]], None],
     ) -> None:
         """`settled` is called with messages that have left for good, `refused` if the disk kept them."""

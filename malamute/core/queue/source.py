@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from malamute.core.queue.consumer import Consumer, Owner
-from malamute.core.queue.queue import STEP_MESSAGES, Queue
+from malamute.core.queue.queue import Queue
 from malamute.errors import InvalidValue, MalamuteError
 from malamute.protocol.bounce import why_not_bounced
 from malamute.protocol.fields import Ranges
@@ -32,7 +32,7 @@ class QueueSource:
         """What its selector takes of memory."""
         ack_timeout = ack_timeout or queue.usage.policy.ack_timeout_seconds
         self.consumer = Consumer(session, source, ack_timeout, queue.effects.now)
-        queue.join(self.consumer, selector)
+        queue.dispatcher.join(self.consumer, selector)
 
     def grant(self, messages: int, size_bytes: int) -> None:
         """Take more credit, and what waits for it."""
@@ -58,11 +58,13 @@ class QueueSource:
         queue, consumer = self.queue, self.consumer
         sequences = consumer.held(ranges)
         queue.detach(consumer, sequences)
-        if len(sequences) > STEP_MESSAGES:
-            # Nobody takes them before it is their turn.
-            queue.take_back(sequences)
         worker = consumer.session.address
-        queue.in_steps(sequences, lambda some: queue.settlement.settle(some, "acknowledged", worker=worker))
+        if len(sequences) <= queue.steps.step_messages:
+            queue.settlement.settle(sequences, "acknowledged", worker=worker)
+            return
+        # No consumer takes them before their step.
+        queue.take_back(sequences)
+        queue.steps.run(sequences, lambda some: queue.settlement.settle(some, "acknowledged", worker=worker))
 
     def complete(self, sequences: Sequence[int], *, bound: bool) -> None:
         """The same for what it is known to hold.
@@ -84,7 +86,7 @@ class QueueSource:
         queue.detach(consumer, sequences)
         queue.take_back(sequences)
         worker = consumer.session.address
-        queue.in_steps(
+        queue.steps.run(
             sorted(sequences), lambda some: queue.settlement.dead_letter(some, "rejected", reason, worker)
         )
 
@@ -101,7 +103,7 @@ class QueueSource:
         queue.detach(consumer, sequences)
         queue.take_back(sequences)
         worker = consumer.session.address
-        queue.in_steps(sorted(sequences), lambda some: queue.settlement.bounce(some, reason, worker))
+        queue.steps.run(sorted(sequences), lambda some: queue.settlement.bounce(some, reason, worker))
 
     def report(self, ranges: Ranges) -> None:
         """They are worked on: their deadlines begin anew."""
@@ -110,7 +112,7 @@ class QueueSource:
     def release(self, ranges: Ranges) -> None:
         """They were not looked at, and go back to the queue as if they had not been delivered."""
         sequences = self.consumer.held(ranges)
-        self.queue.in_steps(sorted(sequences), self._released(sequences), give_back=True)
+        self.queue.steps.run(sorted(sequences), self._released(sequences), requeues=True)
 
     def drain(self, ranges: Ranges, released: WhenStored) -> None:
         """It takes nothing more, and of what it holds only what is in these ranges was looked at.
@@ -128,7 +130,7 @@ class QueueSource:
         back = sorted({*sequences, *waited}) if waited else sequences
         queue.take_back(waited.difference(sequences))
         if not sequences:
-            queue.in_steps(back, queue.make_ready, give_back=True)
+            queue.steps.run(back, queue.make_ready, requeues=True)
             released(None)
             return
         errors: list[MalamuteError | None] = []
@@ -140,7 +142,7 @@ class QueueSource:
         def done() -> None:
             queue.effects.when_stored(lambda error: released(next(filter(None, errors), error)))
 
-        queue.in_steps(back, act, done, give_back=True)
+        queue.steps.run(back, act, done, requeues=True)
 
     def _released(
         self, sequences: Sequence[int], waited: Set[int] = frozenset()

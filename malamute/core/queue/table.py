@@ -8,8 +8,10 @@ from malamute.core.identity.quotas import QuotaUsages, add_all, check_all
 from malamute.core.iteration.named_table import NamedTable
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.queue import UNKNOWN, Queue
+from malamute.core.queue.recovery import RestoredQueue, store_again, store_identities_again
+from malamute.core.queue.state import DELAYED, READY
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.store.operations import DeleteValue, QueueState, Recovered, Stranded
+from malamute.store.operations import DeleteQueue, DeleteValue, PutValue, QueueState, Recovered, Stranded
 from malamute.store.policies import DURABLE, BaseKind, Persistence
 from malamute.store.tables import MEMORY_QUEUES
 
@@ -27,6 +29,7 @@ class QueueTable:
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self.by_name: NamedTable[Queue] = NamedTable()
+        self._restored: dict[str, RestoredQueue] = {}
 
     def new(self, name: str) -> Queue:
         """A queue with its policy that is in no table yet."""
@@ -69,7 +72,7 @@ class QueueTable:
     def remove(self, queue: Queue) -> None:
         """Remove a queue, with all that is in it."""
         self._release(queue)
-        queue.delete()
+        _delete_stored(queue)
 
     def _watch(self, queue: Queue) -> None:
         if not queue.name.startswith(RESERVED_PREFIX):
@@ -78,7 +81,7 @@ class QueueTable:
     def configure(self, queue: Queue) -> None:
         """Have a queue go by another policy from now on."""
         idle_seconds = queue.usage.policy.idle_seconds
-        queue.configure()
+        _configure(queue)
         if queue.usage.policy.idle_seconds != idle_seconds and self.by_name.get(queue.name) is queue:
             self.limits.timers.cancel(queue.collector)
             self._watch(queue)
@@ -102,7 +105,7 @@ class QueueTable:
         self.limits.queues -= 1
         add_all(queue.made_by, "queues", -1)
         self.limits.timers.cancel(queue.collector)
-        queue.clear()
+        _clear(queue)
 
     # Starts and damages
 
@@ -116,14 +119,19 @@ class QueueTable:
         """Take up one of them, or its dead letters."""
         # What the store has stays there, whatever the rules say now.
         queue = self.by_name.get(name) or self._add(name, DURABLE)
-        (queue.dead_letters if dead else queue).restore(state)
+        if dead:
+            queue.dead_letters.restore(state)
+            return
+        restored = self._restored[name] = RestoredQueue(queue)
+        restored.restore(state)
 
     def resume(self, recovery: Recovery) -> None:
         """Begin with what was restored."""
         for queue in list(self.by_name.values()):
             if queue.collector is None:
                 self._watch(queue)
-            recovery.take_up(self.kind, queue.name, queue.resume, recovery)
+            if (restored := self._restored.pop(queue.name, None)) is not None:
+                recovery.take_up(self.kind, queue.name, restored.resume, recovery)
             recovery.look_at_dead(self.kind, queue.name, queue.dead_letters)
 
     def report_lost(self, recovered: Recovered) -> None:
@@ -142,7 +150,51 @@ class QueueTable:
         """The store has lost this: what is known of it here is stored once more."""
         for (kind, name), sequences in stranded.messages.items():
             if kind == self.kind and (queue := self.by_name.get(name)) is not None:
-                queue.store_again(sequences)
+                store_again(queue, sequences)
         for (kind, name), identities in stranded.identities.items():
             if kind == self.kind and (queue := self.by_name.get(name)) is not None:
-                queue.store_identities_again(identities)
+                store_identities_again(queue, identities)
+
+
+def close(queue: Queue) -> None:
+    """Store what the next start has to know of a queue, as the broker ends."""
+    queue.limits.sequences.note_unstored(sorted(queue.not_durable))
+    queue.watermark.retract()
+    if queue.usage.in_memory and queue.is_known:
+        queue.effects.store(PutValue(MEMORY_QUEUES, (queue.kind, queue.name), len(queue.entries)))
+
+
+def _configure(queue: Queue) -> None:
+    """Give a queue its policy of now, except for the fields that its data structures were made for."""
+    before = queue.usage.policy
+    policy = queue.limits.policy_of(queue.kind, queue.name, before.persistence)
+    queue.usage.policy = policy._replace(
+        priority_step_messages=before.priority_step_messages,
+        dedup_window_seconds=before.dedup_window_seconds,
+        dedup_ids_max=before.dedup_ids_max,
+    )
+
+
+def _delete_stored(queue: Queue) -> None:
+    """Delete a queue and its dead letters in the store."""
+    effects = queue.effects
+    if queue.usage.in_memory:
+        effects.store(DeleteValue(MEMORY_QUEUES, (queue.kind, queue.name)))
+        return
+    effects.store(DeleteQueue(queue.kind, queue.name))
+    # After a restore, dead letters may be in the store that are unknown here.
+    if queue.dead_letters.next_sequence > 1:
+        effects.store(DeleteQueue(queue.dead_letters.kind, queue.name))
+
+
+def _clear(queue: Queue) -> None:
+    """Remove all messages of a queue without consumers; very many leave in steps."""
+    queue.settlement.post_purged()
+    # Timers and consumers must not find a message while it is removed.
+    queue.schedule.drop(queue.entries)
+    queue.states.due([entry for entry in queue.entries.values() if entry.state == DELAYED])
+    queue.states.take_back([entry for entry in queue.entries.values() if entry.state == READY])
+    queue.steps.run([*queue.entries], queue.drop)
+    queue.prefetch.clear()
+    queue.dead_letters.clear()
+    queue.dedup.close()
