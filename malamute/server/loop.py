@@ -189,7 +189,7 @@ class Loop:
         if (self._woken is None or self._awake(now)) and self._due <= now:
             self.core.tick(now)
         self._flush(now)
-        self.core.effects.iterations.add(self._timer() - begun, now)
+        self.core.effects.counters.iterations.add(self._timer() - begun, now)
 
     def _take_in(self, edge: Edge, now: float) -> None:
         """Take in what peers of an edge have sent, as long as that may take.

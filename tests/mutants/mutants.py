@@ -293,8 +293,8 @@ MUTANTS = {
     ),
     "WP3": Mutant(
         "core/stream/stream.py",
-        "if subscription.cursor or start > loaded.chunk.last or not subscription.began:",
-        "if (subscription.cursor and all(True for _ in range(1_000))) or not subscription.began:",
+        "if subscription.state is not LIVE or start > loaded.chunk.last:",
+        "if subscription.state is not LIVE and all(True for _ in range(1_000)):",
         "test_wp3_one_that_stands_still_among_a_hundred_costs_neither_work_nor_memory_nor_an_iteration",
     ),
     "WP4": Mutant(

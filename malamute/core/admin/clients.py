@@ -94,8 +94,8 @@ def _subscription(subscription: Subscription) -> SubscriptionRow:
         since=subscription.since,
         credit=credit_left(subscription.credit.messages),
         credit_bytes=credit_left(subscription.credit.bytes),
-        state="replay" if subscription.cursor else "live",
-        lag=stream.messages_behind(subscription.cursor - 1) if subscription.cursor else 0,
+        state="replay" if subscription.state == "replay" else "live",
+        lag=stream.lag(subscription),
         delivered=subscription.delivered,
         skipped=subscription.skipped,
     )

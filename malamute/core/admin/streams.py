@@ -60,7 +60,7 @@ def stream(core: Engines, query: StreamQuery) -> StreamDetails:
     readers = nlargest(
         pages.DETAILS_MAX,
         everybody,
-        key=lambda reader: reader.cursor and found.messages_behind(reader.cursor - 1),
+        key=found.lag,
     )
     core.effects.work -= ROW_WORK * len(readers)
     return StreamDetails(
@@ -151,11 +151,11 @@ def _stream(stream: Stream) -> StreamRow:
 
 def _reader(stream: Stream, reader: Reader) -> ReaderRow:
     client, address = reader.read_by
-    behind = stream.messages_behind(reader.cursor - 1) if reader.cursor else 0
+    behind = stream.lag(reader)
     return ReaderRow(
         client=client,
         address=address,
-        state="replay" if reader.cursor else "live",
+        state="replay" if reader.state == "replay" else "live",
         delivered=reader.delivered,
         skipped=reader.skipped,
         lag=behind,

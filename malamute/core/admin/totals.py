@@ -85,8 +85,8 @@ class _ReaderSums:
                 self._cursors += 1
                 self._cursor_lag = max(self._cursor_lag, stream.messages_behind(reader))
                 continue
-            behind = stream.messages_behind(reader.cursor - 1) if reader.cursor else 0
-            self._readers["replay" if reader.cursor else "live"] += 1
+            behind = stream.lag(reader)
+            self._readers["replay" if reader.state == "replay" else "live"] += 1
             self._lag = max(self._lag, behind)
             if behind and reader.time_ns:
                 self._lag_ns = max(self._lag_ns, stream.time_ns - reader.time_ns)
@@ -152,19 +152,19 @@ def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals],
             return
         answered(
             BrokerTotals(
-                iterations=DurationTotals(**effects.iterations.row(effects.now)),
+                iterations=DurationTotals(**effects.counters.iterations.row(effects.now)),
                 commits=DurationTotals(**effects.commits.row(effects.now)),
                 committed_bytes=effects.committed_bytes,
                 settlements={**limits.settlements},
                 readers=readers.row(),
-                switches={**effects.switches},
-                gaps={**effects.gaps},
-                refusals={str(code): count for code, count in effects.refusals.items()},
-                family_failures={**effects.family_failures},
-                delivered={**effects.delivered},
+                switches={**effects.counters.switches},
+                gaps={**effects.counters.gaps},
+                refusals={str(code): count for code, count in effects.counters.refusals.items()},
+                family_failures={**effects.counters.family_failures},
+                delivered={**effects.counters.delivered},
                 dead_lettered={**limits.dead_lettered},
                 limits=[*shared(core), *fullest.rows(core)],
-                refused_lately=effects.refused_lately.count(effects.now),
+                refused_lately=effects.counters.refused_lately.count(effects.now),
                 queues=[one.row(kind, effects.now + effects.ahead) for kind, one in sums.items()],
             )
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from malamute.core.feed.feed import Feed, FeedOwner
 from malamute.core.feed.target import FED_BYTES
+from malamute.core.stream.reader_state import LIVE, REPLAY
 from malamute.core.stream.subscription import Position, Reader
 from malamute.matching import CompiledSelector, Selector
 from malamute.protocol.admin import FeedRow
@@ -92,7 +93,8 @@ class StreamFeed(Reader, Feed):
         self._take(rule.selector)
         if position is not None:
             self.done = position.first - 1
-            self.stream.replay.rewind(self, 0)
+            self.stream.replay.leave(self)
+            self.restart()
             self.begin(position)
 
     @property
@@ -118,7 +120,7 @@ class StreamFeed(Reader, Feed):
         """Put as much of a part to the target as there is room for."""
         first = part.columns.each_sequence()[0]
         # What it takes, it takes in REPLAY: its position is where it goes on if the disk refuses that.
-        if not self.cursor or first > self.stream.replay.durable:
+        if self.state is not REPLAY or first > self.stream.replay.durable:
             return first
         columns = self._unclaimed(part.columns) if self.rule.when == "default" else part.columns
         if not columns.subjects:
@@ -179,7 +181,8 @@ class StreamFeed(Reader, Feed):
         if error is not None and first:
             if not self.crosses:
                 self.stream.commit(self.name.cursor, first - 1)
-            self.stream.replay.rewind(self, first)
+            self.stream.replay.leave(self)
+            self.rewind(first)
             self._retry()
         self.unblock()
 
@@ -187,8 +190,8 @@ class StreamFeed(Reader, Feed):
 
     def keep(self) -> None:
         """Store how far it has looked, when it has found nothing to take for a while."""
-        done = (self.cursor or self.stream.next_dispatch) - 1
-        idle = self.began and not self.resting and not self._token
+        done = (self.cursor if self.state is REPLAY else self.stream.next_dispatch) - 1
+        idle = self.state in (REPLAY, LIVE) and not self.resting and not self._token
         if idle and done > self.stream.cursors.get(self.name.cursor, 0):
             self.announce_expired()
             self.done = done
@@ -209,7 +212,7 @@ class StreamFeed(Reader, Feed):
         """What it does and where it stands, for people."""
         stream = self.stream
         # What is not on the disk is none of its business yet.
-        lag = stream.messages_behind(self.cursor - 1, stream.replay.durable) if self.cursor else 0
+        lag = stream.lag(self, stream.replay.durable)
         working = "full" if self.full else "replay" if lag else "live"
         return FeedRow(
             **self.rule.shown(self.name, working),

@@ -8,16 +8,16 @@ once it is stored (`stage`). At the end of the iteration the edge takes it all a
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from malamute.core.iteration.counters import Counters
 from malamute.core.iteration.faults import Faults
-from malamute.core.iteration.metrics import DurationTotal, RecentCount
 from malamute.core.iteration.stage import NamedStage, StoreStage
-from malamute.errors import InternalError, MalamuteError, StorageFull, TooMany, TryLater
+from malamute.errors import InternalError, MalamuteError
 from malamute.protocol.messages import Error, Message
 from malamute.protocol.time_units import to_ns
 from malamute.store.commit import Append
@@ -28,9 +28,6 @@ T = TypeVar("T")
 WORK_MAX = 4_000
 """What one iteration may spend on work that can go on in the next, in units of about a microsecond."""
 
-
-NO_ROOM = frozenset({TryLater.code, TooMany.code, StorageFull.code})
-"""Errors of commands that a limit refuses, whoever sent them."""
 
 Then = Callable[[Any], None]
 Failed = Callable[[MalamuteError], None]
@@ -115,20 +112,7 @@ class Effects(StoreStage):
         """Events that one iteration may have; the others are counted. 0 while there are to be none."""
         self.events_dropped = 0
         self.faults = Faults(self.notice)
-        self.iterations = DurationTotal()
-        """How long iterations of the loop took, without its waiting. Everybody else waits so long."""
-        self.switches: Counter[str] = Counter()
-        """How often a reader of any stream came to live or to replay."""
-        self.delivered: Counter[str] = Counter()
-        """Messages that subscribers and consumers were sent, by the kind of where they came from."""
-        self.gaps: Counter[str] = Counter()
-        """Gaps that readers were sent, by the reason."""
-        self.refusals: Counter[int] = Counter()
-        """ERRORs that clients were sent, by code."""
-        self.refused_lately = RecentCount()
-        """Recent ERRORs for want of room."""
-        self.family_failures: Counter[str] = Counter()
-        """How often a family of patterns that is a plug-in has failed, by its name."""
+        self.counters = Counters()
         self.on_failure: Failed | None = None
         """What is called if the store cannot answer what is asked now, unless the asker names another."""
         self.broken: dict[bytes, None] = {}
@@ -165,14 +149,8 @@ class Effects(StoreStage):
 
     def refuse(self, peer: bytes, error: Error) -> None:
         """Send an ERROR to a peer at the end of the iteration, and count it."""
-        self.count_refusal(error.code)
+        self.counters.refuse(error.code, self.now)
         self.send(peer, error)
-
-    def count_refusal(self, code: int) -> None:
-        """Count an ERROR that a client is sent."""
-        self.refusals[code] += 1
-        if code in NO_ROOM:
-            self.refused_lately.add(self.now)
 
     def in_turn(self, equals: Collection[T]) -> list[T]:
         """Two or more that are equal, from any one of them on: nobody is always the first."""
@@ -239,7 +217,7 @@ class Effects(StoreStage):
 
     def family_failed(self, family: str, error: Exception, times: int, **where: str) -> None:
         """A family of patterns has failed so many times there. The operator is notified of the first one."""
-        self.family_failures[family] += 1
+        self.counters.family_failures[family] += 1
         if times == 1:
             self.notice("a family of the index failed", **where, family=family, error=str(error))
 

@@ -130,7 +130,7 @@ class Deliveries:
             consumer.unsent = consumer.unsent[len(entries) :]
             part = QueuePart(self._columns(entries))
             effects, session, count = self._effects, consumer.session, len(entries)
-            effects.delivered[self._usage.kind] += count
+            effects.counters.delivered[self._usage.kind] += count
             session.received += count
             effects.send(session.peer, Delivery(consumer.source, 0, part))
             if consumer.deadline is None:

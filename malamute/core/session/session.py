@@ -742,7 +742,7 @@ class Sessions:
         answer = error_message(error, CHANGE, number)
         if number and session.numbers.outcomes.drop(number):
             session.numbers.refuse(number, answer)
-        self.effects.count_refusal(answer.code)
+        self.effects.counters.refuse(answer.code, self.effects.now)
         self._answer(session, answer)
 
     def _answer(self, session: Session, answer: Ok | Error) -> None:

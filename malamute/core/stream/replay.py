@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.stream.chunk import Loaded
 from malamute.core.stream.expiry import BirthTimes
+from malamute.core.stream.reader_state import REPLAY
 from malamute.core.stream.subscription import Reader, SourceStream
 from malamute.errors import MalamuteError
 from malamute.matching import CompiledSelector, Group
@@ -133,13 +134,12 @@ class Replay:
         self.patient.pop(id(subscription), None)
         self._selectors.pop(subscription.group, None)
 
-    def rewind(self, subscription: Reader, sequence: int) -> None:
-        """Have it go on from another sequence: what it waits or was to wake for is not what it needs."""
+    def leave(self, subscription: Reader) -> None:
+        """Take a reader out of the reads that it waits for: it goes on from another sequence."""
         for under_way in self._passes:
             under_way.remove(subscription)
         self.waking.pop(id(subscription), None)
         subscription.reading = False
-        subscription.rewind(sequence)
 
     def advance(self) -> None:
         """Serve those that woke up, from memory or with a read from the journal."""
@@ -220,7 +220,7 @@ class Replay:
             self._note_later(subscription)
             self.patient.pop(id(subscription), None)
         self._selectors.pop(subscription.group, None)
-        subscription.switch(0)
+        subscription.catch_up()
 
     def _in_memory(self, sequence: int, head: int) -> Loaded | None:
         """The chunk before `head` that waits for the disk and holds `sequence`, or else the next one."""
@@ -406,7 +406,9 @@ class Replay:
         first = loaded.chunk.first
         places = subscription.takes(first, places) if places else ()
         left = subscription.give(loaded.part(places)) if places else 0
-        subscription.move(left or first + stop)
+        # A review of its session may have ended it.
+        if subscription.state is REPLAY:
+            subscription.move(left or first + stop)
         # Others may share what it took to find its messages, and to encode them.
         self.stream.effects.replay_work -= (SERVE_WORK if places else PASS_WORK) + loaded.pop_spent()
 

@@ -48,6 +48,7 @@ from malamute.core.stream.chunk_part import ChunkPart
 from malamute.core.stream.dispatch import Held, in_steps
 from malamute.core.stream.expiry import WAITING_PACE, BirthTimes, TimesBefore
 from malamute.core.stream.gaps import Gaps, Missing
+from malamute.core.stream.reader_state import LIVE, REPLAY
 from malamute.core.stream.replay import Replay
 from malamute.core.stream.skipped import SkippedSequences
 from malamute.core.stream.start import locate
@@ -576,6 +577,10 @@ class Stream:
             self.skipped.forget_before(self.first_kept)
             self.stage.store(PutValue(SKIPPED, (self.name,), self.skipped.ranges))
 
+    def lag(self, reader: Reader, last: int = NUMBER_MAX) -> int:
+        """Return how many messages a reader in REPLAY has before it, up to `last`; 0 for any other."""
+        return self.messages_behind(reader.cursor - 1, last) if reader.state is REPLAY else 0
+
     def messages_behind(self, sequence: int, last: int = NUMBER_MAX) -> int:
         """Return how many messages are there behind a sequence, up to another one: none without a journal."""
         if not self.journaled:
@@ -703,14 +708,13 @@ class Stream:
 
     def _set_back(self, reader: Reader, loaded: Loaded, sequence: int = 0) -> None:
         """Let a reader that is LIVE find out for itself from a chunk on, or from a sequence in it."""
-        if not reader.cursor and reader.began and reader.start <= loaded.chunk.last:
+        if reader.state is LIVE and reader.start <= loaded.chunk.last:
             sequence = sequence or loaded.chunk.first
             if reader.committed:
                 # What it was to get when it is on the disk, it has not had yet.
                 sequence = min(sequence, self.replay.known + 1)
             # What it has had already it does not get again.
-            reader.switch(max(reader.start, sequence, reader.after + 1))
-            reader.unblock()
+            reader.fall_behind(max(reader.start, sequence, reader.after + 1))
 
     def _offer(self, loaded: Loaded, part: ChunkPart, readers: Collection[Reader]) -> None:
         """Offer messages of a chunk to the readers that they are for."""
@@ -718,18 +722,16 @@ class Stream:
         # A review may end any of them.
         for subscription in [*readers] if len(readers) == 1 else self.effects.in_turn(readers):
             start = subscription.start
-            if subscription.cursor or start > loaded.chunk.last or not subscription.began:
+            if subscription.state is not LIVE or start > loaded.chunk.last:
                 continue
             try:
                 if subscription.committed and loaded.chunk.last > self.replay.durable:
                     loaded.later[id(subscription)] = subscription, part
                     self.stage.hurry()
                 elif start > loaded.chunk.first:
-                    subscription.switch(start)
-                    subscription.unblock()
+                    subscription.fall_behind(start)
                 elif left := subscription.offer(part) if is_fresh else subscription.give(part):
-                    subscription.switch(left)
-                    subscription.unblock()
+                    subscription.fall_behind(left)
             except Exception as error:
                 subscription.fail(self.effects.fault("a live delivery", error))
 
@@ -749,12 +751,11 @@ class Stream:
         """Deliver a chunk that is on the disk to the readers that waited for that."""
         for reader, part in loaded.later.values():
             # One that has fallen behind meanwhile gets it when it comes there.
-            if not reader.open or reader.cursor:
+            if not reader.open or reader.state is not LIVE:
                 continue
             try:
                 if left := reader.start if reader.start > loaded.chunk.first else reader.give(part):
-                    reader.switch(left)
-                    reader.unblock()
+                    reader.fall_behind(left)
             except Exception as error:
                 reader.fail(self.effects.fault("a delivery", error))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from malamute.core.iteration.credit import CreditBalance
 from malamute.core.session.session import Session
 from malamute.core.stream.chunk_part import ChunkPart
+from malamute.core.stream.reader_state import LIVE, REPLAY, STARTING, ReaderState, change, move
 from malamute.matching import Group, Selector
 from malamute.protocol.fields import Ranges
 from malamute.protocol.messages import (
@@ -75,8 +76,8 @@ class SourceStream(Protocol):
     next: int
     switches: Counter[str]
 
-    def messages_behind(self, sequence: int) -> int:
-        """Return how many messages are there behind a sequence."""
+    def lag(self, reader: Reader) -> int:
+        """Return how many messages a reader in REPLAY has before it; 0 for any other."""
         ...
 
     def wake(self, reader: Reader) -> None:
@@ -89,8 +90,8 @@ class SourceStream(Protocol):
 class Reader:
     """One that takes messages of a stream, and where it stands.
 
-    `cursor` is the first sequence that it has not had, and 0 while it is LIVE. `after` is the last one that
-    it was sent, or that was announced as missing. `head` is where the stream was when it began: while it is
+    `reader_state` alone changes its state and its cursor. `after` is the last sequence that it was sent, or
+    that was announced as missing. `head` is where the stream was when it began: while it is
     `quiet`, nothing is announced as missing before that. If single messages were asked for, they are
     `wanted`, and what follows them begins at the head.
     """
@@ -102,17 +103,17 @@ class Reader:
         self.stream = stream
         self.cost_bytes = 0
         """What its selector takes of memory."""
+        self.state: ReaderState = STARTING
         self.start = self.after = self.cursor = 0
         self.quiet = self.began_quietly = False
         self.wanted: deque[int] = deque()
         self.head = 0
         self._expired = (0, 0)
         """What has expired and was not announced yet: the first and the last message; 0 is none."""
-        # Until it is known where to begin, it is as if it waited for a read.
-        self.reading = True
+        self.reading = False
+        """Whether it waits for a read of the journal."""
         self.joined = 0
         """Where it last joined a pass from further back; from there it goes on by itself."""
-        self.began = False
         self.delivered = 0
         self.skipped = 0
         self.time_ns = 0
@@ -123,14 +124,14 @@ class Reader:
         """Go on from a position: LIVE if it is the head."""
         self.wanted.extend(position.wanted)
         self.head = position.sequence if position.wanted else self.stream.next
-        self.start = self.cursor = position.first
+        self.start = position.first
         self.after = self.start - 1
         if self.start == self.stream.next:
-            self.cursor = 0
-        self.quiet = self.began_quietly = position.quiet and self.cursor > 0
+            change(self, "begin at head")
+        else:
+            change(self, "begin behind", self.start)
+        self.quiet = self.began_quietly = position.quiet and self.state is REPLAY
         self._expired = (0, 0)
-        self.reading = False
-        self.began = True
         self.unblock()
 
     open: bool
@@ -158,7 +159,7 @@ class Reader:
                 self.announce_expired()
             return self.offer(part)
         runs = part.runs(now)
-        for some, is_expired in runs[:RUNS_MAX] if self.cursor else runs:
+        for some, is_expired in runs[:RUNS_MAX] if self.state is REPLAY else runs:
             if is_expired:
                 self._note_expired(some.columns.each_sequence())
                 continue
@@ -166,7 +167,7 @@ class Reader:
             if left := self.offer(some):
                 return left
         self.stream.effects.replay_work -= RUN_WORK * min(len(runs), RUNS_MAX)
-        if not self.cursor:
+        if self.state is not REPLAY:
             self.announce_expired()
         elif len(runs) > RUNS_MAX:
             return runs[RUNS_MAX][0].columns.each_sequence()[0]
@@ -208,12 +209,12 @@ class Reader:
 
     def unblock(self) -> None:
         """Go on if there is a reason to."""
-        if self.cursor and self.ready and not self.reading:
+        if self.state is REPLAY and self.ready and not self.reading:
             self.stream.wake(self)
 
     def cancel(self) -> None:
         """End it."""
-        self.began = False
+        change(self, "end")
         self.stream.audience.remove(id(self))
         self.stream.forget(self)
 
@@ -228,9 +229,9 @@ class Reader:
         return [place for place in places if first + place in wanted]
 
     def move(self, sequence: int) -> None:
-        """All before `sequence` is done with."""
-        self.cursor = self._following(sequence)
-        # What lies between single messages that were asked for is not missing.
+        """Move the cursor to a sequence, or to the next one that was asked for."""
+        move(self, self._following(sequence) if self.wanted else sequence)
+        # Messages between single ones that were asked for are not missing.
         self.quiet = bool(self.wanted)
 
     def _following(self, sequence: int) -> int:
@@ -242,33 +243,46 @@ class Reader:
         return self.wanted[0] if self.wanted else sequence
 
     def rewind(self, sequence: int) -> None:
-        """Go on at another sequence, or LIVE with 0; it is no switch of its own."""
-        self.cursor = sequence
+        """Go on at another sequence, in REPLAY, without a notice to its client."""
+        change(self, "fall behind", sequence)
+        self._expired = (0, 0)
+
+    def restart(self) -> None:
+        """Forget its position: `begin` has another one."""
+        change(self, "restart")
         self._expired = (0, 0)
 
     def skip(self, last: int, reason: str) -> None:
         """Move the cursor past `last`, and report that the messages up to it are unavailable."""
         if self.quiet:
-            self.cursor = self._following(max(self.cursor, min(last + 1, self.head)))
+            move(self, self._following(max(self.cursor, min(last + 1, self.head))))
         if self.cursor > last:
             return
         self.announce_expired()
         self.began_quietly = False
         self.skipped += last - self.cursor + 1
         self.missed(self.cursor, last, reason)
-        self.cursor = last + 1
+        move(self, last + 1)
         self.after = last
 
-    def switch(self, cursor: int) -> None:
-        """Move to REPLAY at a cursor, or to LIVE with 0, and notify its client."""
-        state = "replay" if cursor else "live"
-        sequence = cursor or self.cursor
-        self.cursor = cursor
+    def fall_behind(self, cursor: int) -> None:
+        """Move from LIVE to REPLAY at a cursor, notify its client, and go on if it can."""
+        change(self, "fall behind", cursor)
+        self._note_switch(cursor)
+        self.unblock()
+
+    def catch_up(self) -> None:
+        """Move from REPLAY to LIVE, and notify its client."""
+        sequence = self.cursor
+        change(self, "catch up")
+        self._note_switch(sequence)
+
+    def _note_switch(self, sequence: int) -> None:
         self.quiet = self.began_quietly = False
         self.wanted.clear()
-        self.stream.switches[state] += 1
-        self.stream.effects.switches[state] += 1
-        self.switched(state, sequence)
+        self.stream.switches[self.state] += 1
+        self.stream.effects.counters.switches[self.state] += 1
+        self.switched(self.state, sequence)
 
 
 class Subscription(Reader):
@@ -361,7 +375,7 @@ class Subscription(Reader):
         self.credit.consume(part.count, part.size_bytes)
         self.delivered += part.count
         effects = self.stream.effects
-        effects.delivered["stream"] += part.count
+        effects.counters.delivered["stream"] += part.count
         self.session.received += part.count
         effects.send(self.session.peer, Delivery(self.source, self.after, part))
         self.after = part.columns.each_sequence()[-1]
@@ -374,26 +388,27 @@ class Subscription(Reader):
             had = [s for s in sequences if s <= self.had or self._has_had(s)]
             if had:
                 self.missed(had[0], had[-1], TAKEN_BACK)
-        elif self.began and not self.cursor and sequences[-1] >= self.start:
+        elif self.state is LIVE and sequences[-1] >= self.start:
             first = max(sequences[0], self.start)
             self.skipped += sequences[-1] - first + 1
             self.missed(first, sequences[-1], NOT_STORED)
             self.after = sequences[-1]
 
     def _has_had(self, sequence: int) -> bool:
-        return self.began and self.start <= sequence and not 0 < self.cursor <= sequence
+        is_past = self.state is LIVE or (self.state is REPLAY and sequence < self.cursor)
+        return is_past and self.start <= sequence
 
     def fail(self, error: MalamuteError) -> None:
         """End it, and send the client the reason."""
         if self.open:
             del self.session.sources[self.source]
-            self.began = False
+            change(self, "end")
             self.stream.effects.ended.append(self)
             self.stream.effects.refuse(self.session.peer, error_message(error, _SUBSCRIBE, self.source))
 
     def missed(self, first: int, last: int, reason: str) -> None:
         """Notify the client that messages are unavailable."""
-        self.stream.effects.gaps[reason] += 1
+        self.stream.effects.counters.gaps[reason] += 1
         self.stream.effects.send(self.session.peer, Gap(self.source, first, last, reason))
         self._report("gap", first=first, last=last, reason=reason)
 
