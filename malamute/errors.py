@@ -19,8 +19,7 @@ are names of the package too: `malamute.TimedOut`.
     │   │                               └── UnknownCommand      501
     ├── Failed                      the broker could not do it now; the same command may succeed later
     │   ├── InternalError      500      ├── NoWorkers           504
-    │   ├── TryLater           503      ├── StorageFull         507
-    │   │                               └── StoreAway           508
+    │   ├── TryLater           503      └── StorageFull         507
     ├── LinkError                   on the client's side of the wire; 600 and 602 are `TimeoutError`s too
     │   ├── ConnectTimeout     600      ├── Closed              603
     │   ├── ConnectionLost     601      └── OutOfSockets        604
@@ -287,17 +286,6 @@ class StorageFull(Failed):
 
     code = 507
     hint = "raise storage.size, or free the disk"
-
-
-class StoreAway(Failed):
-    """Raised when a stream is in a store that could not be opened when the broker started.
-
-    Nothing was stored of this command now. Where it was sent to an earlier broker before, that one may have
-    stored it.
-    """
-
-    code = 508
-    hint = "see `malamute broker check` for the reason, mend that, and restart the broker"
 
 
 class LinkError(MalamuteError):

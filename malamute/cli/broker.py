@@ -22,7 +22,7 @@ from malamute.cli.printing import to_json
 from malamute.cli.progress import bar
 from malamute.cli.settings import configured
 from malamute.cli.signals import echo_if_read
-from malamute.cli.tables import show_map, show_rows
+from malamute.cli.tables import show_map
 from malamute.errors import ConnectTimeout
 from malamute.version import __version__
 
@@ -132,7 +132,7 @@ def program() -> str:
 def status(connection: ConnectionOptions, *, as_json: bool) -> None:
     """Show how a broker is: its endpoints, its data, and how much of what it has.
 
-    The exit code is 0 when it answers, 1 when it answers and one of its stores takes nothing, and 2 when it
+    The exit code is 0 when it answers, 1 when it answers and its store takes nothing, and 2 when it
     does not answer. Times are in seconds, sizes in bytes.
     """
     from malamute.protocol import admin
@@ -144,11 +144,8 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
         print_error(error, as_json=as_json)
         raise click.exceptions.Exit(UNREACHABLE) from None
     shown = {"url": connection.url, **found.as_map()}
-    stores = [] if as_json else shown.pop("stores", [])
     show_map(shown, as_json=as_json)
-    if stores:
-        show_rows(stores, as_json=False, title="\nstores")
-    if found.store_error or any(store.error for store in found.stores):
+    if found.store_error:
         raise click.exceptions.Exit(ERROR)
 
 
@@ -195,11 +192,11 @@ def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: 
 @connects
 @json_option
 def backup(directory: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
-    """Copy the stores of a running broker into DIRECTORY, which must not hold any.
+    """Copy the store of a running broker into DIRECTORY, which must not hold one.
 
     It is a directory of the broker's machine, below the one that the option storage.backups names. The broker
     continues meanwhile; a backup is a data directory, which `malamute journal restore` or `broker run --data`
-    takes. A store with a name is copied into DIRECTORY/stores/NAME, unless it takes nothing now.
+    takes.
     """
     from malamute.protocol import admin
 

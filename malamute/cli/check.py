@@ -129,14 +129,6 @@ def faults(status: admin.BrokerStatus) -> list[tuple[PluginState, str]]:
     found = []
     if status.store_error:
         found.append((PluginState.CRITICAL, f"the store takes nothing: {printable(status.store_error)}"))
-    for store in status.stores:
-        if store.error:
-            words = f"the store {store.name} takes nothing: {printable(store.error)}"
-            found.append((PluginState.CRITICAL, words))
-        if store.damages:
-            found.append(
-                (PluginState.WARNING, f"{store.damages} parts of the store {store.name} are damaged")
-            )
     if status.config_error:
         words = f"the configuration was refused at a reload: {printable(status.config_error)}"
         found.append((PluginState.WARNING, words))
@@ -169,10 +161,7 @@ def measure(client: Client, status: admin.BrokerStatus) -> dict[str, Figure]:
             if one.refuses and one.limit
         ),
         "refused": Figure(totals.refused_lately),
-        "fill": _worst(
-            [Figure(100 * storage.used / storage.size)]
-            + [Figure(100 * one.used / one.size, f"store {one.name}") for one in status.stores if one.size]
-        ),
+        "fill": Figure(100 * storage.used / storage.size),
         "reader": Figure(storage.reader_lag, reader),
         "uptime": Figure(status.uptime),
         "faults": Figure(status.faults),

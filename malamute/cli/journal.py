@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from malamute.cli.admin import removes
 from malamute.cli.exit_codes import ERROR
 from malamute.cli.journal_export import data_option, export
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.progress import bar
 from malamute.cli.tables import show_map, show_rows
-from malamute.errors import NotFound
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
@@ -240,32 +238,6 @@ def repair_command(ctx: click.Context, directory: Path, *, dry_run: bool, as_jso
         click.echo("nothing is damaged")
     if left or (dry_run and rows):
         ctx.exit(ERROR)
-
-
-@journal.command(
-    name="forget-store", epilog=examples("malamute journal forget-store archive --data malamute-data")
-)
-@click.argument("name")
-@data_option
-@removes("Forget the store {name} of {data}? What was in it is lost.")
-@json_option
-def forget_store(name: str, data: Path, *, dry_run: bool, as_json: bool) -> None:
-    """Forget the store NAME, which is gone for good, while no broker uses the data directory.
-
-    A broker does not start a store anew under a name that had one before: its disk may only not be mounted.
-    From then on it does. What was in that store is lost, and streams begin far behind all that it had.
-    """
-    from malamute.store.operations import PutValue
-    from malamute.store.tables import STORES
-
-    with _opened(data) as store:
-        known = store.recover().table(STORES)
-        if not known.get((name,)):
-            there = ", ".join(sorted(each for (each,), ident in known.items() if ident)) or "none"
-            raise NotFound(f"no store {name!r} is known in {data}: expected one of {there}")
-        if not dry_run:
-            store.write([PutValue(STORES, (name,), b"")])
-    show_map({"store": name, "data": str(data)}, as_json=as_json)
 
 
 def backup(store: Store, target: Path, progress: Progress | None = None) -> Copied:

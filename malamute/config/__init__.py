@@ -38,7 +38,6 @@ from malamute.config.sections import (
     QueuesConfig,
     SessionConfig,
     StorageConfig,
-    StoreTable,
     StreamRule,
     StreamsConfig,
     TokenIssuer,
@@ -63,7 +62,6 @@ __all__ = [
     "QueuesConfig",
     "SessionConfig",
     "StorageConfig",
-    "StoreTable",
     "StreamRule",
     "StreamsConfig",
     "TokenIssuer",
@@ -71,9 +69,6 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX = "MALAMUTE_"
-
-STREAMS_SHARE = 0.85
-"""The part of a store beside the broker's own that is for streams. The rest is for what belongs to them."""
 
 _MIB = 1024**2
 
@@ -220,18 +215,6 @@ def _unprotected(config: Config) -> Iterator[str]:
         yield "access.key_before is empty: expected the file with the secret key that the broker had before"
 
 
-def _unsuitable(config: Config, called: str, rule: StreamRule) -> Iterator[str]:
-    """Why the streams of a rule cannot be in the store that it names."""
-    names = [store.name for store in config.storage.store]
-    if not rule.store:
-        return
-    if rule.store not in names:
-        there = ", ".join(names) or "none"
-        yield f"{called}: unknown store {rule.store!r}: expected one of storage.store: {there}"
-    if rule.journal is False or (rule.journal is None and not config.streams.journal):
-        yield f"{called}: store {rule.store!r} without a journal: expected journal = true, or no store"
-
-
 def _contradictions(config: Config) -> Iterator[str]:
     yield from _unprotected(config)
     storage = config.storage
@@ -246,15 +229,9 @@ def _contradictions(config: Config) -> Iterator[str]:
         ),
         ("streams.bytes", config.streams.bytes, share, for_streams),
     ]
-    stores = {store.name: store for store in storage.store}
     for rule in config.streams.rule:
         called = f"streams.rule {quoted(rule.pattern)}"
-        room = (share, for_streams)
-        if rule.store in stores:
-            size = stores[rule.store].size
-            room = (f"the store {rule.store!r} has for streams", int(size * STREAMS_SHARE))
-        sizes.append((f"bytes of {called}", rule.bytes or 0, *room))
-        yield from _unsuitable(config, called, rule)
+        sizes.append((f"bytes of {called}", rule.bytes or 0, share, for_streams))
     for option, size_bytes, because, most in sizes:
         if size_bytes > most:
             most -= most % min(_MIB, most)

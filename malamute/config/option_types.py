@@ -159,12 +159,6 @@ def _read_flag(value: Any) -> bool:
     return flag
 
 
-def _read_store(value: Any) -> str:
-    if not isinstance(value, str) or not _STORE.fullmatch(value):
-        raise ValueError
-    return value
-
-
 def _read_path(value: Any) -> Path:
     if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
         raise ValueError
@@ -344,9 +338,6 @@ PROCESS_USER = OptionType(
     "NAME or NAME:GROUP of this system; none if it is empty", _read_process_user, quoted
 )
 FILE = OptionType("a path; none if it is empty", _read_file, quoted)
-STORE = OptionType(
-    "a name of at most 32 letters, digits, hyphens and underscores", _read_store, quoted, '"archive"'
-)
 PATH = OptionType("a path", _read_path, quoted)
 TEXT = OptionType("a text", _read_text, quoted)
 PATTERN = OptionType("a pattern of names", _read_text, quoted, '"metrics.*"')

@@ -50,8 +50,6 @@ def reloaded(running: Config, read: Config) -> Reloaded:
         waiting += (f"{section}.{name}" for name in options if name not in taken)
     if "streams.rule" in changed and _journals(running) != _journals(read):
         waiting.append("streams.rule.journal")
-    if "streams.rule" in changed and _stores(running) != _stores(read):
-        waiting.append("streams.rule.store")
     sources = {option: source for option, source in read.sources.items() if option not in waiting}
     kept = {option: source for option, source in running.sources.items() if option in waiting}
     config = replace(running, **sections, sources=sources | kept)
@@ -80,9 +78,3 @@ def _journals(config: Config) -> list[tuple[str, bool]]:
     return [
         (rule.pattern, streams.journal if rule.journal is None else rule.journal) for rule in streams.rule
     ]
-
-
-def _stores(config: Config) -> list[tuple[str, str]]:
-    """Which streams are in which store, as far as a rule says it: that is settled when the broker starts."""
-    rules = config.streams.rule
-    return [(rule.pattern, rule.store or "") for rule in rules] if any(rule.store for rule in rules) else []

@@ -7,7 +7,6 @@ import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from malamute.access import AccessRule, Quota
@@ -17,13 +16,11 @@ from malamute.config.sections import (
     ISSUERS,
     QUEUE_RULES,
     SECTIONS,
-    STORES,
     STREAM_RULES,
     USERS,
     GroupRules,
     QueueRule,
     Section,
-    StoreTable,
     StreamRule,
     TokenIssuer,
     UserRules,
@@ -47,7 +44,6 @@ def _parsed(*rules: str) -> tuple[AccessRule, ...]:
 
 
 _EXAMPLES: dict[OptionType, tuple[str, Section]] = {
-    STORES: ("storage", StoreTable("archive", Path("/mnt/archive/malamute"), size=100 * 1024**3)),
     STREAM_RULES: ("streams", StreamRule("metrics.*", journal=True, bytes=64 * 1024**2, age=3600.0)),
     QUEUE_RULES: ("queues", QueueRule("print.*", kind="service", ack_timeout=30.0, backoff=(0.5, 10.0))),
     GROUPS: (

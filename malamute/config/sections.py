@@ -6,7 +6,6 @@ The docstring is what people read in `config/malamute.toml`. To add an option, a
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -160,21 +159,6 @@ class StreamRule(Section):
     count: int | None = option(None, _ANY_COUNT)
     age: float | None = option(None, _ANY_AGE)
     ttl: float | None = option(None, _ANY_TTL)
-    store: str | None = option(None, option_types.STORE)
-
-
-@dataclass(frozen=True)
-class StoreTable(Section):
-    """A store beside the broker's own. `backlog` is what may wait for its disk."""
-
-    table = "store"
-
-    name: str = option("", option_types.STORE)
-    directory: Path | None = option(None, option_types.PATH)  # noqa: RUF009  # a Path is immutable
-    kind: str = option("lmdb", option_types.choice("lmdb", "memory"))
-    size: int = option(1024**3, option_types.size(1024**2, 2**47))
-    preallocate: bool = option(True, option_types.FLAG)
-    backlog: int = option(32 * 1024**2, option_types.size(1024**2))
 
 
 @dataclass(frozen=True)
@@ -268,7 +252,6 @@ def _tables(section: str, table: type[Section], words: str) -> OptionType:
 
 _DIFFERS = "a pattern and what differs for it"
 STREAM_RULES = _tables("streams", StreamRule, _DIFFERS)
-STORES = _tables("storage", StoreTable, "a name, and a directory or the kind memory")
 QUEUE_RULES = _tables("queues", QueueRule, _DIFFERS)
 GROUPS = _tables("access", GroupRules, "a name, and the rules and the quota of the group")
 USERS = _tables("access", UserRules, "a name, and the groups, rules, claims and quota of the user")
@@ -294,41 +277,6 @@ class StorageConfig(Section):
     """Take the whole size from the disk at the start, so that a full disk cannot do harm later."""
     streams_share: float = option(0.7, option_types.share(0.05, 0.85))
     """The part of the store that is for streams. The rest is for mailboxes and service queues."""
-    store: tuple[StoreTable, ...] = option((), STORES)
-    """Stores beside this one, for streams that a rule of [streams] names them for: each with its `name`, its
-    `directory` on a disk of its own, or `kind = "memory"`, its `size`, and whether to `preallocate` it. Up to
-    `backlog` bytes wait for its disk. What becomes of one of them, nobody notices in another."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a name or a directory that stands twice, or is missing."""
-        super().__post_init__()
-        names = Counter(store.name for store in self.store)
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise ConfigError(f"storage.store: {twice[0]!r} stands twice: expected each name once")
-        directories = {"storage.directory": self.directory}
-        for store in self.store:
-            called = f"storage.store {quoted(store.name)}"
-            if not store.name:
-                raise ConfigError("storage.store: name is missing: expected one for each store")
-            if store.kind == "memory":
-                continue
-            if store.directory is None:
-                raise ConfigError(f'{called}: directory is missing: expected one, or kind = "memory"')
-            if self.kind == "memory":
-                raise ConfigError(
-                    f"{called}: a store on a disk needs a broker that remembers it: expected "
-                    'storage.kind = "lmdb"'
-                )
-            for other, directory in directories.items():
-                if _overlap(store.directory, directory):
-                    raise ConfigError(f"{called}: {store.directory} is in or above that of {other}")
-            directories[called] = store.directory
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    # By their names alone: a disk that hangs must not keep the broker from starting without it.
-    one, other = (Path(os.path.abspath(path)) for path in (one, other))
-    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 @dataclass(frozen=True)
@@ -354,8 +302,7 @@ class StreamsConfig(Section):
     may give a message less time, and not more."""
     rule: tuple[StreamRule, ...] = option((), STREAM_RULES)
     """What differs for some streams, by the pattern of their names: `*` is any characters, `?` is one,
-    `[ab]` is one of these. The first rule with a pattern that fits is taken. `store` names one of the stores
-    of [storage] for streams that are new; a stream stays where it is."""
+    `[ab]` is one of these. The first rule with a pattern that fits is taken."""
 
     def policy(self, stream: str) -> StreamPolicy:
         """How the stream of this name is kept."""
@@ -366,8 +313,7 @@ class StreamsConfig(Section):
             return getattr(self, option) if own is None else own
 
         retention = StreamRetention(value("bytes"), value("count"), value("age"))
-        store = (rule.store if rule is not None else None) or ""
-        policy = StreamPolicy(value("journal"), value("committed"), retention, value("ttl"), store=store)
+        policy = StreamPolicy(value("journal"), value("committed"), retention, value("ttl"))
         if rule is None or (rule.bytes, rule.count, rule.age) == (None, None, None):
             return policy
         return policy._replace(retention_source=f"rule {rule.pattern}")

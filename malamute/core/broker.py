@@ -13,7 +13,7 @@ Where to read: here for how the core is put together, for the events that come a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,29 +45,18 @@ from malamute.core.session.answers import Answers
 from malamute.core.session.selectors import SelectorBudget
 from malamute.core.session.session import Session, Sessions
 from malamute.core.sources import end_source, take_back
-from malamute.core.stores import FoundStore, NamedStore, stream_stores
-from malamute.core.stream.store import StreamStore
+from malamute.core.stream.ageing import Ageing
 from malamute.core.stream.stream import Streams
 from malamute.errors import Failed, InternalError, MalamuteError
 from malamute.matching import CacheBudget
 from malamute.protocol.messages import BY_TYPE, Answer, Message, Query, error_message
 from malamute.store.operations import EMPTY, Defect, Recovered, Stranded
 
-NONE: Mapping[str, FoundStore] = {}
-
 
 class Core(Engines):
     """The broker without its edges. `now` is always seconds since the epoch, UTC, and never goes back."""
 
-    def __init__(
-        self,
-        now: float,
-        settings: Settings | None = None,
-        recovered: Recovered = EMPTY,
-        named: Mapping[str, FoundStore] = NONE,
-        begin: int = 0,
-    ) -> None:
-        """`named` are the stores that have names, as they were found. New streams begin behind `begin`."""
+    def __init__(self, now: float, settings: Settings | None = None, recovered: Recovered = EMPTY) -> None:
         self.settings = settings = settings or Settings()
         limits = settings.limits
         self.effects = Effects(now, settings.seed)
@@ -76,10 +65,6 @@ class Core(Engines):
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
         self.timers = Timers(partial(self.effects.fault, "a timer"))
-        self.stores = {
-            name: NamedStore(name, found, self.effects, self.timers) for name, found in named.items()
-        }
-        own = StreamStore(self.effects, self.timers, self.effects, recovered.incarnations, begin)
         account_changed = partial(review.account_changed, self)
         self.selector_numbers = SelectorNumbers()
         self.accounts = AccountDirectory(self.effects, settings.accounts, account_changed)
@@ -93,13 +78,14 @@ class Core(Engines):
             limits,
             settings.streams,
             caches,
-            stream_stores(own, self.stores, self.effects, self.timers, begin),
+            Ageing(self.effects, self.timers),
+            recovered.incarnations,
             unjournaled=settings.unjournaled,
             broker=recovered.broker_id.hex(),
             held=held,
             cursors_held=cursors_held,
         )
-        self.health = Health(self.effects, self.timers, self.effects)
+        self.health = Health(self.effects, self.timers)
         self.queue_limits = QueueLimits(
             self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
         )
@@ -183,21 +169,6 @@ class Core(Engines):
         self.effects.settle(token, error if isinstance(error, Failed) else InternalError(str(error)))
         self.health.store_failed(error)
 
-    def settled_elsewhere(self, store: str, token: int, error: MalamuteError | None, now: float) -> None:
-        """What `token` names of a store with a name is committed and fsynced, or could not be stored."""
-        self.effects.now = now
-        self.stores[store].settle(token, error)
-
-    def store_lost(self, store: str, error: MalamuteError, now: float) -> None:
-        """A store with a name is lost until the broker starts again.
-
-        Nobody knows whether what is under way there was stored. So it stays under way, as with a disk that
-        hangs, and the next start finds out.
-        """
-        self.effects.now = now
-        self.effects.notice("a store is lost", store=store, error=str(error))
-        self.stores[store].lost = str(error)
-
     def answered(self, question: Question, result: Any, now: float) -> None:
         """The store has answered a question."""
         self.effects.now = now
@@ -218,17 +189,12 @@ class Core(Engines):
         self.effects.now = now
         configuration.configure(self, settings)
 
-    def damaged(self, defects: Sequence[Defect], now: float, store: str = "") -> None:
-        """A store has met something that it cannot read. What is known here as well is stored again."""
+    def damaged(self, defects: Sequence[Defect], now: float) -> None:
+        """The store has met something that it cannot read. What is known here as well is stored again."""
         self.effects.now = now
-        named = self.stores[store] if store else None
-        (named or self).health.damaged(defects)
+        self.health.damaged(defects)
         for defect in defects:
-            if defect.stranded is not None and named is not None:
-                self.streams.store_again(defect.stranded)
-                self.sessions.store_again(defect.stranded, named.stage)
-                self.feeds.store_again(defect.stranded)
-            elif defect.stranded is not None:
+            if defect.stranded is not None:
                 self._store_again(defect.stranded)
 
     def _store_again(self, stranded: Stranded) -> None:
@@ -383,10 +349,5 @@ class Core(Engines):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for the writer of the broker's own store."""
+        """Whether nothing waits for the writer of the store."""
         return not self.effects.unsettled
-
-    @property
-    def idle_elsewhere(self) -> bool:
-        """Whether nothing waits for the writers of stores that have names."""
-        return not any(stage.unsettled for stage in self.effects.stages.values())

@@ -18,7 +18,6 @@ from malamute.core.admin import changes, queries
 from malamute.core.engines import Engines
 from malamute.core.identity.access import ANONYMOUS, Permissions, Principal
 from malamute.core.identity.quotas import check_rates, consume_rates
-from malamute.core.iteration.stage import BacklogShare, NamedStage, StoreStage
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.purge import withdraw
 from malamute.core.queue.source import QueueSource
@@ -248,18 +247,14 @@ class ClientCommands:
             taken = 2 * size_bytes + MESSAGE_BYTES * len(records)
             if size_bytes >= RECORD_LARGE_BYTES:
                 taken -= large_bytes(records)
-            stage = self.streams.store_of(message.stream).stage if stream is None else stream.stage
-            if stage.name:
-                self._hold_elsewhere(session, stage, taken)
-            else:
-                self._hold(session, taken)
+            self._hold(session, taken)
             stream = stream or self.streams.get(message.stream, session.may.principal.user)
         first = stream.publish(session.sender, message.subjects, records, message.ttl)
         session.sent += len(records)
         if session.quotas:
             consume_rates(session.quotas, amounts, self.effects.now)
         if message.number:
-            self.sessions.accept(session, message, len(records), first, stream.stage)
+            self.sessions.accept(session, message, len(records), first)
 
     def _send(self, peer: bytes, session: Session, message: Send) -> None:
         self._numbered(session, message, self.mailboxes.send)
@@ -329,22 +324,6 @@ class ClientCommands:
             effects.backlog_shares.append(session)
         session.new_bytes += size_bytes
 
-    def _hold_elsewhere(self, session: Session, stage: StoreStage, size_bytes: int) -> None:
-        """The same where that waits for the disk of a store with a name."""
-        assert isinstance(stage, NamedStage), "the broker's own store has no name"
-        share = session.shares.setdefault(stage.name, BacklogShare())
-        held = share.backlog_bytes + size_bytes
-        full = stage.backlog_bytes + held + size_bytes > stage.backlog_bytes_max
-        if full and (stage.backlog_bytes > stage.backlog_bytes_max or share.backlog_bytes):
-            raise TryLater(
-                f"write backlog of the store {stage.name!r} is full: its disk is slower than the publishers, "
-                f"and {share.backlog_bytes} bytes of this session wait; retry later"
-            )
-        share.backlog_bytes = held
-        if not share.new_bytes:
-            stage.backlog_shares.append(share)
-        share.new_bytes += size_bytes
-
     def _check_backlog(self, held: int) -> None:
         if self.effects.backlog_bytes > self._backlog_bytes_max:
             raise TryLater("write backlog is full: the disk is slower than the publishers; retry later")
@@ -360,10 +339,8 @@ class ClientCommands:
         self._check_source(session, message.source)
         asked = Selector.parse(message.criteria, message.where)
         selector = session.may.narrow("subscribe", "stream", message.stream, asked)
-        if message.stream not in self.streams.by_name:
-            self.streams.store_of(message.stream)
-            if message.existing:
-                raise NotFound(f"there is no stream {message.stream!r}: publish to it, or create it, first")
+        if message.existing and message.stream not in self.streams.by_name:
+            raise NotFound(f"there is no stream {message.stream!r}: publish to it, or create it, first")
         session.may.require_there("stream", message.stream, self.streams.by_name)
         cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
         self.streams.subscribe(session, message, selector, asked)
@@ -488,9 +465,9 @@ class ClientCommands:
     def _commit(self, peer: bytes, session: Session, message: Commit) -> None:
         if message.number and not self.sessions.admit(session, message.number):
             return
-        stage = self.streams.commit(session, message)
+        self.streams.commit(session, message)
         if message.number:
-            self.sessions.accept(session, message, 0, 0, stage)
+            self.sessions.accept(session, message, 0, 0)
 
     def _ping(self, peer: bytes, session: Session, message: Ping) -> None:
         self.effects.send(peer, Pong())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from malamute.core.feed.table import Feeds
 from malamute.core.identity.access import AccessControl
 from malamute.core.identity.accounts import AccountDirectory
@@ -25,7 +23,6 @@ from malamute.core.selector_numbers import SelectorNumbers
 from malamute.core.session.answers import Answers
 from malamute.core.session.selectors import SelectorBudget
 from malamute.core.session.session import Sessions
-from malamute.core.stores import NamedStore
 from malamute.core.stream.stream import Streams
 
 
@@ -45,8 +42,6 @@ class Engines:
     selectors: SelectorBudget
     streams: Streams
     health: Health
-    stores: Mapping[str, NamedStore]
-    """Those that have names."""
     queue_limits: QueueLimits
     mailboxes: Mailboxes
     services: Services

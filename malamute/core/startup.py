@@ -29,23 +29,15 @@ def restore(core: Engines, recovered: Recovered) -> None:
     core.accounts.restore(recovered, recovery)
     core.groups.restore(recovered, recovery)
     core.streams.restore(recovered, recovery)
-    named = [
-        (store.stage, store.found.recovered)
-        for store in core.stores.values()
-        if isinstance(store.found.recovered, Recovered)
-    ]
-    for store, (_, found) in zip(core.streams.stores.named, named, strict=True):
-        core.streams.restore(found, recovery, store)
     core.queue_limits.restore(recovered, recovery)
     core.mailboxes.restore(recovered, recovery)
     core.services.restore(recovered, recovery)
-    core.sessions.restore(recovered, recovery, named)
+    core.sessions.restore(recovered, recovery)
     # Which of them are anonymous is not known; the others have no request under this name.
     core.services.await_replies({session.mailbox for session in core.sessions.by_peer.values()})
     core.mailboxes.resume(recovery)
     core.services.resume(recovery)
-    of_streams = [(store, found) for store, (_, found) in zip(core.streams.stores.named, named, strict=True)]
-    core.feeds.restore(recovered, recovery, of_streams)
+    core.feeds.restore(recovered, recovery)
     _report_excess(core)
     if core.mailboxes.strays(core.sessions.by_peer.values()):
         # A client may still return within the time of a session, and finds its mail.
@@ -87,12 +79,6 @@ def report(core: Engines, recovered: Recovered) -> None:
     if recovered.restored:
         effects.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
         effects.event("broker.restored", incarnation=recovered.incarnation)
-    for store in core.stores.values():
-        if isinstance(store.found.recovered, Recovered):
-            store.health.damaged(store.found.recovered.defects)
-        else:
-            effects.notice("a store could not be opened", store=store.name, error=store.away)
-            effects.event("store.away", store=store.name, error=store.away)
     _report_clock(core)
 
 

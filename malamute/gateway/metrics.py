@@ -132,26 +132,6 @@ STORAGE = (
 )
 """The figures of its store."""
 
-NAMED_STORE = (
-    MetricField("malamute_store_size_bytes", "size", "Bytes that the store may have."),
-    MetricField("malamute_store_used_bytes", "used", "Bytes of it that are in use."),
-    MetricField("malamute_store_streams_bytes", "streams_bytes", "Bytes of what streams keep."),
-    MetricField("malamute_store_streams_budget_bytes", "streams_budget", "Bytes that streams may keep."),
-    MetricField("malamute_store_transactions", "lsn", "Transactions of the store.", CounterMetricFamily),
-    MetricField("malamute_store_failing", "error", "1 while the disk takes nothing, else 0.", value=bool),
-    MetricField(
-        "malamute_backlog_bytes", "backlog_bytes", "Bytes that were accepted and are not durable yet."
-    ),
-    MetricField(
-        "malamute_committed_bytes",
-        "committed_bytes",
-        "Bytes of messages that became durable.",
-        CounterMetricFamily,
-    ),
-    MetricField("malamute_damages", "damages", "Parts of the store that are damaged."),
-)
-"""The same of a store that has a name, which is the label `store`; its own has none."""
-
 STREAM = (
     MetricField("malamute_stream_first_sequence", "first", "The oldest sequence that is kept."),
     MetricField("malamute_stream_last_sequence", "last", "The newest sequence."),
@@ -395,8 +375,6 @@ async def metrics(request: Request, arguments: Arguments) -> Response:
         found += _figures(STATUS, broker.status)
         found += _totals(broker.totals)
         found += _figures(STORAGE, broker.storage)
-        for store in broker.status.stores:
-            found += _figures(NAMED_STORE, store, {"store": store.name})
         for name in dict.fromkeys(arguments["stream"]):
             details = await client.query(StreamQuery(name=name), timeout=timeout)
             found += _figures(STREAM, details, {"stream": details.name})

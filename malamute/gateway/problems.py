@@ -38,7 +38,6 @@ STATUS: dict[type[MalamuteError], int] = {
     errors.TryLater: 503,
     errors.NoWorkers: 503,
     errors.StorageFull: 507,
-    errors.StoreAway: 503,
     errors.LinkError: 503,
     errors.TimedOut: 504,
     errors.NoSuchResource: 404,

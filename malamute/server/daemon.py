@@ -38,8 +38,8 @@ from malamute.core.reports.events import EVENTS
 from malamute.door.addresses import Gateways
 from malamute.door.files import raise_file_limit
 from malamute.door.sampling import Sampler
-from malamute.errors import ConfigError, MalamuteError
-from malamute.journal.directory import check_private
+from malamute.errors import ConfigError, MalamuteError, StoreError
+from malamute.journal.directory import PAGE, check_private
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import Store
@@ -55,11 +55,12 @@ from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.privileges import ProcessUser
 from malamute.server.stalls import FOR_EVER, Patience
-from malamute.server.stores import open_named, open_stores, report_size
 from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
 from malamute.server.worker import no_configuration
+from malamute.store.operations import Recovered
 from malamute.store.policies import StreamPolicy
+from malamute.store.tables import STORES
 from malamute.version import __version__
 
 SOFTWARE = f"malamute {__version__}"
@@ -196,7 +197,6 @@ def open_broker(
     gateways = Gateways(config.listen.gateways)
     authenticator = Authenticator(context, accounts, issuers=issuers, gateways=gateways) if asking else None
     transport = _open_transport(config, context, files, authenticator)
-    named = None
     try:
         for mechanism, endpoint in listeners:
             bound = transport.bind(
@@ -210,18 +210,9 @@ def open_broker(
         # Half of the memory stays free for what comes.
         report_size(store, config.storage.size)
         recovered = store.recover(records_bytes=config.core_limits.queues_memory_bytes // 2, now=clock())
-        opening = partial(open_named, reads_all=reads_all)
-        named = open_stores(config.storage.store, store, recovered, clock(), opening)
-        for name in named.unknown:
-            log.warning(
-                "a store is not configured any more",
-                store=name,
-                hint="its streams are not there; what is new begins far behind them",
-            )
+        check_no_other_stores(recovered)
         settings = _settings(config, config, transport.endpoints, accounts, issuers)
-        core = Core(
-            clock(), settings._replace(seed=secrets.randbits(64)), recovered, named.found, named.begin
-        )
+        core = Core(clock(), settings._replace(seed=secrets.randbits(64)), recovered)
         check_anybody_may_log_in(config, core.accounts)
         transport.owner_of = core.owner_of
         transport.guard.on_refusal = partial(_refused, core, clock, Reported(log))
@@ -231,8 +222,6 @@ def open_broker(
             authenticator.on_key_before = OldKeys(log).note
     except BaseException:
         transport.close(0)
-        if named is not None:
-            named.close()
         store.close()
         raise
     configuration = (
@@ -245,13 +234,36 @@ def open_broker(
         store,
         [transport],
         clock=clock,
-        named=named.open,
         on_store_error=partial(_report_store_error, Sampler()),
         on_notice=_on_notice,
         load=configuration.load if configuration else no_configuration,
         on_loaded=configuration.apply if configuration else lambda loaded: None,
         supervisor=supervisor,
     )
+
+
+def check_no_other_stores(recovered: Recovered) -> None:
+    """Raise `StoreError` for a data directory that an earlier version had further stores for."""
+    names = [name for (name,), ident in recovered.table(STORES).items() if ident]
+    if names:
+        raise StoreError(
+            f"streams of this data directory are in stores elsewhere: {', '.join(sorted(names))}; a broker "
+            "has one data directory now: export them with the version before (`malamute journal export`), "
+            "or run a second broker on the directory of each; then have the version before forget each, for "
+            "example `malamute journal forget-store NAME --data DIRECTORY`"
+        )
+
+
+def report_size(store: Store, configured: int) -> None:
+    """Report a size that was lowered: the file stays as large as it is."""
+    size = store.status().size
+    # A size is rounded up to whole pages.
+    if size - configured >= PAGE:
+        log.warning(
+            "the size of the store was lowered: a store never shrinks, and stays as large as it is",
+            configured=configured,
+            size=size,
+        )
 
 
 def check_anybody_may_log_in(config: Config, accounts: AccountDirectory) -> None:
@@ -367,7 +379,6 @@ def run(
         check_private(Path(config.storage.directory))
         if user is not None:
             user.prepare(Path(config.storage.directory))
-            _prepare_stores(config, user)
     files = raise_file_limit()
     config = _within_files(config, files)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -525,25 +536,15 @@ def configure_logs(config: LogConfig) -> None:
     )
 
 
-def _report_store_error(sampler: Sampler, error: MalamuteError, store: str) -> None:
+def _report_store_error(sampler: Sampler, error: MalamuteError) -> None:
     """Report what was not stored. A full store may be asked for room as often as clients like."""
-    if count := sampler.count(f"{store}:{error.code}"):
-        where = {"store": store} if store else {}
-        log.error("not stored", **where, error=str(error), code=error.code, hint=error.hint, count=count)
+    if count := sampler.count(str(error.code)):
+        log.error("not stored", error=str(error), code=error.code, hint=error.hint, count=count)
 
 
 def _on_notice(notice: Notice) -> None:
     report = log.error if notice.event == FAULT else log.info if notice.event == CONFIGURED else log.warning
     report(notice.event, **notice.details)
-
-
-def _prepare_stores(config: Config, user: ProcessUser) -> None:
-    """See to it that the user can use the directories of stores with names, as far as that can be done."""
-    for table in config.storage.store:
-        if table.directory is not None:
-            # It is opened as that user later, and the reason why it cannot be is reported then.
-            with suppress(ConfigError, OSError):
-                user.prepare(table.directory)
 
 
 def _within_files(config: Config, files: int) -> Config:

@@ -19,9 +19,9 @@ from typing import Any
 import zmq
 
 from malamute.core.broker import Core
-from malamute.core.iteration.effects import LoadConfiguration, Notice, Question
+from malamute.core.iteration.effects import LoadConfiguration, Notice
 from malamute.core.iteration.settings import ConfigurationLoaded
-from malamute.errors import MalamuteError, StoreError
+from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
 from malamute.server.clock import Clock
@@ -38,7 +38,6 @@ from malamute.server.worker import (
     Trimmed,
     no_configuration,
 )
-from malamute.store.commit import Append
 
 SUSPENDED_SECONDS = 2.0
 """What took this much longer than it should: the host or this process stood still, and what peers said
@@ -66,16 +65,14 @@ DRAIN_MS = 10
 """How often it looks whether the pipes of peers have room for what it confirms then."""
 
 READING_SECONDS = 2.0
-"""How long it waits in the end for its readers, and for stores that have names. A disk may hang: nobody waits
+"""How long it waits in the end for its readers, A disk may hang: nobody waits
 for what readers find, and what was not confirmed was not promised."""
 
 LINGER_MS = 2_000
 """How long the last messages have to leave when the broker stops."""
 
-OnStoreError = Callable[[MalamuteError, str], None]
-"""Called with what was not stored, and the name of the store."""
-
-NONE: Mapping[str, Store] = {}
+OnStoreError = Callable[[MalamuteError], None]
+"""Called with the reason why something was not stored."""
 
 OnNotice = Callable[[Notice], None]
 OnLoaded = Callable[[ConfigurationLoaded], None]
@@ -92,8 +89,7 @@ class Loop:
         *,
         clock: Clock,
         timer: Callable[[], float] = monotonic,
-        named: Mapping[str, Store] = NONE,
-        on_store_error: OnStoreError = lambda error, store: None,
+        on_store_error: OnStoreError = lambda error: None,
         on_notice: OnNotice = lambda notice: None,
         load: Load = no_configuration,
         on_loaded: OnLoaded = lambda loaded: None,
@@ -110,15 +106,13 @@ class Loop:
         self._supervisor = supervisor or Supervisor()
         self._results = Results()
         self._threads = StoreThreads(store, self._results, load=load)
-        self._named = {name: StoreThreads(one, self._results, name) for name, one in named.items()}
-        self._all_threads = [self._threads, *self._named.values()]
         self._poller = zmq.Poller()
         self._poller.register(self._results.fileno(), zmq.POLLIN)
         self._inputs = [frozenset(edge.inputs) for edge in edges]
         for source in chain.from_iterable(self._inputs):
             self._poller.register(source, zmq.POLLIN)
         self._wake_fd = self._results.fileno()
-        self._settling: deque[tuple[str, int, MalamuteError | None]] = deque()
+        self._settling: deque[tuple[int, MalamuteError | None]] = deque()
         """Appends whose outcome is known and was not passed on yet: one commit may have very many."""
         self._stopping = False
         self._reloading = False
@@ -150,8 +144,7 @@ class Loop:
 
         `on_stopping` is called between the two.
         """
-        for threads in self._all_threads:
-            threads.start()
+        self._threads.start()
         try:
             self._supervisor.ready()
             while not self._stopping:
@@ -271,9 +264,8 @@ class Loop:
         until = now + (IDLE_SECONDS if self._woken is None else LOOK_SECONDS)
         if due < until and self._woken is None:
             until = due
-        for threads in self._all_threads:
-            if threads.holds and threads.held_until < until:
-                until = threads.held_until
+        if self._threads.holds and self._threads.held_until < until:
+            until = self._threads.held_until
         for edge in self.edges:
             check = edge.next_check(now)
             if check is not None and check < until:
@@ -296,25 +288,16 @@ class Loop:
             elif isinstance(result, Trimmed):
                 self.core.streams.trimmed(result.firsts)
             elif isinstance(result, DamageFound):
-                self.core.damaged(result.defects, now, result.store)
+                self.core.damaged(result.defects, now)
             elif isinstance(result, Faulty):
                 self.core.effects.fault(f"a thread that was {result.what}", result.error)
             elif isinstance(result, Crashed):
-                self._crashed(result, now)
+                # Without this thread there is no broker.
+                raise result.error
             else:
                 if result.error is not None:
-                    self._on_store_error(result.error, result.store)
-                self._settling.extend((result.store, token, result.error) for token in result.tokens)
-
-    def _crashed(self, crash: Crashed, now: float) -> None:
-        """A thread of a store is no more: with it goes the broker, or a store that has a name."""
-        error = crash.error
-        if not crash.store or not isinstance(error, StoreError):
-            raise error
-        threads = self._named[crash.store]
-        if threads.lost is None:
-            threads.lost = error
-            self.core.store_lost(crash.store, error, now)
+                    self._on_store_error(result.error)
+                self._settling.extend((token, result.error) for token in result.tokens)
 
     def _answered(self, found: ReadDone, now: float) -> None:
         question, result = found
@@ -325,10 +308,8 @@ class Loop:
                 self._on_loaded(result)
             self._supervisor.reloaded()
 
-    def _settle(self, store: str, token: int, error: MalamuteError | None, now: float) -> None:
-        if store:
-            self.core.settled_elsewhere(store, token, error, now)
-        elif error is None:
+    def _settle(self, token: int, error: MalamuteError | None, now: float) -> None:
+        if error is None:
             self.core.stored(token, now)
         else:
             self.core.store_failed(token, error, now)
@@ -344,12 +325,10 @@ class Loop:
         ready = self.core.ready()
         self._send_all(ready.sends, now)
         # Behind the sends, none of which waits for them: a thread that wakes takes the interpreter's lock.
-        if self._named:
-            self._store(ready.appends, now)
-        elif ready.appends or self._threads.holds:
+        if ready.appends or self._threads.holds:
             self._threads.put(ready.appends, now, at_once=self._stopping)
         for question in ready.reads:
-            self._ask(question)
+            self._threads.ask(question)
         for notice in ready.notices:
             self._on_notice(notice)
         for peer in ready.closed:
@@ -377,17 +356,6 @@ class Loop:
         """The edge that owns a peer; the first one has all others."""
         return next((edge for edge in self.edges[1:] if edge.owns(peer)), self.edges[0])
 
-    def _ask(self, question: Question) -> None:
-        store = getattr(question, "store", "")
-        (self._named[store] if store else self._threads).ask(question)
-
-    def _store(self, appends: Sequence[Append], now: float) -> None:
-        """Give each writer what is to be stored in its store."""
-        for threads in self._all_threads:
-            own = [append for append in appends if append.store == threads.name]
-            if own or threads.holds:
-                threads.put(own, now, at_once=self._stopping)
-
     def _drain(self) -> None:
         """Read no more, and see everything that was accepted onto the disk and confirmed.
 
@@ -398,8 +366,7 @@ class Loop:
             self._poller.unregister(source)
         self.core.close()
         self._flush(self.clock())
-        ends = self._timer() + READING_SECONDS
-        while not self.core.idle or not (self.core.idle_elsewhere or self._timer() >= ends):
+        while not self.core.idle:
             if self._poller.poll(0 if self._settling or self._results.done else DRAIN_MS):
                 self._results.clear()
             for edge in self.edges:
@@ -411,22 +378,19 @@ class Loop:
             self._supervisor.iterated()
 
     def _close(self) -> None:
-        for threads in self._all_threads:
-            threads.finish()
+        self._threads.finish()
         ends = self._timer() + READING_SECONDS
 
         def waits() -> bool:
             self._supervisor.iterated()
             return self._timer() < ends
 
-        for threads in self._all_threads:
-            threads.join(until=waits, wholly=threads is self._threads, wait_seconds=READING_SECONDS / 10)
+        self._threads.join(until=waits, wait_seconds=READING_SECONDS / 10)
         self._results.close()
         for edge in self.edges:
             edge.close(LINGER_MS)
-        for threads in self._all_threads:
-            if threads.is_idle:
-                threads.store.close()
+        if self._threads.is_idle:
+            self.store.close()
         self._supervisor.close()
 
 

@@ -1,8 +1,4 @@
-"""The threads of one store, and what is to be given to its writer.
-
-Each store has threads of its own: a disk that hangs holds up what is asked of it and stored on it, and
-nothing else.
-"""
+"""The threads of the store, and what is to be given to its writer."""
 
 from __future__ import annotations
 
@@ -10,11 +6,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from malamute.core.iteration.effects import Question
-from malamute.errors import MalamuteError
 from malamute.journal.store import Store
 from malamute.server.worker import (
     Load,
-    ReadDone,
     ReaderThread,
     Results,
     WriterThread,
@@ -33,23 +27,15 @@ HELD_MAX = 64
 class StoreThreads:
     """The writer of a store, its reader, and the one that copies it."""
 
-    def __init__(self, store: Store, results: Results, name: str = "", load: Load = no_configuration) -> None:
-        of = f"-{name}" if name else ""
-        self.name = name
+    def __init__(self, store: Store, results: Results, load: Load = no_configuration) -> None:
         self.store = store
-        self.writer = WriterThread(f"malamute-writer{of}", store, results, name)
-        self.reader = ReaderThread(f"malamute-reader{of}", store, results, load, name)
+        self.writer = WriterThread("malamute-writer", store, results)
+        self.reader = ReaderThread("malamute-reader", store, results, load)
         # A backup takes long, and replay must not wait for it.
-        self.copier = ReaderThread(f"malamute-copier{of}", store, results, of_store=name)
+        self.copier = ReaderThread("malamute-copier", store, results)
         self.all = (self.writer, self.reader, self.copier)
-        self.lost: MalamuteError | None = None
-        """Why nothing is stored there any more until the broker starts again.
-
-        Nobody knows what became of what it was given before, so what comes behind that stays as it is, too.
-        """
         self.held_until = 0.0
         """Until when what is held may wait."""
-        self._results = results
         self._held: list[Append] = []
 
     def start(self) -> None:
@@ -67,8 +53,6 @@ class StoreThreads:
 
         Each transaction takes the interpreter's lock from this thread some dozen times.
         """
-        if self.lost is not None:
-            return
         if appends and not self._held:
             self.held_until = now + HOLD_SECONDS
         self._held += appends
@@ -79,10 +63,7 @@ class StoreThreads:
 
     def ask(self, question: Question) -> None:
         """Give the reader a question, or the copier if it takes long."""
-        if self.lost is not None:
-            self._results.put(ReadDone(question, self.lost))
-        else:
-            (self.copier if isinstance(question, Backup) else self.reader).put(question)
+        (self.copier if isinstance(question, Backup) else self.reader).put(question)
 
     def finish(self) -> None:
         """Let each end when it has done what it has; a copy is given up."""
@@ -90,10 +71,10 @@ class StoreThreads:
         for thread in self.all:
             thread.finish()
 
-    def join(self, *, until: Callable[[], bool], wholly: bool, wait_seconds: float) -> None:
-        """Wait for the threads to end as long as `until` says so; for the writer in any case if `wholly`."""
+    def join(self, *, until: Callable[[], bool], wait_seconds: float) -> None:
+        """Wait for the threads to end as long as `until` says so; for the writer in any case."""
         for thread in self.all:
-            while thread.is_alive() and (until() or (wholly and thread is self.writer)):
+            while thread.is_alive() and (until() or thread is self.writer):
                 thread.join(wait_seconds)
 
     @property

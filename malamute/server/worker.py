@@ -61,10 +61,9 @@ class ReadDone(NamedTuple):
 
 
 class DamageFound(NamedTuple):
-    """Parts of the store of this name were found damaged."""
+    """Parts were found damaged."""
 
     defects: Sequence[Defect]
-    store: str = ""
 
 
 class Faulty(NamedTuple):
@@ -75,10 +74,9 @@ class Faulty(NamedTuple):
 
 
 class Crashed(NamedTuple):
-    """A worker is no more: the store of this name is lost for good, or its thread cannot go on."""
+    """A worker is no more: the store is lost for good, or its thread cannot go on."""
 
     error: BaseException
-    store: str = ""
 
 
 class Trimmed(NamedTuple):
@@ -134,11 +132,10 @@ class Results:
 
 
 class Worker(threading.Thread, Generic[Job]):
-    """A thread that does jobs for the loop, on the store that has the name `of_store`."""
+    """A thread that does jobs for the loop."""
 
-    def __init__(self, name: str, store: Store, results: Results, of_store: str = "") -> None:
+    def __init__(self, name: str, store: Store, results: Results) -> None:
         super().__init__(name=name, daemon=True)
-        self._of_store = of_store
         self._store = store
         self._results = results
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -164,9 +161,9 @@ class Worker(threading.Thread, Generic[Job]):
                     jobs.append(following)
                 self.work(jobs)
                 if defects := self._store.pop_defects():
-                    self._results.put(DamageFound(defects, self._of_store))
+                    self._results.put(DamageFound(defects))
         except BaseException as error:  # the loop raises it again: without this thread there is no broker
-            self._results.put(Crashed(error, self._of_store))
+            self._results.put(Crashed(error))
 
     def failed(self, what: str, error: Exception) -> InternalError:
         """Report a fault of ours that has ended one job. Returns the error for those that wait for that."""
@@ -181,14 +178,14 @@ class Worker(threading.Thread, Generic[Job]):
 class WriterThread(Worker[Append]):
     """Commits appends, by the rules of `store.commit`."""
 
-    def __init__(self, name: str, store: Store, results: Results, of_store: str = "") -> None:
-        super().__init__(name, store, results, of_store)
+    def __init__(self, name: str, store: Store, results: Results) -> None:
+        super().__init__(name, store, results)
         self._committer = Committer(self._write)
 
     def work(self, jobs: Sequence[Append]) -> None:
         """Commit all of them, or find out which of them cannot be."""
         for written in self._committer.commit(jobs):
-            self._results.put(written._replace(store=self._of_store) if self._of_store else written)
+            self._results.put(written)
 
     def _write(self, operations: Sequence[Operation]) -> MalamuteError | None:
         try:
@@ -221,9 +218,8 @@ class ReaderThread(Worker[Question]):
         store: Store,
         results: Results,
         load: Load = no_configuration,
-        of_store: str = "",
     ) -> None:
-        super().__init__(name, store, results, of_store)
+        super().__init__(name, store, results)
         self._load = load
         self._ending = False
 

@@ -74,7 +74,6 @@ class Append(NamedTuple):
 
     With a `fault` it must not be stored: the iteration could not be completed, and nobody knows what lacks.
 
-    `store` is the name of the store that it is for, which has tokens of its own; the broker's own has none.
     """
 
     token: int
@@ -84,15 +83,13 @@ class Append(NamedTuple):
     awaited: bool = True
     needs: frozenset[int] = frozenset()
     fault: MalamuteError | None = None
-    store: str = ""
 
 
 class Written(NamedTuple):
-    """Appends were stored, or not for the reason given; in the store of this name."""
+    """Appends were stored, or not for the reason given."""
 
     tokens: Sequence[int]
     error: MalamuteError | None = None
-    store: str = ""
 
 
 def gives_room(operation: Operation) -> bool:

@@ -285,7 +285,6 @@ class ReadChunks(NamedTuple):
     stream: str
     start: int
     size_bytes_max: int
-    store: str = ""
 
 
 class FindTime(NamedTuple):
@@ -298,7 +297,6 @@ class FindTime(NamedTuple):
     stream: str
     time_ns: int
     stored: int
-    store: str = ""
 
 
 SubjectTest = Callable[[str], object]
@@ -314,7 +312,6 @@ class LastPerSubject(NamedTuple):
     stream: str
     limit: int
     stored: int
-    store: str = ""
     takes: SubjectTest | None = None
 
 
@@ -323,7 +320,6 @@ class FindGap(NamedTuple):
 
     stream: str
     sequence: int
-    store: str = ""
 
 
 class NextTooOld(NamedTuple):
@@ -333,7 +329,6 @@ class NextTooOld(NamedTuple):
     """
 
     time_ns: int
-    store: str = ""
 
 
 class FetchRecords(NamedTuple):
@@ -347,8 +342,6 @@ class FetchRecords(NamedTuple):
 class StoreStats(NamedTuple):
     """Measure the usage of the store: a `protocol.admin.StoreUsage`."""
 
-    store: str = ""
-
 
 class StreamStats(NamedTuple):
     """Measure one stream, or the streams after a name: `limit` values of `protocol.admin.StoredStream`."""
@@ -356,7 +349,6 @@ class StreamStats(NamedTuple):
     stream: str
     after: str
     limit: int
-    store: str = ""
 
 
 class Backup(NamedTuple):
@@ -367,7 +359,6 @@ class Backup(NamedTuple):
 
     directory: str
     below: str
-    store: str = ""
 
 
 StoreRead = (

@@ -51,8 +51,6 @@ class StreamPolicy(NamedTuple):
     """The time to live of messages without one, or with a longer one; 0 is no expiry."""
     retention_source: str = "default"
     """The origin of the retention in the configuration: `rule` and a pattern, or the name of an option."""
-    store: str = ""
-    """The name of the store that it is in, if it is not the broker's own."""
 
     @property
     def ttl_ms(self) -> int:

@@ -51,10 +51,6 @@ FEEDS = "feeds"
 QUEUE_FEEDS = "queue-feeds"
 """Of (kind, name, feed): a feed of a queue's messages, encoded as in `FEEDS`."""
 
-FEED_POSITIONS = "feed-positions"
-"""Of (stream, name): in the store of the target of a feed, if it is another one than that of the stream, how
-far the feed has come: the generation of its rule, and the last sequence that it has put."""
-
 SESSIONS = "sessions"
 """Of (session, part): the durable state of a client's session, encoded by the core."""
 
@@ -78,12 +74,9 @@ SEQUENCES = "queue-sequences"
 """Of ("",): up to which sequence any of a queue may be in use, though the store has no message with it."""
 
 STORES = "stores"
-"""Of (name,): the id of the store that has this name, or no bytes if an operator has it forgotten."""
+"""Of (name,): the id of a store in another directory, by an earlier version, or no bytes if it was forgotten.
 
-OWNER = "owner"
-"""Of `OWN`: in a store that has a name, the id of the broker's own store that knows it."""
-
-OWN = ("",)
+Nothing writes it: a broker refuses a directory that has any (`server.daemon`)."""
 
 TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
@@ -94,7 +87,6 @@ TABLES = {
     SKIPPED: Table(of_stream=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),
-    FEED_POSITIONS: Table(gives_room=True),
     SESSIONS: Table(gives_room=True),
     ACCOUNTS: Table(),
     GROUPS: Table(),
@@ -102,7 +94,6 @@ TABLES = {
     CLOCK: Table(),
     SEQUENCES: Table(),
     STORES: Table(),
-    OWNER: Table(),
 }
 
 OF_STREAMS = frozenset(name for name, table in TABLES.items() if table.of_stream)

@@ -212,4 +212,4 @@ def _refuse(*args: object, **more: object) -> NoReturn:
 def test_the_removals_are_found_by_their_names() -> None:
     found = {" ".join(words) for words in COMMANDS if REMOVALS.search(words[-1])}
     assert found >= {"user remove", "group remove", "cursor delete", "feed delete", "context delete"}
-    assert found >= {"journal forget-store", "stream purge", "stream delete", "client disconnect"}
+    assert found >= {"stream purge", "stream delete", "client disconnect"}

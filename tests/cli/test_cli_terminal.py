@@ -202,7 +202,6 @@ ELSEWHERE = {
     ("broker", "reload"): "the names of options, and what is wrong with the operator's own file",
     ("broker", "run"): "what the operator has configured; its log is JSON",
     ("gateway", "run"): "its log is JSON, and what it prints is its own",
-    ("journal", "forget-store"): "it prints the name that it was given",
     ("user", "passwd"): "it prints what `user set` does, and asks for the password on a terminal",
     ("spark", "analyze"): "tests/spark",
     ("spark", "match"): "tests/spark",

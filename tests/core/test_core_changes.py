@@ -486,7 +486,7 @@ def test_what_is_stored_of_a_session_shows_what_is_undecided_and_what_was_decide
     numbers.outcomes.begin(7)
     numbers.outcomes.decide(6, {"a": 1})
     read = Numbers.unpack(numbers.pack(), numbers.refused.pack(), numbers.outcomes.pack()).outcomes
-    assert (read.undecided, read.decided, read.running) == ({7}, {6: {"a": 1}}, {})
+    assert (read.undecided, read.decided, read.running) == ({7}, {6: {"a": 1}}, set())
 
 
 def test_outcomes_are_written_when_they_change_and_not_with_every_command(bench):

@@ -21,7 +21,6 @@ from core_bench import (
     send,
     subscribe,
 )
-from stores_bench import StoresBench
 
 from malamute.access import AccessRule, Policy, Quota, Quotas
 from malamute.core.identity.access import Principal
@@ -713,19 +712,10 @@ def everything_happens():
     return stored(bench)
 
 
-def a_store_is_away():
-    """A broker with a store that could not be opened."""
-    bench = StoresBench(lifecycle=True)
-    bench.put_away()
-    bench.crash()
-    bench.settle()
-    return stored(bench)
-
-
 def test_the_page_has_every_event_with_its_headers():
     seen: dict[str, set[str]] = {}
     happened = map(everything_happens_to_messages, ("mailbox", "service"))
-    for event in chain(everything_happens(), a_store_is_away(), *happened):
+    for event in chain(everything_happens(), *happened):
         what = ".".join(event.subject.split(".")[:2])
         assert seen.setdefault(what, set(event.headers)) == set(event.headers)
     assert seen == documented()

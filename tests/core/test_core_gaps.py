@@ -342,7 +342,7 @@ def test_every_restore_of_one_backup_is_another_incarnation(bench):
     assert 0 < found[0] < found[1]
     # A start on what it was restored to is no restore.
     crash(bench)
-    assert bench.core.streams.stores.own.incarnation == found[1]
+    assert bench.core.streams.incarnation == found[1]
 
 
 @pytest.mark.parametrize("published", [0, 1], ids=["empty", "used-again"])

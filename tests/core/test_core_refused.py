@@ -97,7 +97,7 @@ def test_what_a_restore_skipped_before_the_first_message_of_a_stream_is_not_coun
     if is_stored:
         bench.settle()
     stream = bench.core.streams.by_name["s"]
-    assert stream.last == stream.store.incarnation + 1
+    assert stream.last == bench.core.streams.incarnation + 1
     assert stream.messages_behind(0) == 1
 
 

@@ -33,7 +33,6 @@ from malamute.protocol.admin import (
     BrokerTotals,
     DurationTotals,
     LimitUsage,
-    NamedStoreRow,
     QueueRow,
     StoreUsage,
     StreamCursor,
@@ -251,19 +250,13 @@ WELL: dict[str, Any] = {
     **dict.fromkeys(BrokerStatus.__struct_fields__, 0),
     **dict.fromkeys(("store_error", "config_error"), ""),
     "waiting_for_restart": [],
-    "stores": [],
 }
-
-AILING = NamedStoreRow(
-    **{**dict.fromkeys(NamedStoreRow.__struct_fields__, 0), "name": "archive", "error": "it hangs"}
-)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "level", "words"),
     [
         ("store_error", "no space left", CRITICAL, "The store takes nothing: no space left"),
-        ("stores", [AILING], CRITICAL, "The store archive takes nothing: it hangs"),
         ("damages", 2, WARNING, "2 parts of the store are damaged"),
         ("faults", 1, WARNING, "1 faults of the broker's own since it started: its log has them"),
         ("not_recovered", 3, WARNING, "3 things of the store were not taken up"),

@@ -6,22 +6,17 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import malamute
 import malamute.aio
 from malamute.errors import InvalidValue
-from malamute.gateway import metrics
-from malamute.gateway.metrics import NAMED_STORE, STATUS, STORAGE, STREAM
+from malamute.gateway.metrics import STATUS, STORAGE, STREAM
 from malamute.protocol.admin import (
     AdminQuery,
-    NamedStoreRow,
     StatusQuery,
     StorageQuery,
     StoredQuery,
-    StoreUsage,
     StreamPurge,
     StreamQuery,
 )
@@ -61,23 +56,6 @@ def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute
     assert {name for _, labels in found for name, _ in labels} == {
         *("code", "effect", "kind", "limit", "outcome", "reason", "state")
     }
-
-
-def test_a_store_with_a_name_has_the_figures_of_the_own_one_with_a_label() -> None:
-    own = StoreUsage(
-        **dict.fromkeys(StoreUsage.__struct_fields__, 0) | {"used": 5, "size": 10, "damages": []}
-    )
-    named = NamedStoreRow(
-        **dict.fromkeys(NamedStoreRow.__struct_fields__, 0) | {"used": 7, "name": "x", "error": "no"}
-    )
-    found = [*metrics._figures(STORAGE, own), *metrics._figures(NAMED_STORE, named, {"store": named.name})]
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(metrics._Found(metrics._merged(found)))
-    families = text_string_to_metric_families(generate_latest(registry).decode())
-    samples = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
-    assert samples["malamute_store_used_bytes",] == 5
-    assert samples["malamute_store_used_bytes", "x"] == 7
-    assert samples["malamute_store_failing", "x"] == 1
 
 
 def test_deliveries_are_counted_by_the_kind_of_where_they_came_from(

@@ -275,9 +275,9 @@ MUTANTS = {
     ),
     "XU11": Mutant(
         "core/stream/stream.py",
-        "return self.stores.of_new(name, self._started_with(name)) if stream is None else stream.store",
-        'return self.stores.of_new(name, self._started_with("")) if stream is None else stream.store',
-        "test_a_stream_is_in_the_store_that_its_rule_names_and_is_found_there_again",
+        "return self._policy_of(name)._replace(journal=self._started_with(name).journal)",
+        "return self._policy_of(name)",
+        "test_a_name_resolves_to_one_store_and_is_found_there_again",
     ),
     "WP1": Mutant(
         "core/stream/subscription.py",
@@ -635,8 +635,8 @@ MUTANTS = {
     ),
     "ZN19": Mutant(
         "core/feed/stream_feed.py",
-        "            self.stream.commit(self.name.cursor, sequences[-1])\n        self.delivered",
-        "            pass\n        self.delivered",
+        "        self.stream.commit(self.name.cursor, sequences[-1])\n        self.delivered",
+        "        pass\n        self.delivered",
         "test_zn19_over_crashes_a_feed_goes_on_behind_what_it_has_put",
     ),
     "ZN20": Mutant(
@@ -689,8 +689,8 @@ MUTANTS = {
     ),
     "WP6": Mutant(
         "core/stream/stream.py",
-        "self.stage.store(Reserve(self.name, self.next - 1))",
-        "self.stage.store(Reserve(self.name, self.next + 9))",
+        "self.effects.store(Reserve(self.name, self.next - 1))",
+        "self.effects.store(Reserve(self.name, self.next + 9))",
         "test_wp6_a_history_is_switched_on_without_a_word_to_publishers",
     ),
     "WP16": Mutant(

@@ -85,7 +85,7 @@ class Outcomes:
         self.loop._settling = deque()
         self.loop._timer = lambda: self.now
         self.errors = []
-        self.loop._on_store_error = lambda error, store: self.errors.append(error)
+        self.loop._on_store_error = lambda error: self.errors.append(error)
         self.loop._again = False
 
     def iteration(self):

@@ -1,4 +1,4 @@
-"""A size that was lowered is reported at the start, of the broker's own store and of one that has a name."""
+"""A size that was lowered is reported at the start."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from malamute.config import Config
-from malamute.config.sections import StoreTable
 from malamute.journal.directory import PAGE
 from malamute.testing import STORE_BYTES, Broker, small_config
 
 LOWERED = "the size of the store was lowered: a store never shrinks, and stays as large as it is"
 
 
-def _with_size(size: int, stores: tuple[StoreTable, ...] = ()) -> Config:
+def _with_size(size: int) -> Config:
     config = small_config()
-    return replace(config, storage=replace(config.storage, size=size, store=stores))
+    return replace(config, storage=replace(config.storage, size=size))
 
 
 @pytest.fixture
@@ -47,16 +46,3 @@ def test_a_size_that_was_lowered_is_reported_with_both(
             assert _lowered(logged) == []
     with Broker(tmp_path, config=_with_size(STORE_BYTES)):
         assert _lowered(logged) == [{"configured": STORE_BYTES, "size": STORE_BYTES + PAGE}]
-
-
-def test_that_of_a_store_with_a_name_is_reported_with_the_name(
-    tmp_path: Path, logged: list[MutableMapping[str, Any]]
-) -> None:
-    def start(size: int) -> Broker:
-        table = StoreTable("archive", directory=tmp_path / "archive", size=size)
-        return Broker(tmp_path / "own", config=_with_size(STORE_BYTES, (table,)))
-
-    with start(STORE_BYTES):
-        pass
-    with start(STORE_BYTES // 2):
-        assert _lowered(logged) == [{"store": "archive", "configured": STORE_BYTES // 2, "size": STORE_BYTES}]

@@ -604,7 +604,7 @@ class Book:
         if self._to_store:
             raise Violation("what a damaged block held is not stored again", left=self._to_store)
         self.audit.iterated()
-        if core.idle and core.idle_elsewhere and not self._unlearned:
+        if core.idle and not self._unlearned:
             self.check_values(core)
         self.queues.turn_over()
         self._answers.iterated(self._has, {*core.sessions.by_peer})

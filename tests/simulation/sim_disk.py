@@ -14,40 +14,13 @@ from typing import Any
 from malamute.errors import StorageFull, StoreError
 from malamute.journal.format import CHUNK_HEADER_SIZE, decode_chunk_header
 from malamute.journal.memory import MemoryStore
-from malamute.journal.store import Status
 from malamute.server.worker import ANSWERS, DamageFound, Faulty, ReadDone, Trimmed, WriterThread
 from malamute.store.commit import Append, Written
-from malamute.store.operations import Operation, ReadResult, Recovered, StoreRead
-from malamute.store.tables import CURSORS
+from malamute.store.operations import Operation, StoreRead
 
 
 class PowerLost(BaseException):
     """Raised where the broker dies while it writes."""
-
-
-class BothStores(MemoryStore):
-    """What the broker's own store and one with a name have together, for those who look at it."""
-
-    def __init__(self, own: MemoryStore, named: MemoryStore) -> None:
-        super().__init__()
-        self._own, self._named = own, named
-
-    def status(self) -> Status:
-        """The status of the own one, with the streams of both."""
-        own = self._own.status()
-        return own._replace(streams={**own.streams, **self._named.status().streams})
-
-    def recover(self, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
-        """What the own one has, and the streams and the cursors of the other one."""
-        own, named = self._own.recover(), self._named.recover()
-        cursors = {**own.table(CURSORS), **named.table(CURSORS)}
-        values = {**own.values, CURSORS: cursors} if cursors else own.values
-        return own._replace(streams={**own.streams, **named.streams}, values=values)
-
-    def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
-        """What one of them has of a stream."""
-        store = self._named if stream in self._named.status().streams else self._own
-        return store.read(stream, start, bytes_max=bytes_max)
 
 
 class Disk:
@@ -98,7 +71,7 @@ class Disk:
 class Workers:
     """The writer and the reader of one broker, one step at a time. Results wait until they are taken."""
 
-    def __init__(self, disk: Disk, of_store: str = "") -> None:
+    def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.appends: deque[Append] = deque()
         self.questions: deque[StoreRead] = deque()
@@ -106,7 +79,7 @@ class Workers:
         """What each of the next iterations finds, in order."""
         self._faults: list[Exception] = []
         """What the writer has met and would have reported: here each is a fault to be found."""
-        self._writer = WriterThread("simulated", disk, self, of_store)  # type: ignore[arg-type]  # a part of a store
+        self._writer = WriterThread("simulated", disk, self)  # type: ignore[arg-type]  # a part of a store
 
     def put(self, result: Written | Trimmed | ReadDone | DamageFound | Faulty) -> None:
         """Take a result of the writer."""

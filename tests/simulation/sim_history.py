@@ -156,7 +156,7 @@ class History:
             # From now on nobody is handed anything that the broker before has sent.
             self._away = False
             self.note(BACK, "")
-        if self._disk_fails and all(workers.is_at_rest for workers in world.machine.all_workers):
+        if self._disk_fails and world.machine.workers.is_at_rest:
             # The broker learns late of what was refused, and hands on until then what needs that.
             self._disk_fails = False
             self.note(DISK_WORKS, "")

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 from sim_clock import AGE_SECONDS, HOLD_SECONDS, Wall
-from sim_disk import BothStores, Disk, PowerLost, Workers
+from sim_disk import Disk, PowerLost, Workers
 from sim_network import PING_BYTES, Router
 from sim_origin import Violation
 from sim_plan import Setup
@@ -24,7 +24,6 @@ from sim_plan import Setup
 from malamute.core.broker import Core
 from malamute.core.iteration.effects import ClockStep
 from malamute.core.iteration.settings import Settings
-from malamute.core.stores import FoundStore
 from malamute.errors import MalamuteError
 from malamute.matching.cache import UNCHARGED_BYTES
 from malamute.protocol.fields import FEED_PREFIX
@@ -43,8 +42,7 @@ NO_JOURNAL = "live"
 AUDITOR = b"\xff" * 16
 """A peer of the simulation's own, which learns everything and has no connection that could break."""
 KEPT_FOR_PEER = 12
-NAMED = "second"
-"""The store with a name, if there is one, and the stream that is there."""
+
 ELSEWHERE = "more"
 SESSIONS_MAX = 100
 QUEUES_BYTES = 4_000
@@ -79,12 +77,9 @@ class Machine:
         watch: Watch,
         wall: Wall,
         killed: Callable[[], None],
-        named: Disk | None = None,
     ) -> None:
-        """`named` is the disk of the store that has a name, if there is one."""
         self._killed = killed
         self._setup = setup
-        self.named = named
         self.wall = wall
         self.disk = disk
         self.watch = watch
@@ -105,7 +100,6 @@ class Machine:
             streams=lambda stream: StreamPolicy(
                 stream != NO_JOURNAL,
                 retention=retention,
-                store=NAMED if named is not None and stream == ELSEWHERE else "",
             ),
             queues=lambda kind, name: setup.queues,
             lifecycle_events=setup.events,
@@ -121,12 +115,7 @@ class Machine:
             self._clock = clock.Clock()
         records_bytes = self.settings.limits.queues_memory_bytes // 2
         recovered = self.disk.store.recover(records_bytes=records_bytes, now=self.now)
-        named = self.named
-        stores = {}
-        if named is not None:
-            backlog_bytes = self._setup.backlog_bytes
-            stores[NAMED] = FoundStore(named.store.recover(now=self.now), backlog_bytes=backlog_bytes)
-        self.core = Core(self.now, self.settings, recovered, stores)
+        self.core = Core(self.now, self.settings, recovered)
         if self.core.health.damages != len(recovered.defects):
             raise Violation("damage is not reported", defects=recovered.defects)
         feeds = [key for key in recovered.lost_keys(CURSORS) if key[1].startswith(FEED_PREFIX)]
@@ -137,10 +126,8 @@ class Machine:
         self.core.effects.event = self._event  # type: ignore[method-assign]
         self.router = Router()
         self.workers = Workers(self.disk)
-        self.elsewhere = Workers(named, NAMED) if named is not None else None
-        self._appends: dict[tuple[str, int], Append] = {}
-        whole = self.disk.store if named is None else BothStores(self.disk.store, named.store)
-        self.watch.started(whole.recover())
+        self._appends: dict[int, Append] = {}
+        self.watch.started(self.disk.store.recover())
         self.core.receive(AUDITOR, Hello([VERSION], ""), self.now)
         self.core.receive(AUDITOR, Subscribe(1, NO_JOURNAL, [["all", ""]], credit=-1), self.now)
 
@@ -160,16 +147,6 @@ class Machine:
     def _time(self) -> AbstractContextManager[object]:
         return patch.multiple(clock, time=self.wall, counted=self.wall.monotonic)
 
-    @property
-    def disks(self) -> list[Disk]:
-        """Those that there are."""
-        return [self.disk] if self.named is None else [self.disk, self.named]
-
-    @property
-    def all_workers(self) -> list[Workers]:
-        """Those of each disk."""
-        return [self.workers] if self.elsewhere is None else [self.workers, self.elsewhere]
-
     def widen(self) -> None:
         """Lift the limits that are small, as an operator does while the broker runs."""
         wide = {name: getattr(Limits(), name) for name in self._setup.tight}
@@ -179,8 +156,7 @@ class Machine:
     def kill(self) -> None:
         """Kill the broker: what it had in memory is gone."""
         self.deaths += 1
-        for disk in self.disks:
-            disk.writes_left = None
+        self.disk.writes_left = None
         self._killed()
         self.watch.died()
 
@@ -193,7 +169,7 @@ class Machine:
         """One iteration of the loop. Returns whether there was anything to do."""
         core, router = self.core, self.router
         busy = bool(router.waiting or router.blocked or core.streams.active)
-        busy |= any(workers.has_results for workers in self.all_workers)
+        busy |= self.workers.has_results
         for peer in router.retry():
             core.unblocked(peer, self.now)
         for peer in router.pop_lost():
@@ -225,7 +201,7 @@ class Machine:
         return busy
 
     def _handle_results(self) -> None:
-        for result in [result for workers in self.all_workers for result in workers.take_results()]:
+        for result in self.workers.take_results():
             if isinstance(result, ReadDone):
                 self.core.answered(result.question, result.result, self.now)
             elif isinstance(result, Trimmed):
@@ -244,12 +220,8 @@ class Machine:
 
     def _settle(self, written: Written) -> None:
         for token in written.tokens:
-            append = self._appends.pop((written.store, token))
-            if written.store:
-                if written.error is not None:
-                    self.watch.failed(append)
-                self.core.settled_elsewhere(written.store, token, written.error, self.now)
-            elif written.error is None:
+            append = self._appends.pop(token)
+            if written.error is None:
                 self.core.stored(token, self.now)
             else:
                 self.watch.failed(append)
@@ -264,32 +236,24 @@ class Machine:
         for peer in ready.closed:
             self.watch.ending(peer)
         for append in ready.appends:
-            self._appends[append.store, append.token] = append
+            self._appends[append.token] = append
             self.watch.handed_out(append)
         self.watch.sends(ready.sends, blocked)
         for peer, message in ready.sends:
             if peer != AUDITOR and self.router.send(peer, message):
                 self.core.blocked(peer)
-        for append in ready.appends:
-            self._workers_of(append.store).appends.append(append)
-        for question in ready.reads:
-            self._workers_of(getattr(question, "store", "")).questions.append(question)
+        self.workers.appends.extend(ready.appends)
+        self.workers.questions.extend(ready.reads)
         for peer in ready.closed:
             if peer not in self.core.sessions.by_peer:
                 self.watch.closed(peer)
                 self.router.forget(peer)
         return bool(ready.sends or ready.appends or ready.reads or self.router.lost)
 
-    def _workers_of(self, store: str) -> Workers:
-        if not store:
-            return self.workers
-        assert self.elsewhere is not None, "there is a store with a name"
-        return self.elsewhere
-
-    def write(self, most: int, workers: Workers | None = None) -> int:
-        """Let a writer work on up to `most` appends. It may be the end of the broker."""
+    def write(self, most: int) -> int:
+        """Let the writer work on up to `most` appends. It may be the end of the broker."""
         try:
-            return (workers or self.workers).write(most)
+            return self.workers.write(most)
         except PowerLost:
             self.die()
             return 1

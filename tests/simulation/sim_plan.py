@@ -151,8 +151,6 @@ class Setup(NamedTuple):
     """Whether some subscriptions are to streams that are there, or to none."""
     age_seconds: float = 0.0
     """For how long streams keep their messages, if that is less than a run takes."""
-    several: bool = False
-    """Whether one of the streams is in a store with a name."""
 
 
 class Step(NamedTuple):
@@ -182,12 +180,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     theme = restored if restores else THEMES[0] if clocks and seed % 16 == 4 else theme
     fed = flaws and seed // 10 % 2
     shared = theme is None and not flaws and seed % 14 == 9
-    several = theme is None and seed > 16 and seed % 16 == 13 and not administered
     weights = _weights(chance, THEMES[3] if fed else SHARED if shared else theme)
-    if several:
-        # From a store to another one there are none.
-        weights["feed"] = weights["unfeed"] = 0
-        weights["publish"], weights["commit"] = CLIENT_WEIGHTS["publish"], CLIENT_WEIGHTS["commit"]
     if fed:
         # By itself hardly any run has damage, and feeds that have got anywhere by then.
         weights["feed"], weights["round"] = 40, 200
@@ -216,7 +209,6 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         tight=tight,
         shared=shared,
         existing=theme is None and seed % 19 == 7,
-        several=several,
     )
     if "identities_bytes" in tight:
         setup = setup._replace(wishes=60)

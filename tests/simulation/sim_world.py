@@ -13,11 +13,11 @@ from sim_client import ADDRESSES, CLUB, HABITS, OFFERED, SERVICES, STREAMS, Clie
 from sim_clock import Wall
 from sim_damage import FlawedStore
 from sim_dead import base_of
-from sim_disk import BothStores, Disk, Workers
+from sim_disk import Disk
 from sim_feeds import called
 from sim_history import History, check_history, note_state
 from sim_limits import check_limits
-from sim_machine import ELSEWHERE, EXPIRY, START, Machine, narrowed
+from sim_machine import EXPIRY, START, Machine, narrowed
 from sim_network import Connection, cut
 from sim_origin import Violation
 from sim_plan import Plan, Step
@@ -45,10 +45,9 @@ class World:
         wall = Wall(START)
         self.history = History(wall)
         store = (FlawedStore if plan.setup.flaws else MemoryStore)(counted=wall.monotonic)
-        named = MemoryStore(counted=wall.monotonic) if plan.setup.several else None
         self.book = Story(
-            store if named is None else BothStores(store, named),
-            lambda: any(disk.has_failed for disk in self.machine.disks),
+            store,
+            lambda: self.disk.has_failed,
             plan.setup.queues,
             wall,
             log,
@@ -59,8 +58,7 @@ class World:
         self.book.queues.identities_bytes = plan.setup.tight.get(
             "identities_bytes", Limits().identities_bytes
         )
-        self.named = Disk(named, self.book.committed) if named is not None else None
-        self.machine = Machine(plan.setup, self.disk, self.book, wall, self.history.killed, self.named)
+        self.machine = Machine(plan.setup, self.disk, self.book, wall, self.history.killed)
         self.clients = [
             Client(place, self.book, self.history, plan.setup, lambda: self.machine.now)
             for place in range(plan.setup.clients)
@@ -82,7 +80,7 @@ class World:
         self._say("everything is healed")
         self.settle()
         self.check()
-        note_state(self, self._all_stores)
+        note_state(self, self.disk.store)
         check_history(self)
         self.leave()
         self.check_left()
@@ -139,20 +137,15 @@ class World:
     def write(self, a: int, b: int, c: int) -> str:
         """The disk commits some of what waits."""
         deaths = self.machine.deaths
-        written = self.machine.write(1 + a % 4, self._chosen(b))
+        written = self.machine.write(1 + a % 4)
         if self.machine.deaths > deaths:
             self._dropped()
             return "the broker dies while it writes"
         return f"the disk is given {written} appends" if written else ""
 
-    def _chosen(self, choice: int) -> Workers:
-        """The writer and the reader of one of the disks."""
-        there = self.machine.all_workers
-        return there[choice % len(there)]
-
     def read(self, a: int, b: int, c: int) -> str:
         """The reader answers a question."""
-        return "the reader answers" if self._chosen(b).read(a) else ""
+        return "the reader answers" if self.machine.workers.read(a) else ""
 
     def time(self, a: int, b: int, c: int) -> str:
         """Time goes by."""
@@ -235,17 +228,10 @@ class World:
     def fail(self, a: int, b: int, c: int) -> str:
         """The disk will fail some of the next writes."""
         self.history.disk_fails()
-        disk = self._disk(c // 2)
+        disk = self.disk
         disk.is_full = c % 2 == 0
         disk.failures.extend(bool((b >> place) & 1) for place in range(1 + a % 5))
-        return f"{self._called(disk)} will fail: {list(disk.failures)}"
-
-    def _disk(self, choice: int) -> Disk:
-        there = self.machine.disks
-        return there[choice % len(there)]
-
-    def _called(self, disk: Disk) -> str:
-        return "the disk" if disk is self.disk else "the other disk"
+        return f"the disk will fail: {list(disk.failures)}"
 
     def crash(self, a: int, b: int, c: int) -> str:
         """The broker dies."""
@@ -255,19 +241,18 @@ class World:
 
     def crash_writing(self, a: int, b: int, c: int) -> str:
         """The broker will die in one of the next writes."""
-        disk = self._disk(b)
+        disk = self.disk
         disk.writes_left = a % 4
-        return f"the power will go after {disk.writes_left} writes of {self._called(disk)}"
+        return f"the power will go after {disk.writes_left} writes of the disk"
 
     def stop(self, a: int, b: int, c: int) -> str:
         """The broker stops cleanly, and starts again."""
         machine = self.machine
         machine.core.close()
         machine.flush()
-        for workers in machine.all_workers:
-            while workers.appends and not workers.disk.failures and workers.disk.writes_left is None:
-                machine.write(WIDE, workers)
-                machine.iterate(0, 0)
+        while machine.workers.appends and not self.disk.failures and self.disk.writes_left is None:
+            machine.write(WIDE)
+            machine.iterate(0, 0)
         machine.die()
         self._dropped()
         return "the broker stops and starts"
@@ -307,8 +292,7 @@ class World:
     def damage(self, a: int, b: int, c: int) -> str:
         """A chunk on the disk becomes unreadable."""
         name = STREAMS[a % len(STREAMS)]
-        disk = self.named if self.named is not None and name == ELSEWHERE else self.disk
-        damaged = disk.damage(name, b)
+        damaged = self.disk.damage(name, b)
         self.book.streams.damaged.update((name, sequence) for sequence in damaged)
         self.history.damaged(name, damaged)
         return f"the disk loses {[*damaged]} of {name}" if damaged else ""
@@ -372,8 +356,7 @@ class World:
 
     def settle(self) -> None:
         """Heal everything, and go on until nothing moves any more."""
-        for disk in self.machine.disks:
-            disk.heal()
+        self.disk.heal()
         self.machine.widen()
         self._heal()
         self._rest()
@@ -424,10 +407,9 @@ class World:
         for client in self.clients:
             busy |= bool(client.iterate(WIDE)) | self._work(client)
         busy |= self.machine.iterate(0, WIDE)
-        for workers in self.machine.all_workers:
-            busy |= bool(self.machine.write(WIDE, workers))
-            while workers.read(0):
-                busy = True
+        busy |= bool(self.machine.write(WIDE))
+        while self.machine.workers.read(0):
+            busy = True
         busy |= self.machine.iterate(0, WIDE)
         self.history.step(self)
         return busy
@@ -563,9 +545,7 @@ class World:
             *([idle] * 4 if idle <= EXPIRY else ()),
         ):
             self.machine.now += seconds
-            while self.machine.iterate(0, WIDE) | any(
-                [self.machine.write(WIDE, workers) for workers in self.machine.all_workers]
-            ):
+            while self.machine.iterate(0, WIDE) | bool(self.machine.write(WIDE)):
                 pass
         check_limits(self.machine, self.machine.settings.limits)
 
@@ -582,10 +562,6 @@ class World:
             raise Violation("a queue that is gone is on the disk", queues=stored - here)
 
     # What the history leaves to the world
-
-    @property
-    def _all_stores(self) -> MemoryStore:
-        return self.disk.store if self.named is None else BothStores(self.disk.store, self.named.store)
 
     def may_drop(self, stream: str) -> bool:
         """Whether a stream may keep less than was published to it."""

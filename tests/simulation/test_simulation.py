@@ -561,10 +561,6 @@ BROKEN = {
         "malamute.core.session.session.Sessions.store_again",
         _nothing,
     ),
-    "a record vouches for what is on its way to another store": (
-        "malamute.core.session.spread.Spread.gaps",
-        lambda spread, store: (),
-    ),
     "a change has no record": ("malamute.core.reports.audit.Audit._write", _leave_out_changes),
     "the record of a change is not stored with it": (
         "malamute.core.reports.audit.Audit._write",

@@ -18,7 +18,6 @@ from malamute.config import (
     LimitsConfig,
     ListenConfig,
     StorageConfig,
-    StoreTable,
     StreamRule,
     StreamsConfig,
 )
@@ -494,65 +493,3 @@ def test_a_user_of_the_system_is_a_name_with_or_without_a_group(load: Load, user
 def test_what_is_no_user_of_the_system_is_refused(load: Load, user: str) -> None:
     with pytest.raises(ConfigError, match=r"broker\.user = .*: expected NAME or NAME:GROUP"):
         load(f"[broker]\nuser = '{user}'")
-
-
-# Stores with names
-
-ARCHIVE = StoreTable("archive", Path("/mnt/archive"))
-
-
-def with_stores(*stores: StoreTable, rule: StreamRule | None = None, **storage: Any) -> Config:
-    return Config(
-        storage=StorageConfig(store=stores, **storage), streams=StreamsConfig(rule=(rule,) if rule else ())
-    )
-
-
-def test_a_rule_names_the_store_of_its_streams() -> None:
-    config = with_stores(ARCHIVE, rule=StreamRule("ticks.*", store="archive"))
-    assert (config.streams.policy("ticks.a").store, config.streams.policy("b").store) == ("archive", "")
-    assert Config.load(None, {}, {}).streams.policy("ticks.a").store == ""
-
-
-def test_a_rule_may_keep_more_in_a_large_store_than_the_own_one_has() -> None:
-    large = StoreTable("archive", Path("/mnt/archive"), size=2**40)
-    assert with_stores(large, rule=StreamRule("ticks.*", store="archive", bytes=2**39))
-    with pytest.raises(ConfigError, match="the store 'archive' has for streams"):
-        with_stores(ARCHIVE, rule=StreamRule("ticks.*", store="archive", bytes=2**39))
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: with_stores(ARCHIVE, ARCHIVE), "'archive' stands twice"),
-        (lambda: with_stores(StoreTable("")), "name is missing"),
-        (lambda: with_stores(StoreTable("archive")), "directory is missing"),
-        (lambda: with_stores(StoreTable("a b")), "expected a name of at most 32 letters"),
-        (
-            lambda: with_stores(StoreTable("a", Path("malamute-data/a"))),
-            "is in or above that of storage.directory",
-        ),
-        (
-            lambda: with_stores(ARCHIVE, StoreTable("b", Path("/mnt"))),
-            'is in or above that of storage.store "archive"',
-        ),
-        (lambda: with_stores(ARCHIVE, kind="memory"), "needs a broker that remembers it"),
-        (
-            lambda: with_stores(ARCHIVE, rule=StreamRule("a", store="b")),
-            "unknown store 'b': expected one of storage.store: archive",
-        ),
-        (
-            lambda: with_stores(ARCHIVE, rule=StreamRule("a", store="archive", journal=False)),
-            "store 'archive' without a journal",
-        ),
-    ],
-)
-def test_stores_that_cannot_be_are_refused(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        make()
-
-
-def test_the_file_with_stores_reads_back(tmp_path: Path) -> None:
-    config = with_stores(ARCHIVE, StoreTable("m", kind="memory"), rule=StreamRule("a", store="m"))
-    file = tmp_path / "malamute.toml"
-    file.write_text(config.toml())
-    assert Config.load(file, {}) == config

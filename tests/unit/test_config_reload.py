@@ -18,7 +18,7 @@ from malamute.config import (
 )
 from malamute.config.derived import MEMORY_BYTES, RELOADED_LIMITS
 from malamute.config.reload import RELOADED, reloaded
-from malamute.config.sections import SECTIONS, QueueRule, StoreTable, StreamRule, types_of
+from malamute.config.sections import SECTIONS, QueueRule, StreamRule, types_of
 from malamute.errors import ConfigError
 from malamute.protocol.limits import Limits
 
@@ -61,15 +61,6 @@ def test_a_rule_without_a_journal_waits_for_the_next_start() -> None:
     assert reloaded(Config(), read).waiting == ("streams.rule.journal",)
     assert reloaded(read, Config()).waiting == ("streams.rule.journal",)
     assert reloaded(Config(), Config(streams=StreamsConfig(journal=False))).waiting == ("streams.journal",)
-
-
-def test_a_rule_with_another_store_waits_for_the_next_start() -> None:
-    storage = StorageConfig(store=(StoreTable("m", kind="memory"),))
-    before = Config(storage=storage)
-    after = Config(storage=storage, streams=StreamsConfig(rule=(StreamRule("a", store="m"),)))
-    assert reloaded(before, after).waiting == ("streams.rule.store",)
-    assert reloaded(after, before).waiting == ("streams.rule.store",)
-    assert reloaded(Config(), before).waiting == ("storage.store",)
 
 
 def test_there_are_such_options_and_the_documentation_has_them_all() -> None:

@@ -19,8 +19,6 @@ from functools import partial
 from posixpath import join, normpath
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.deletion import delete_stream
@@ -30,14 +28,12 @@ from malamute.core.admin.queue_deletion import delete_queue
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
 from malamute.core.admin.users import add_user, remove_user, set_user
-from malamute.core.feed.rule import FeedName
 from malamute.core.iteration.effects import LoadConfiguration
-from malamute.core.iteration.workflow import Workflow, run_workflow
 from malamute.core.queue import purge as purging
 from malamute.core.queue import redrive as redriving
 from malamute.core.queue.browse import choose
 from malamute.core.queue.mailbox import EVERYTHING
-from malamute.core.reports.audit import BEGUN, DONE, FAILED, PARTIAL, REFUSED, who
+from malamute.core.reports.audit import DONE, FAILED, PARTIAL, REFUSED, who
 from malamute.core.stream.start import locate, one_position, removed
 from malamute.core.stream.subscription import Position
 from malamute.errors import (
@@ -55,7 +51,6 @@ from malamute.errors import (
 from malamute.matching import Group
 from malamute.protocol.admin import (
     CHANGES,
-    AdminChange,
     BackupMade,
     BrokerReload,
     BrokerReloaded,
@@ -65,10 +60,6 @@ from malamute.protocol.admin import (
     CursorDelete,
     CursorDeleted,
     CursorSet,
-    FeedDelete,
-    FeedDisable,
-    FeedEnable,
-    FeedSet,
     JournalBackup,
     QueueChanged,
     QueuePurge,
@@ -89,7 +80,6 @@ from malamute.store.policies import StreamRetention
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.iteration.settings import ConfigurationLoaded
-    from malamute.core.iteration.stage import StoreStage
     from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
 
@@ -116,40 +106,18 @@ def change(core: Engines, session: Session, message: Change) -> None:
     if number:
         sessions.begin_change(session, number)
 
-    stage = _stage_of(core, wanted)
-    making = _Making(core, session, message, wanted, stage)
-    if stage.name and core.audit.records_first(message.topic, message.arguments):
-        making.record(BEGUN)
-        core.effects.when_stored(making.recorded)
-    else:
-        making.make()
+    _Making(core, session, message, wanted).make()
     core.effects.work -= CHANGE_WORK
 
 
-def _stage_of(core: Engines, wanted: AdminChange[Any]) -> StoreStage:
-    """Where a change is stored: with the stream, or with the source of the feed, that it names.
-
-    Raises `StoreAway`.
-    """
-    stream = getattr(wanted, "stream", None)
-    if stream is not None:
-        return core.streams.store_of(stream).stage
-    if isinstance(wanted, FeedSet | FeedEnable | FeedDisable | FeedDelete):
-        return core.feeds.stage_of(FeedName(Place.parse(wanted.source), wanted.feed))
-    return core.effects
-
-
 class _Making:
-    """A change that is being made: what it stores goes where `stage` says, and its record into the audit."""
+    """A change that is being made, with its record in the audit."""
 
-    def __init__(
-        self, core: Engines, session: Session, message: Change, wanted: Any, stage: StoreStage
-    ) -> None:
+    def __init__(self, core: Engines, session: Session, message: Change, wanted: Any) -> None:
         self._core = core
         self._session = session
         self._message = message
         self._wanted = wanted
-        self._stage = stage
         self.record = partial(core.audit.record, who(session), message.topic, message.arguments)
 
     def make(self) -> None:
@@ -158,33 +126,19 @@ class _Making:
             make = MAKING[self._message.topic]
             make(self._core, self._session, self._wanted, self._answered, self._failed)
 
-    def recorded(self, error: MalamuteError | None) -> None:
-        """That it begins is in the audit, or cannot be: then it is refused."""
-        try:
-            if error is not None:
-                raise error
-            self.make()
-        except MalamuteError as refusal:
-            self._failed(refusal)
-
     def _answered(
         self, value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None
     ) -> None:
         outcome, after = DONE if final else PARTIAL, None if before is value else value
-        done = partial(self.record, outcome, before=before, after=after)
-        if self._stage.name:
-            self._stage.when_stored(lambda error: done() if error is None else None, awaited=False)
-        else:
-            done(bound=True)
+        self.record(outcome, before=before, after=after, bound=True)
         if final:
-            self._stage.when_stored(partial(self._stored, otherwise), awaited=False)
+            self._core.effects.when_stored(partial(self._stored, otherwise), awaited=False)
         self._core.sessions.decide_change(
             self._session,
             self._message.number,
             encode(value),
             final=final,
             otherwise=encode(otherwise),
-            stage=self._stage,
         )
 
     def _stored(self, otherwise: Row | None, error: MalamuteError | None) -> None:
@@ -271,7 +225,7 @@ def create_stream(
     if not wanted.dry_run:
         made = _made(core, name, session)
         made.store_maker()
-        made.stage.store(Reserve(name, made.reserved))
+        core.effects.store(Reserve(name, made.reserved))
         if limited:
             made.retain(kept)
     answered(_kept(name, kept) if limited else StreamKept(stream=name))
@@ -321,7 +275,7 @@ def _made(core: Engines, stream: str, session: Session) -> Stream:
         elif made and not core.feeds.changes(Place("stream", stream)):
             core.streams.drop_untouched(found)
 
-    found.stage.when_stored(stored)
+    core.effects.when_stored(stored)
     return found
 
 
@@ -432,7 +386,7 @@ def disconnect(
 def back_up(
     core: Engines, session: Session, wanted: JournalBackup, answered: Answered, failed: Failed
 ) -> None:
-    """Copy the stores into a new directory below that of the backups, while the broker runs, one by one.
+    """Copy the store into a new directory below that of the backups, while the broker runs.
 
     Raises:
         AccessRefused: the directory is not below that of the backups.
@@ -446,31 +400,11 @@ def back_up(
         raise AccessRefused(
             f"backup directory {place} is not allowed: expected one below {below} (storage.backups)"
         )
-
-    able = [name for name, store in core.stores.items() if store.can_be_copied]
-    left_out = [name for name in core.stores if name not in able]
     if wanted.dry_run:
-        answered(BackupMade(directory=place, stores=able, left_out=left_out))
+        answered(BackupMade(directory=place))
     else:
-        run_workflow(core.effects, _backup(place, below, able, left_out, answered))
-
-
-def _backup(place: str, below: str, stores: list[str], left_out: list[str], answered: Answered) -> Workflow:
-    """Copy the broker's own store and then the others, each as it is at a moment of its own."""
-    made: BackupMade = yield Backup(place, below)
-    for name in stores:
-        more: BackupMade = yield Backup(join(place, "stores", name), below, name)
-        made = BackupMade(
-            directory=place,
-            streams=(made.streams or 0) + (more.streams or 0),
-            chunks=(made.chunks or 0) + (more.chunks or 0),
-            bytes=(made.bytes or 0) + (more.bytes or 0),
-            blocks=(made.blocks or 0) + (more.blocks or 0),
-            damages=[*(made.damages or ()), *(more.damages or ())],
-        )
-    made = replace(made, stores=stores, left_out=left_out)
-    # It is there, whether the disk takes the answer or not.
-    answered(made, otherwise=made)
+        # It is there, whether the disk takes the answer or not.
+        core.effects.ask(Backup(place, below), lambda made: answered(made, otherwise=made), failed)
 
 
 def reload(core: Engines, session: Session, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:

@@ -59,7 +59,7 @@ def delete_stream(
 def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answered) -> Workflow:
     place, answer = Place("stream", stream.name), partial(answered, before=gone)
     feeds_only = replace(gone, partial=True)
-    otherwise = yield from end_feeds(core, place, feeds_only, answer, stream.stage)
+    otherwise = yield from end_feeds(core, place, feeds_only, answer)
     try:
         _check_still(core, stream)
     except MalamuteError:
@@ -80,24 +80,17 @@ def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answ
 
 
 def end_feeds(
-    core: Engines, place: Place, some: Gone, answer: Callable[..., None], stage: StoreStage
+    core: Engines, place: Place, some: Gone, answer: Callable[..., None]
 ) -> Generator[StoreStage, Any, Gone | None]:
     """End the feeds of a place. Returns `some`, to which the deletion has come so far, if any has ended.
 
-    That is stored as this `stage` says, and so has to be what ends.
-
-    Raises:
-        InUse: a feed has its source in another store.
-        MalamuteError: the disk refused it before any had ended.
+    Raises what the disk has refused before any had ended.
     """
     otherwise: Gone | None = None
 
     def ending(sequence: int | None, *, created: bool) -> None:
         answer(some, final=False, otherwise=otherwise)
 
-    for name in core.feeds.of(place):
-        if core.feeds.stage_of(name) is not stage:
-            raise InUse(f"feed {name} is in another store than {place}: delete it first")
     for name in core.feeds.of(place):
         error = yield from core.feeds.deletion(name, ending)
         if error is None:

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import nsmallest
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -119,7 +117,6 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
         waiting_for_restart=[*core.waiting_options],
         config_error=core.config_error,
         quotas_exceeded=core.quotas.refused,
-        stores=[store.row() for store in core.stores.values()],
     )
 
 
@@ -160,26 +157,11 @@ def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStr
     """What the store has of each stream, or of one."""
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
 
-    if query.stream:
-        names = [core.streams.store_of(query.stream).stage.name]
-    else:
-        # One that hangs would keep the answer about all the others.
-        names = ["", *(name for name, store in core.stores.items() if not store.error)]
-    rows: list[StoredStream] = []
-
-    def found(more: list[StoredStream]) -> None:
-        rows.extend(more)
-        names.pop()
-        if names:
-            ask()
-            return
+    def found(rows: list[StoredStream]) -> None:
         core.effects.work -= ROW_WORK * len(rows)
-        answered([_with_source(core, row) for row in nsmallest(limit, rows, key=attrgetter("name"))])
+        answered([_with_source(core, row) for row in rows])
 
-    def ask() -> None:
-        core.effects.ask(StreamStats(query.stream, query.after_name, limit, names[-1]), found)
-
-    ask()
+    core.effects.ask(StreamStats(query.stream, query.after_name, limit), found)
 
 
 def _with_source(core: Engines, row: StoredStream) -> StoredStream:

@@ -52,7 +52,7 @@ def _deletion(
     place = Place(queue.kind, queue.name)
     some = replace(gone, partial=True)
     answer = partial(answered, before=gone)
-    otherwise = yield from end_feeds(core, place, some, answer, core.effects)
+    otherwise = yield from end_feeds(core, place, some, answer)
     end = queue.next_sequence, queue.dead_letters.next_sequence
     while _purge(queue, *end):
         answer(some, final=False, otherwise=otherwise)

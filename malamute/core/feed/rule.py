@@ -12,7 +12,7 @@ from malamute.protocol.batch import pack, unpack
 from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.names import Place
 from malamute.store.operations import DeleteValue, PutValue
-from malamute.store.tables import CURSORS, FEED_POSITIONS, FEEDS, QUEUE_FEEDS
+from malamute.store.tables import CURSORS, FEEDS, QUEUE_FEEDS
 
 
 class FeedName(NamedTuple):
@@ -38,19 +38,6 @@ class FeedName(NamedTuple):
         yield DeleteValue(*self._key)
         if self.source.kind == "stream":
             yield DeleteValue(CURSORS, (self.source.name, self.cursor))
-
-    def put_position(self, generation: int, sequence: int) -> PutValue:
-        """What stores, where it puts that, that it has put all up to a sequence."""
-        return PutValue(FEED_POSITIONS, self.place, (generation, sequence))
-
-    def forget_position(self) -> DeleteValue:
-        """What forgets that."""
-        return DeleteValue(FEED_POSITIONS, self.place)
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """The key of its position elsewhere."""
-        return self.source.name, self.name
 
     @property
     def _key(self) -> tuple[str, tuple[str, ...]]:
@@ -86,15 +73,15 @@ class FeedRule(NamedTuple):
     operation: str = "copy"
     when: str = "match"
     enabled: bool = True
-    generation: int = 0
-    """Each time that it is set, in a broker with several stores, it is another one. A position that is stored
-    at the target counts for its own generation alone."""
 
     @classmethod
     def parse(cls, name: str, value: bytes) -> Self:
-        """What `packed` made. An earlier version knew only feeds to the service of their name."""
+        """What `packed` made. An earlier version knew only feeds to the service of their name.
+
+        One had a field more.
+        """
         criteria, where, *others = unpack(value)
-        found = cls(criteria, where, *others)
+        found = cls(criteria, where, *others[: len(cls._fields) - 2])
         if found.setter is not ANONYMOUS:
             found = found._replace(setter=Principal.of(found.setter))
         target = Place.parse(others[3]) if len(others) > 3 else Place("service", name)
@@ -103,8 +90,7 @@ class FeedRule(NamedTuple):
     def packed(self) -> bytes:
         """The rule as it is stored."""
         plain = self._replace(setter=self.setter.stored(), target=str(self.target))  # type: ignore[arg-type]
-        # As it always was, where there is one store.
-        value: bytes = pack(tuple(plain) if self.generation else tuple(plain)[:-1])
+        value: bytes = pack(tuple(plain))
         return value
 
     def shown(self, name: FeedName, working: str) -> dict[str, Any]:

@@ -53,9 +53,7 @@ class StreamFeed(Reader, Feed):
     def ready(self) -> bool:
         """Whether it may put to its target what is at its cursor."""
         return (
-            self.cursor <= self.stream.replay.durable
-            and self.free
-            and self._token in (0, self.target.stage.token)
+            self.cursor <= self.stream.replay.durable and self.free and self._token in (0, self.effects.token)
         )
 
     @property
@@ -64,22 +62,14 @@ class StreamFeed(Reader, Feed):
         return self._first > 0
 
     @property
-    def crosses(self) -> bool:
-        """Whether its target is in another store than its source.
-
-        Then how far it has come is stored there, with what it puts, and its cursor follows.
-        """
-        return self.target.stage is not self.stream.stage
-
-    @property
     def position(self) -> int:
         """The last sequence that it is done with."""
-        return self.done if self.crosses else self.stream.cursors.get(self.name.cursor, self.done)
+        return self.stream.cursors.get(self.name.cursor, self.done)
 
     def rely_on_last(self) -> None:
         """Store this iteration only if what it has put last is stored."""
-        if self._token and not self.crosses:
-            self.stream.stage.rely_on(self._token)
+        if self._token:
+            self.effects.rely_on(self._token)
 
     def cancel(self) -> None:
         """End it."""
@@ -160,27 +150,19 @@ class StreamFeed(Reader, Feed):
     def _put(self, columns: Columns) -> None:
         sequences = columns.each_sequence()
         self.target.put(columns, self.name.source)
-        stage = self.target.stage
-        if self.crosses:
-            stage.store(self.name.put_position(self.rule.generation, sequences[-1]))
-        else:
-            self.stream.commit(self.name.cursor, sequences[-1])
+        self.stream.commit(self.name.cursor, sequences[-1])
         self.delivered += len(sequences)
         self._first, self._last = self._first or sequences[0], sequences[-1]
         if not self._token:
-            self._token = stage.token
-            stage.when_stored(self._settled)
+            self._token = self.effects.token
+            self.effects.when_stored(self._settled)
 
     def _settled(self, error: MalamuteError | None) -> None:
         first, self._first, self._token = self._first, 0, 0
         if not self.open:
             return
-        if self.crosses and error is None:
-            self.done = self._last
-            self.stream.commit(self.name.cursor, self.done)
         if error is not None and first:
-            if not self.crosses:
-                self.stream.commit(self.name.cursor, first - 1)
+            self.stream.commit(self.name.cursor, first - 1)
             self.stream.replay.leave(self)
             self.rewind(first)
             self._retry()

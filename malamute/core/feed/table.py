@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Generator, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -23,18 +22,17 @@ from malamute.core.queue.table import QueueTable
 from malamute.core.session.selectors import SelectorBudget
 from malamute.core.stream.stream import Streams
 from malamute.core.stream.subscription import Position
-from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TooMany, TryLater
+from malamute.errors import InvalidValue, MalamuteError, NotFound, TooMany, TryLater
 from malamute.matching import Selector
 from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import Place
 from malamute.store.operations import Recovered, Stranded
-from malamute.store.tables import CURSORS, FEED_POSITIONS, FEEDS, QUEUE_FEEDS
+from malamute.store.tables import CURSORS, FEEDS, QUEUE_FEEDS
 
 if TYPE_CHECKING:
     from malamute.core.iteration.stage import StoreStage
     from malamute.core.iteration.timers import Timer
-    from malamute.core.stream.store import StreamStore
 
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
 
@@ -87,29 +85,16 @@ class Feeds:
         self._coming: Counter[tuple[Place, Place]] = Counter()
         """From where to where those go that are being set."""
         self._keeper: Timer | None = None
-        self._elsewhere: dict[tuple[str, str], tuple[int, int]] = {}
-        """Positions of feeds that the stores of their targets had at the start, with their generations."""
 
-    def restore(
-        self,
-        recovered: Recovered,
-        recovery: Recovery,
-        named: Sequence[tuple[StreamStore, Recovered]] = (),
-    ) -> None:
-        """Take up the feeds that the stores kept, each where it was."""
-        stores = [(self.streams.stores.own, recovered), *named]
-        positions = (found.table(FEED_POSITIONS).items() for _, found in stores)
-        self._elsewhere = dict(chain.from_iterable(positions))
-        for store, found in stores:
-            for table in (FEEDS, QUEUE_FEEDS):
-                for key, value in found.table(table).items():
-                    name = FeedName.of(table, key)
-                    doubtful = (CURSORS, (name.source.name, name.cursor)) in found.doubtful
-                    recovery.take_up("feed", str(name), self._restore, name, value, doubtful, store)
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up the feeds that the store kept, each where it was."""
+        for table in (FEEDS, QUEUE_FEEDS):
+            for key, value in recovered.table(table).items():
+                name = FeedName.of(table, key)
+                doubtful = (CURSORS, (name.source.name, name.cursor)) in recovered.doubtful
+                recovery.take_up("feed", str(name), self._restore, name, value, doubtful)
 
-    def _restore(
-        self, name: FeedName, value: bytes, doubtful: bool, store: StreamStore | None = None
-    ) -> None:
+    def _restore(self, name: FeedName, value: bytes, doubtful: bool) -> None:
         """Take up one of them.
 
         If its position is `doubtful`, a later one may have been in a part of the store that is damaged.
@@ -124,14 +109,10 @@ class Feeds:
             moving = QueueFeed(self, name, rule, queue, self._kept_target(rule))
             self._add(moving).begin()
             return
-        stream = self.streams.kept(name.source.name, store or self.streams.stores.own)
-        if stream is None:
-            raise InUse(f"stream {name.source.name!r} is in two stores, and goes by the other one")
+        stream = self.streams.keep(name.source.name)
         stream.check_known(name.cursor)
         feed = self._add(StreamFeed(self, name, rule, stream, self._kept_target(rule)))
         done = stream.cursors.get(name.cursor, stream.next - 1)
-        if feed.crosses:
-            done = self._known_elsewhere(name, rule.generation, done)
         found = done
         if doubtful and rule.began and rule.began[0] < done <= rule.began[1]:
             done = rule.began[0]
@@ -142,11 +123,6 @@ class Feeds:
             self._set_back(feed, done)
         feed.begin(Position(done + 1))
 
-    def _known_elsewhere(self, name: FeedName, generation: int, done: int) -> int:
-        """How far a feed has come that may have its position at its target, too: its cursor says `done`."""
-        known, sequence = self._elsewhere.get(name.place, (0, 0))
-        return max(done, sequence) if known == generation else done
-
     def _known(self, name: FeedName, feed: Feed | None) -> int | None:
         """The last sequence that a feed from a stream is done with, which may not have been taken up."""
         if isinstance(feed, StreamFeed):
@@ -154,20 +130,7 @@ class Feeds:
         stream = self.streams.by_name.get(name.source.name) if name.source.kind == "stream" else None
         if stream is None or name.cursor not in stream.cursors or name not in self.values:
             return None
-        return self._known_elsewhere(name, self._generation(name), stream.cursors[name.cursor])
-
-    def _generation(self, name: FeedName) -> int:
-        """The generation of the rule that the store has of a feed; 0 if it has none that can be read."""
-        try:
-            return FeedRule.parse(name.name, self.values[name]).generation
-        except (KeyError, TypeError, ValueError, MalamuteError):
-            return 0
-
-    def stage_of(self, name: FeedName) -> StoreStage:
-        """Where a feed is stored: with its source. Raises `StoreAway`."""
-        if name.source.kind != "stream":
-            return self.effects
-        return self.streams.store_of(name.source.name).stage
+        return stream.cursors[name.cursor]
 
     def _set_back(self, feed: StreamFeed, done: int) -> None:
         """Store that a feed is before what the disk has of it, and again until the disk takes that."""
@@ -184,7 +147,7 @@ class Feeds:
             if feed.open and not feed.resting and cursors.get(cursor) == done:
                 self._set_back(feed, done)
 
-        feed.stream.stage.when_stored(stored)
+        self.effects.when_stored(stored)
 
     # Places
 
@@ -204,10 +167,7 @@ class Feeds:
         """The same, even past all limits: it was promised."""
         kind, name = rule.target
         if kind == "stream":
-            store = self.streams.store_of(name)
-            stream = self.streams.kept(name, store)
-            assert stream is not None, "a stream is in its store"
-            return StreamTarget(stream)
+            return StreamTarget(self.streams.keep(name))
         return QueueTarget(self._queues[kind].get_or_create(name), moves=rule.moves)
 
     def drop_unused(self, *places: FeedPlace) -> None:
@@ -227,13 +187,11 @@ class Feeds:
 
         Raises:
             InvalidValue: messages would go in a circle, or from a queue to a store with a name.
-            StoreAway: the store of the source or the target could not be opened.
             TooMany: there are as many feeds, or as much of cursors, as there may be.
         """
         feeds = self.by_name.keys() | self.changing.keys()
         if name not in feeds and len(feeds) >= self.limits.feeds:
             raise TooMany(f"too many feeds: expected at most {self.limits.feeds}")
-        self._check_stores(name, target)
         if name.source.kind == "stream":
             self.streams.check_cursor(name.source.name, name.cursor)
         way = self._way(target, name)
@@ -241,20 +199,6 @@ class Feeds:
             circle = " > ".join(map(str, (name.source, *way)))
             raise InvalidValue(
                 f"feed {name} to {target} would close a circle: {circle}; leave out one of them"
-            )
-
-    def _check_stores(self, name: FeedName, target: Place) -> None:
-        """Raise `InvalidValue` for a feed from a queue to a stream in a store with a name.
-
-        What leaves a queue and what comes to the stream would be two commits: a crash between them would
-        leave the message in both. A stream keeps its messages, so there a position at the target is enough.
-        """
-        self.stage_of(name)
-        store = self.streams.store_of(target.name).stage.name if target.kind == "stream" else ""
-        if store and name.source.kind != "stream":
-            raise InvalidValue(
-                f"stream {target.name!r} is in the store {store!r}: expected a stream of the broker's own "
-                f"store for a feed from a {name.source.kind}, and a feed from there to this one"
             )
 
     def _way(self, place: Place, new: FeedName) -> list[Place] | None:
@@ -311,9 +255,8 @@ class Feeds:
     def forget(self, source: Place) -> None:
         """A place is gone with this iteration, and with it the feeds from it that could not be taken up."""
         names = [name for name in self.values if name.source == source]
-        stage = self.stage_of(names[0]) if names else self.effects
         for name in names:
-            self.values.put(name, None, stage)
+            self.values.put(name, None)
             if source.kind != "stream":
                 # What is of a stream leaves the store with it.
                 self.effects.store(*name.delete())
@@ -323,7 +266,7 @@ class Feeds:
                 self.recovery.settled("feed", str(name))
 
         if names:
-            stage.when_stored(gone)
+            self.effects.when_stored(gone)
 
     def put_again(self, stream: str) -> None:
         """Store the feeds from a stream again: what the store had of it is gone.
@@ -336,7 +279,7 @@ class Feeds:
                 feed.rely_on_last()
         for name, value in self.values.items():
             if name.source == source:
-                self.stage_of(name).store(name.put(value))
+                self.effects.store(name.put(value))
 
     def set(
         self, name: FeedName, rule: FeedRule, start: FeedStart, target: FeedPlace, report: FeedReport
@@ -359,14 +302,12 @@ class Feeds:
         self.selectors.reserved_bytes += cost_bytes
         feed = yield from self._begin_change(name)
         before = self.values.get(name)
-        if name.source.kind == "stream" and self.effects.stages:
-            rule = rule._replace(generation=max(self._generation(name) + 1, self.effects.time_ns))
         rule = start.plan(rule, before, self._known(name, feed), at_work=feed is not None)
-        value, stage = rule.packed(), self.stage_of(name)
-        stage.store(name.put(value), *start.stored())
+        value = rule.packed()
+        self.effects.store(name.put(value), *start.stored())
         created = name not in self.values
         report(start.done, created=created)
-        error = yield stage
+        error = yield self.effects
         self._end_change(name)
         target.release()
         self._coming -= Counter((way,))
@@ -428,9 +369,8 @@ class Feeds:
         """Store another rule of a feed that has its position. Returns why it could not be stored."""
         # Its rights may have ended meanwhile, and where it began is known to the store alone.
         value = rule._replace(began=FeedRule.parse(name.name, self.values[name]).began).packed()
-        stage = self.stage_of(name)
-        stage.store(name.put(value))
-        error: MalamuteError | None = yield stage
+        self.effects.store(name.put(value))
+        error: MalamuteError | None = yield self.effects
         if error is None:
             self.values[name] = value
         return error
@@ -461,13 +401,13 @@ class Feeds:
         """Wait for the change of this feed before, and for the outcome of what it has put; it rests then."""
         self.changing[name] += 1
         while name in self._being_stored:
-            yield self.stage_of(name)
+            yield self.effects
         self._being_stored.add(name)
         feed = self.by_name.get(name)
         if feed is not None:
             feed.resting = True
             while feed.unsettled:
-                yield feed.target.stage
+                yield self.effects
         return feed
 
     def _end_change(self, name: FeedName) -> None:
@@ -483,8 +423,6 @@ class Feeds:
         for stream, cursor in stranded.keys(CURSORS):
             if cursor.startswith(FEED_PREFIX):
                 names.append(FeedName(Place("stream", stream), cursor.removeprefix(FEED_PREFIX)))
-        for stream, feed in stranded.keys(FEED_POSITIONS):
-            names.append(FeedName(Place("stream", stream), feed))
         for name in names:
             run_workflow(self.effects, self._store_again(name))
 
@@ -496,15 +434,9 @@ class Feeds:
             if name in self.values:
                 self.effects.store(name.put(self.values[name]))
                 yield self.effects
-        elif isinstance(feed, StreamFeed) and feed.crosses:
-            # Which of the two it was is not asked: both are there then.
-            stage = feed.target.stage
-            stage.store(name.put_position(feed.rule.generation, feed.done))
-            feed.stream.commit(name.cursor, feed.done)
-            yield stage
         elif stream is not None and name.cursor in stream.cursors:
             stream.commit(name.cursor, stream.cursors[name.cursor])
-            yield stream.stage
+            yield self.effects
         self._end_change(name)
         if feed is not None and feed.open:
             feed.resume()
@@ -530,19 +462,16 @@ class Feeds:
         if name not in self.values:
             self._end_change(name)
             return name.missing
-        stage = self.stage_of(name)
         for operation in name.delete():
-            stage.store_bound(operation)
+            self.effects.store_bound(operation)
         report(self.position(name), created=False)
-        error: MalamuteError | None = yield stage
+        error: MalamuteError | None = yield self.effects
         self._end_change(name)
         if error is not None:
             if feed is not None:
                 feed.resume()
             return error
         if feed is not None:
-            if feed.target.stage is not stage:
-                feed.target.stage.store(name.forget_position())
             feed.cancel()
             del self.by_name[name]
             self._by_source[name.source].remove(feed)

@@ -17,7 +17,6 @@ from malamute.protocol.names import Place
 
 if TYPE_CHECKING:
     from malamute.core.identity.quotas import QuotaUsages
-    from malamute.core.iteration.stage import StoreStage
     from malamute.core.queue.options import Options
     from malamute.core.queue.paging import Records
 
@@ -45,10 +44,6 @@ class FeedTarget(Protocol):
     """Where a feed puts what it takes."""
 
     place: Place
-
-    @property
-    def stage(self) -> StoreStage:
-        """Where what is put there is stored."""
 
     def hold(self) -> None:
         """A feed puts something there from now on, so that it is not removed."""
@@ -111,7 +106,6 @@ class QueueTarget:
         self.queue = queue
         self.place = Place(queue.kind, queue.name)
         self._others = not moves
-        self.stage: StoreStage = queue.effects
         self.keeps_outcomes = not queue.usage.in_memory
 
     def hold(self) -> None:
@@ -221,7 +215,6 @@ class StreamTarget:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.stage = stream.stage
         self.place = Place("stream", stream.name)
         self.held = 0
         self.credit = -1

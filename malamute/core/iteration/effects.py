@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from malamute.core.iteration.counters import Counters
 from malamute.core.iteration.faults import Faults
-from malamute.core.iteration.stage import NamedStage, StoreStage
+from malamute.core.iteration.stage import StoreStage
 from malamute.errors import InternalError, MalamuteError
 from malamute.protocol.messages import Error, Message
 from malamute.protocol.time_units import to_ns
@@ -97,10 +97,6 @@ class Effects(StoreStage):
     def __init__(self, now: float, seed: int = 0) -> None:
         """`seed` is where the turns of equals begin."""
         super().__init__(now)
-        self.stages: dict[str, NamedStage] = {}
-        """The stores that have names; what is stored in the one that has none is noted here."""
-        self.before_elsewhere: Callable[[], None] = lambda: None
-        """What is to be done before the former get what is for them."""
         self._turn = seed
         self.ahead = 0.0
         self.sends: list[tuple[bytes, Message]] = []
@@ -247,8 +243,6 @@ class Effects(StoreStage):
         """Hand over what was gathered, and begin the next iteration."""
         # What is handed over gets nothing of the next iteration; most have none of some of it.
         appends = self.hand_over(self._fault)
-        if self.stages:
-            appends = [*appends, *self._hand_over_elsewhere()]
         ready = Ready(appends, self.reads or (), self.sends, self.closed or (), self.notices or ())
         self.sends = []
         if self.reads:
@@ -260,10 +254,3 @@ class Effects(StoreStage):
         self._awaited, self._fault = False, None
         self.work = self.replay_work = WORK_MAX
         return ready
-
-    def _hand_over_elsewhere(self) -> Iterator[Append]:
-        """What is to be stored in stores that have names."""
-        self.before_elsewhere()
-        for stage in self.stages.values():
-            stage.now = self.now
-            yield from stage.hand_over(self._fault)

@@ -10,11 +10,9 @@ Trouble of both kinds is reported by one event for a while, since each report ne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from malamute.core.iteration.effects import Effects
-from malamute.core.iteration.stage import StoreStage
 from malamute.core.iteration.timers import Timers
 from malamute.errors import MalamuteError, StorageFull
 from malamute.store.operations import OPENED_AGAIN, Defect
@@ -35,15 +33,13 @@ class Health:
     `error` tells why it takes nothing, or is empty. `damages` is how many things in it were found damaged.
     """
 
-    def __init__(self, effects: Effects, timers: Timers, stage: StoreStage) -> None:
+    def __init__(self, effects: Effects, timers: Timers) -> None:
         self.error = ""
         self.damages = 0
         self.failed_at = 0.0
         """When it has failed last; 0 if that trouble is over."""
         self._effects = effects
         self._timers = timers
-        self._stage = stage
-        self._called: Mapping[str, Any] = {"store": stage.name} if stage.name else {}
         self._probing = False
         self._failures = 0
         self._tell_at = 0.0
@@ -53,7 +49,7 @@ class Health:
         self.error = ""
         if self._effects.now >= self.failed_at + TROUBLE_SECONDS:
             self.failed_at = 0.0
-            self._effects.event("store.recovered", **self._called, failures=self._failures)
+            self._effects.event("store.recovered", failures=self._failures)
             self._failures = 0
 
     def store_failed(self, error: MalamuteError) -> None:
@@ -62,7 +58,7 @@ class Health:
         self._failures += 1
         if not self.failed_at or now >= self._tell_at:
             self._tell_at = now + TROUBLE_SECONDS
-            details = {**self._called, "error": str(error), "code": error.code, "failures": self._failures}
+            details = {"error": str(error), "code": error.code, "failures": self._failures}
             self._effects.event("store.failed", **details)
         self.failed_at = now
         if isinstance(error, StorageFull):
@@ -77,22 +73,22 @@ class Health:
         reported = Counter[str]()
         for defect in defects:
             if defect.kind == OPENED_AGAIN:
-                self._effects.notice("the store was opened again", **self._called, reason=defect.outcome)
-                self._effects.event("store.opened-again", **self._called, reason=defect.outcome)
+                self._effects.notice("the store was opened again", reason=defect.outcome)
+                self._effects.event("store.opened-again", reason=defect.outcome)
                 continue
             self.damages += 1
             reported[defect.kind] += 1
             if reported[defect.kind] <= REPORTED_MAX:
-                details = {**self._called, **defect._asdict()}
+                details = defect._asdict()
                 del details["stranded"]
                 self._effects.notice("the store is damaged", **details)
                 self._effects.event("store.damaged", **details)
         for kind, count in reported.items():
             if count > REPORTED_MAX:
                 more = count - REPORTED_MAX
-                self._effects.notice("more of the store is damaged", **self._called, kind=kind, count=more)
+                self._effects.notice("more of the store is damaged", kind=kind, count=more)
 
     def _probe(self) -> None:
         self._probing = False
         if self.error:
-            self._stage.when_stored(lambda error: None)
+            self._effects.when_stored(lambda error: None)

@@ -33,9 +33,6 @@ and since when anybody waits for it."""
 class StoreStage:
     """What the iteration under way stores in one store. `now` is seconds since the epoch, UTC."""
 
-    name = ""
-    """What the store is called; the one that each broker has is without a name."""
-
     def __init__(self, now: float) -> None:
         self.now = now
         self.operations: list[Operation] = []
@@ -141,49 +138,6 @@ class StoreStage:
     def unsettled(self) -> bool:
         """Whether anything handed to the writer has not been answered yet."""
         return bool(self._waiting)
-
-
-class NamedStage(StoreStage):
-    """The same for a store with a name. It has a write backlog of its own, in bytes.
-
-    So a disk that hangs fills that one, and nobody is refused who stores elsewhere.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        now: float,
-        backlog_bytes_max: int,
-        fault: Callable[[str, Exception], InternalError],
-    ) -> None:
-        super().__init__(now)
-        self.name = name
-        self.backlog_bytes_max = backlog_bytes_max
-        self._fault = fault
-        self._since = now
-        """Since when it owes an answer, if it owes any."""
-
-    def fault(self, what: str, error: Exception) -> InternalError:
-        """Count and report an exception that nobody expected."""
-        return self._fault(what, error)
-
-    def hand_over(self, fault: MalamuteError | None) -> Sequence[Append]:
-        """What is to be stored of this iteration there, if anything is."""
-        if not self._waiting:
-            self._since = self.now
-        appends = [append._replace(store=self.name) for append in super().hand_over(fault)]
-        self._awaited = False
-        return appends
-
-    def settle(self, token: int, error: MalamuteError | None) -> None:
-        """The operations of `token` are durable there, or failed."""
-        self._since = self.now
-        super().settle(token, error)
-
-    @property
-    def waits_seconds(self) -> float:
-        """For how long what was handed over has had no outcome; 0.0 if nothing waits for one."""
-        return self.now - self._since if self._waiting else 0.0
 
 
 def _let_go(backlog_shares: Sequence[tuple[BacklogShare, int]]) -> None:

@@ -20,11 +20,10 @@ V = TypeVar("V")
 class _Pending(Generic[V]):
     """The changes of one name that the disk has not answered."""
 
-    __slots__ = ("count", "stage", "stored", "token")
+    __slots__ = ("count", "stored", "token")
 
-    def __init__(self, stored: V | None, stage: StoreStage) -> None:
+    def __init__(self, stored: V | None) -> None:
         self.count = 0
-        self.stage = stage
         self.stored = stored
         self.token = 0
         """The append that has the last of them."""
@@ -40,15 +39,12 @@ class StoredValues(dict[K, V]):
         self._stage = stage
         self._pending: dict[K, _Pending[V]] = {}
 
-    def put(self, name: K, value: V | None, stage: StoreStage | None = None) -> None:
-        """Change a value, or remove it with None. The caller stores it in the same iteration.
-
-        That is in the store of another `stage` than usual, if one is given: always the same one for a name.
-        """
-        stage = stage or self._stage
+    def put(self, name: K, value: V | None) -> None:
+        """Change a value, or remove it with None. The caller stores it in the same iteration."""
+        stage = self._stage
         pending = self._pending.get(name)
         if pending is None:
-            pending = self._pending[name] = _Pending(self.get(name), stage)
+            pending = self._pending[name] = _Pending(self.get(name))
         pending.count += 1
         pending.token = stage.token
         self._become(name, value)
@@ -62,7 +58,7 @@ class StoredValues(dict[K, V]):
         """
         for name, pending in self._pending.items():
             if concerned(name):
-                pending.stage.rely_on(pending.token)
+                self._stage.rely_on(pending.token)
 
     def _settled(self, name: K, value: V | None, pending: _Pending[V], error: MalamuteError | None) -> None:
         pending.count -= 1

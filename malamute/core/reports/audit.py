@@ -8,10 +8,6 @@ kept, the configuration says; the ring spares it when others need room (`journal
 A change that the disk refuses was no change, and its record is gone with it: another one says that it
 failed. A change that takes several commits has a record in each.
 
-A change of a stream in a store with a name cannot be in the same transaction. That it has `begun` is recorded
-before anything of it is done, and what came of it when that is durable. If the broker is killed between the
-two, the audit has what was to be done, and not whether it was.
-
 Every other record (of what failed or was refused, or could not be undone) is of something that is so whether
 the disk takes the record or not. So what the disk refuses of them is written again, a little later, until it
 is there or the broker ends.
@@ -51,9 +47,9 @@ if TYPE_CHECKING:
     from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream, Streams
 
-DONE, PARTIAL, REFUSED, FAILED, BEGUN = "done", "partial", "refused", "failed", "begun"
+DONE, PARTIAL, REFUSED, FAILED = "done", "partial", "refused", "failed"
 """What came of a change: done; a part of it is, and it goes on; refused, and nothing was changed; or the disk
-took it not, and nothing was changed. One that is `begun` is stored elsewhere, and its outcome follows."""
+took it not, and nothing was changed."""
 
 ITEMS_MAX = 100
 """Items of a list or a map that a record has; of more it has the first ones, and how many there were."""
@@ -138,10 +134,6 @@ class Audit:
             self._sampled.note(by["user"], details)
         else:
             self._write(details, 1)
-
-    def records_first(self, topic: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether a change that is stored elsewhere has to wait until there is a record that it begins."""
-        return self._stream is not None and topic not in SAMPLED and arguments.get("dry_run") is not True
 
     def close(self) -> None:
         """The broker ends: write what was left out so far."""

@@ -26,8 +26,8 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.undecided: set[int] = set()
-        self.running: dict[int, str] = {}
-        """Those that this broker executes, until the disk has their outcome: each with the store for that."""
+        self.running: set[int] = set()
+        """Those that this broker executes, until the disk has their outcome."""
         self.decided: dict[int, Any] = {}
         self.changed = False
         """Whether the store does not know all of this."""
@@ -35,13 +35,11 @@ class Outcomes:
     def begin(self, number: int) -> None:
         """A change is executed."""
         self.undecided.add(number)
-        self.running[number] = ""
+        self.running.add(number)
         self.changed = True
 
-    def decide(self, number: int, value: Any, store: str = "") -> None:
-        """What a change has come to, at the end or so far: that is stored with it, in this store."""
-        if number in self.running:
-            self.running[number] = store
+    def decide(self, number: int, value: Any) -> None:
+        """What a change has come to, at the end or so far: that is stored with it."""
         self.undecided.discard(number)
         self.decided[number] = value
         self.changed = True
@@ -52,7 +50,7 @@ class Outcomes:
         """A change was refused. Returns whether there was any under this number."""
         known = number in self.undecided or number in self.decided
         self.undecided.discard(number)
-        self.running.pop(number, None)
+        self.running.discard(number)
         self.decided.pop(number, None)
         self.changed |= known
         return known
@@ -62,11 +60,9 @@ class Outcomes:
         self.undecided = {n for n in self.undecided if n >= number or n in self.running}
         self.decided = {n: value for n, value in self.decided.items() if n >= number}
 
-    def pack(self, store: str = "") -> bytes:
-        """The form that is stored in a store. What is on its way to another one is undecided there."""
-        elsewhere = {n for n, other in self.running.items() if other != store and n in self.decided}
-        decided = [(n, value) for n, value in self.decided.items() if n not in elsewhere]
-        value: bytes = pack((sorted(self.undecided | elsewhere), decided))
+    def pack(self) -> bytes:
+        """The form that is stored."""
+        value: bytes = pack((sorted(self.undecided), [*self.decided.items()]))
         return value
 
     @classmethod

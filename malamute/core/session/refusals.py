@@ -42,12 +42,6 @@ class Refusals:
         for first, last, kind in zip(self._firsts, self._lasts, self._kinds, strict=True):
             yield first, last, *divmod(kind, _OPCODES)
 
-    def each(self, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Each number from `start` on, with the code and the opcode of its command."""
-        for first, last, code, opcode in self:
-            for number in range(max(first, start), last + 1):
-                yield number, (code, opcode)
-
     def add(self, first: int, last: int, code: int, opcode: int) -> int:
         """Add a run. Returns the last number that was dropped for it, the oldest one, or 0."""
         kind = code * _OPCODES + opcode

@@ -18,23 +18,21 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
 from math import inf
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.identity.access import Permissions
 from malamute.core.identity.quotas import QuotaTable, QuotaUsages, add_all
 from malamute.core.iteration.effects import Effects
 from malamute.core.iteration.named_table import NamedTable
-from malamute.core.iteration.stage import BacklogShare, NamedStage, StoreStage
+from malamute.core.iteration.stage import BacklogShare
 from malamute.core.iteration.timers import Timer
 from malamute.core.session.change_outcomes import Outcomes
 from malamute.core.session.refusals import Refusals
-from malamute.core.session.spread import Spread, numbers_of, without
 from malamute.errors import (
     AccessRefused,
     AddressTaken,
@@ -99,8 +97,6 @@ class Numbers:
         self.refused = Refusals()
         self.refused_changed = False
         """Whether the store does not know of all that were refused."""
-        self.spread: Spread | None = None
-        """Which of them are where, if the session has stored in more than the broker's own store."""
         self._outcomes: Outcomes | None = None
 
     @property
@@ -124,8 +120,6 @@ class Numbers:
         """Drop what the client can no longer ask for."""
         self.floor = max(self.floor, number)
         self.refused.forget_before(self.floor)
-        if self.spread is not None:
-            self.spread.forget_before(self.floor)
         if self._outcomes is not None:
             self._outcomes.forget_before(self.floor)
 
@@ -138,8 +132,6 @@ class Numbers:
     def settle(self, ranges: Ranges) -> None:
         """The client has its answers to these, in order, even if the store was set back since."""
         self.settled = array("Q", chain.from_iterable(r for r in ranges if r[1] >= self.next))
-        if self.spread is not None:
-            self.spread.settle(ranges)
 
     def skip_settled(self) -> None:
         """Go on behind those that come next and are settled."""
@@ -147,42 +139,16 @@ class Numbers:
             if first <= self.next <= last:
                 self.next = last + 1
 
-    def divide(self, unconfirmed: int) -> Spread:
-        """The session stores in another store, too: note from now on which number is where.
-
-        Not more than `unconfirmed` numbers are on their way.
-        """
-        if self.spread is None:
-            own = {*range(max(self.stored + 1, self.next - unconfirmed), self.next)}
-            own -= self.outcomes.undecided.union(self.outcomes.decided)
-            answered = zip(self.settled[::2], self.settled[1::2], strict=True)
-            self.spread = Spread(own=without(without(own, answered), self.refused))
-        return self.spread
-
     def is_settled(self, number: int) -> bool:
         """Whether the outcome of a number before the next one is known, and it was not refused."""
-        return number <= self.stored if self.spread is None else not self.spread.is_under_way(number)
+        return number <= self.stored
 
-    def is_lost(self, number: int) -> bool:
-        """Whether a number before the next one is to be executed: no store has it."""
-        return self.spread is not None and number in self.spread.lost
-
-    def pack(self, store: str = "") -> bytes:
+    def pack(self) -> bytes:
         """The form that is stored with each command. New refusals and outcomes are stored apart."""
-        # Without gaps the third is empty: refusals stood there once.
-        gaps = self.spread.gaps(store) if self.spread is not None else ()
-        names = (self.user, self.by) if self.by else (self.user,) if self.user or gaps else ()
-        value: bytes = pack((self.next, self.floor, gaps, *names) if names else (self.next, self.floor))
+        # The third is empty: earlier versions had other things there.
+        names = (self.user, self.by) if self.by else (self.user,) if self.user else ()
+        value: bytes = pack((self.next, self.floor, (), *names) if names else (self.next, self.floor))
         return value
-
-    def pack_all(self, store: str) -> dict[int, bytes]:
-        """All parts that are stored, where a record has to be right without those in other stores."""
-        parts = {NUMBERS: self.pack(store)}
-        if self.refused:
-            parts[REFUSALS] = self.refused.pack()
-        if self._outcomes is not None:
-            parts[OUTCOMES] = self._outcomes.pack(store)
-        return parts
 
     @classmethod
     def unpack(cls, value: bytes, refused: bytes = b"", outcomes: bytes = b"") -> Numbers:
@@ -196,45 +162,13 @@ class Numbers:
             raise Malformed("invalid numbers of a session: expected integers")
         numbers = cls(next_number, *later[1:])
         if later and later[0]:
-            numbers.spread = Spread(numbers_of(later[0]))
+            raise Malformed("invalid numbers of a session: some of them went to stores of an earlier version")
         if refused:
             numbers.refused = Refusals.unpack(refused)
         if outcomes:
             numbers._outcomes = Outcomes.unpack(outcomes)
         numbers.forget_before(floor)
         return numbers
-
-    @classmethod
-    def merged(cls, records: Sequence[Numbers]) -> Numbers:
-        """What the records of one session in several stores tell together."""
-        newest = max(records, key=attrgetter("next"))
-        merged = cls(newest.next, newest.user, newest.by)
-        gaps = newest.spread.lost if newest.spread is not None else set[int]()
-        others = [one for one in records if one is not newest]
-        merged.spread = Spread(n for n in gaps if not any(one.vouches_for(n) for one in others))
-        floor = max(one.floor for one in records)
-        refused = dict(chain.from_iterable(one.refused.each(floor) for one in records))
-        for number, kind in sorted(refused.items()):
-            if not any(one.has_done(number) for one in records):
-                floor = max(floor, merged.refused.add(number, number, *kind) + 1)
-        outcomes = [one.outcomes for one in records if one._outcomes is not None]
-        for one in outcomes:
-            merged.outcomes.decided |= one.decided
-        for number in {number for one in outcomes for number in one.undecided}:
-            settled = any(r.vouches_for(number) and number not in r.outcomes.undecided for r in records)
-            if not settled:
-                merged.outcomes.undecided.add(number)
-        merged.forget_before(floor)
-        return merged
-
-    def vouches_for(self, number: int) -> bool:
-        """Whether the outcome of a number is known by what was stored here."""
-        return number < self.next and not self.is_lost(number)
-
-    def has_done(self, number: int) -> bool:
-        """Whether a number was executed, by what was stored here."""
-        refused = self.refused.answer(number) is not None or number in self.outcomes.undecided
-        return self.vouches_for(number) and not refused
 
 
 class Run:
@@ -325,8 +259,6 @@ class Session(BacklogShare):
         """Messages that it has sent and that were accepted, and that it was sent."""
         self.quotas: QuotaUsages = ()
         """The quotas that it counts for."""
-        self.shares: dict[str, BacklogShare] = {}
-        """What it has in the write backlogs of stores that have names."""
         self.expiry: Timer | None = None
         """When the token of its user expires, if there is one."""
 
@@ -396,35 +328,19 @@ class Sessions:
         self._ack_timeout = ack_timeout
         self._away: OrderedDict[bytes, float] = OrderedDict()
         self.confirmations: dict[Session, list[Run]] = {}
-        self.elsewhere: dict[NamedStage, dict[Session, list[Run]]] = {}
-        """The same for stores that have names."""
-        effects.before_elsewhere = self.flush_elsewhere
         self._probes = (Probes(probe), Probes(probe * IDLE_PROBES))
 
-    def restore(
-        self,
-        recovered: Recovered,
-        recovery: Recovery,
-        named: Sequence[tuple[NamedStage, Recovered]] = (),
-    ) -> None:
-        """Take up the sessions that the stores remember, until they are resumed or expire."""
-        records: dict[bytes, list[tuple[NamedStage | None, Recovered]]] = {}
-        for stage, found in ((None, recovered), *named):
-            for peer, part in found.table(SESSIONS):
-                if part == NUMBERS:
-                    records.setdefault(peer, []).append((stage, found))
-        for peer, those in records.items():
-            recovery.take_up("session", session_name(peer), self._restore, peer, those)
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up the sessions that the store remembers, until they are resumed or expire."""
+        for peer, part in recovered.table(SESSIONS):
+            if part == NUMBERS:
+                recovery.take_up("session", session_name(peer), self._restore, peer, recovered)
 
-    def _restore(self, peer: bytes, records: Sequence[tuple[NamedStage | None, Recovered]]) -> None:
+    def _restore(self, peer: bytes, recovered: Recovered) -> None:
         """Take up one of them. If it is doubtful what it had stored last, WELCOME says that it is another."""
-        found = [_numbers_in(recovered, peer) for _, recovered in records]
-        stages = {stage for stage, _ in records if stage is not None}
-        session = Session(peer, Numbers.merged(found) if stages else found[0], self.effects.now)
-        if stages:
-            session.numbers.divide(self.limits.unconfirmed).stages |= stages
-        session.durable = len(records) > len(stages)
-        session.doubtful = any((SESSIONS, (peer, NUMBERS)) in each.doubtful for _, each in records)
+        session = Session(peer, _numbers_in(recovered, peer), self.effects.now)
+        session.durable = True
+        session.doubtful = (SESSIONS, (peer, NUMBERS)) in recovered.doubtful
         self._add(session)
         self._away[peer] = self.effects.now + self._expiry
         self.count_for_quotas(session)
@@ -563,9 +479,6 @@ class Sessions:
         self._remove(session.peer)
         if session.durable:
             self.effects.store(DeleteValue(SESSIONS, (session.peer,)))
-        if session.numbers.spread is not None:
-            for stage in session.numbers.spread.stages:
-                stage.store(DeleteValue(SESSIONS, (session.peer,)))
         self.effects.closed.append(session.peer)
 
     def _report(self, what: str, session: Session, **details: Any) -> None:
@@ -614,31 +527,19 @@ class Sessions:
             raise NumberTooOld(f"number {number} leaves a gap: expected {numbers.next}")
         if number < max(numbers.floor, numbers.next - self.limits.unconfirmed):
             raise NumberTooOld(f"number {number} is too old: the newest is {numbers.next - 1}")
-        if numbers.is_lost(number):
-            return True
         if refusal := numbers.refused.answer(number):
             self.effects.send(session.peer, refusal)
         elif numbers.is_settled(number):
             self.effects.send(session.peer, Stored([[number, number, 0]]))
         return False
 
-    def accept(
-        self, session: Session, message: Numbered, count: int, sequence: int, stage: StoreStage | None = None
-    ) -> None:
+    def accept(self, session: Session, message: Numbered, count: int, sequence: int) -> None:
         """A numbered command was executed: confirm it once this iteration is stored.
 
-        `sequence` is that of the first of its `count` stream messages; both are 0 for other commands. It is
-        stored in the broker's own store, or as this `stage` says.
+        `sequence` is that of the first of its `count` stream messages; both are 0 for other commands.
         """
-        numbers, confirmations = session.numbers, self.confirmations
-        if numbers.spread is not None or (stage is not None and stage.name):
-            confirmations = self._confirmations(session, stage)
-            numbers.divide(self.limits.unconfirmed).begin(
-                message.number, stage.name if stage is not None else ""
-            )
-            numbers.next = max(numbers.next, message.number + 1)
-        else:
-            numbers.next = message.number + 1
+        confirmations = self.confirmations
+        session.numbers.next = message.number + 1
         runs = confirmations.get(session)
         if runs is None:
             runs = confirmations[session] = []
@@ -654,9 +555,6 @@ class Sessions:
         if number == numbers.next:
             numbers.next = number + 1
             numbers.forget_before(number - self.limits.unconfirmed)
-            numbers.refuse(number, error)
-        elif numbers.spread is not None and number in numbers.spread.lost:
-            numbers.spread.lost.discard(number)
             numbers.refuse(number, error)
         elif error.about == CHANGE and numbers.outcomes.drop(number):
             numbers.refuse(number, error)
@@ -675,7 +573,7 @@ class Sessions:
         if number in outcomes.decided:
             self.effects.send(session.peer, Ok(CHANGE, number, outcomes.decided[number]))
             return False
-        if number in outcomes.undecided or session.numbers.is_lost(number):
+        if number in outcomes.undecided:
             return True
         if number < session.numbers.next and session.numbers.refused.answer(number) is None:
             raise NumberTooOld(
@@ -695,8 +593,6 @@ class Sessions:
         if number == numbers.next:
             numbers.next = number + 1
             numbers.forget_before(number - self.limits.unconfirmed)
-        if numbers.spread is not None:
-            numbers.spread.lost.discard(number)
         numbers.outcomes.begin(number)
         self.confirmations.setdefault(session, [])
 
@@ -708,34 +604,28 @@ class Sessions:
         *,
         final: bool = True,
         otherwise: Any = None,
-        stage: StoreStage | None = None,
     ) -> None:
         """A change has come to this, all of it in this iteration: store it beside that, and answer then.
 
         One that is not `final` goes on, and this is its outcome if it cannot. If this cannot be stored it has
-        come to `otherwise`, or was refused. It is stored where this `stage` says.
+        come to `otherwise`, or was refused.
         """
-        stage = stage or self.effects
         if number and self._lives(session):
-            session.numbers.outcomes.decide(number, value, stage.name)
-            self._confirmations(session, stage).setdefault(session, [])
+            session.numbers.outcomes.decide(number, value)
+            self.confirmations.setdefault(session, [])
 
         def stored(error: MalamuteError | None) -> None:
             if error is not None and otherwise is None:
                 self.fail_change(session, number, error)
                 return
             outcomes = session.numbers.outcomes
-            outcomes.running.pop(number, None)
+            outcomes.running.discard(number)
             if error is not None and number in outcomes.decided:
                 outcomes.decide(number, otherwise)
-            if stage.name and number and self._lives(session):
-                # The broker's own store has it as undecided still.
-                outcomes.changed = True
-                self.confirmations.setdefault(session, [])
             self._answer(session, Ok(CHANGE, number, value if error is None else otherwise))
 
         if final:
-            stage.when_stored(stored)
+            self.effects.when_stored(stored)
 
     def fail_change(self, session: Session, number: int, error: MalamuteError) -> None:
         """A change was refused, and nothing was changed."""
@@ -750,43 +640,21 @@ class Sessions:
         if self.by_peer.get(session.peer, session) is session:
             self.effects.send(session.peer, answer)
 
-    def flush_elsewhere(self) -> None:
-        """Do what `flush` does in stores that have names."""
-        elsewhere, self.elsewhere = self.elsewhere, {}
-        for stage, confirmations in elsewhere.items():
-            self.flush(stage, confirmations)
-
-    def flush(
-        self, stage: StoreStage | None = None, confirmations: dict[Session, list[Run]] | None = None
-    ) -> None:
-        """Store the numbers of this iteration beside the messages, and confirm them when that is done.
-
-        Without arguments, that is what is in the broker's own store.
-        """
-        if stage is None or confirmations is None:
-            stage, confirmations, self.confirmations = self.effects, self.confirmations, {}
+    def flush(self) -> None:
+        """Store the numbers of this iteration beside the messages, and confirm them when that is done."""
+        confirmations, self.confirmations = self.confirmations, {}
         try:
             for session in confirmations:
-                self._store(session, stage)
+                self._store(session)
         except Exception as error:
             self.effects.spoil("the numbers of a session", error)
         # Behind what `_store` waits for: what was not stored has to be known when it is stored again.
-        stage.when_stored(lambda error: self._confirm(stage, confirmations, error))
+        self.effects.when_stored(lambda error: self._confirm(confirmations, error))
 
-    def _confirmations(self, session: Session, stage: StoreStage | None) -> dict[Session, list[Run]]:
-        """What is to be confirmed when this iteration is stored there."""
-        if not isinstance(stage, NamedStage):
-            return self.confirmations
-        session.numbers.divide(self.limits.unconfirmed).stages.add(stage)
-        return self.elsewhere.setdefault(stage, {})
-
-    def _store(self, session: Session, stage: StoreStage) -> None:
+    def _store(self, session: Session) -> None:
         if not self._lives(session):
             return
         numbers = session.numbers
-        if numbers.spread is not None:
-            self._store_all(session, stage)
-            return
         session.durable = True
         self.effects.store(PutValue(SESSIONS, (session.peer, NUMBERS), numbers.pack()))
         if numbers.refused_changed:
@@ -798,12 +666,7 @@ class Sessions:
             self.effects.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
             self.effects.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
 
-    def _store_all(self, session: Session, stage: StoreStage) -> None:
-        session.durable |= not stage.name
-        for part, value in session.numbers.pack_all(stage.name).items():
-            stage.store(PutValue(SESSIONS, (session.peer, part), value))
-
-    def store_again(self, stranded: Stranded, stage: NamedStage | None = None) -> None:
+    def store_again(self, stranded: Stranded) -> None:
         """A store has lost this: sessions that are in it are stored once more.
 
         One in doubt is not: as new as the damage, it would be in doubt no more after a restart, and its
@@ -813,7 +676,7 @@ class Sessions:
             session = self.by_peer.get(peer)
             if session is not None and not session.doubtful:
                 session.numbers.refused_changed = session.numbers.outcomes.changed = True
-                self._store(session, stage or self.effects)
+                self._store(session)
 
     def _refusals_stored(self, numbers: Numbers, error: MalamuteError | None) -> None:
         numbers.refused_changed |= error is not None
@@ -824,22 +687,17 @@ class Sessions:
     def _lives(self, session: Session) -> bool:
         return self.by_peer.get(session.peer) is session
 
-    def _confirm(
-        self, stage: StoreStage, confirmations: dict[Session, list[Run]], error: MalamuteError | None
-    ) -> None:
+    def _confirm(self, confirmations: dict[Session, list[Run]], error: MalamuteError | None) -> None:
         for session, runs in confirmations.items():
             if not self._lives(session):
                 continue
-            if session.numbers.spread is not None:
-                for run in runs:
-                    session.numbers.spread.end(run.first, run.last, stage.name)
             if error is None and runs:
                 session.numbers.stored = runs[-1].last
                 self.effects.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
             elif error is not None:
                 self._unstored(session, runs, error)
                 # What was handed out meanwhile has these numbers as stored.
-                self._store(session, stage)
+                self._store(session)
 
     def _unstored(self, session: Session, runs: list[Run], error: MalamuteError) -> None:
         for run in runs:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from math import inf
 
 from malamute.core.iteration.effects import Effects
-from malamute.core.iteration.stage import StoreStage
 from malamute.core.iteration.timers import Timer, Timers
 from malamute.errors import MalamuteError
 from malamute.store.operations import NextTooOld, TrimByAge
@@ -30,9 +29,8 @@ RETRY_SECONDS = 10.0
 class Ageing:
     """When a store is to drop what is too old."""
 
-    def __init__(self, effects: Effects, timers: Timers, stage: StoreStage) -> None:
+    def __init__(self, effects: Effects, timers: Timers) -> None:
         self._effects = effects
-        self._stage = stage
         self._timers = timers
         self._timer: Timer | None = None
         self._due = inf
@@ -44,11 +42,11 @@ class Ageing:
 
     def look(self) -> None:
         """Ask the store when the first chunk is too old."""
-        self._effects.ask(NextTooOld(self._effects.time_ns, self._stage.name), self._found, self._retry)
+        self._effects.ask(NextTooOld(self._effects.time_ns), self._found, self._retry)
 
     def look_when_stored(self) -> None:
         """The same when this iteration is stored: it sets how much is kept of a stream."""
-        self._stage.when_stored(lambda error: self.look(), awaited=False)
+        self._effects.when_stored(lambda error: self.look(), awaited=False)
 
     def _found(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -67,8 +65,8 @@ class Ageing:
 
     def _trim(self) -> None:
         self._due = inf
-        self._stage.store(TrimByAge(self._effects.time_ns))
-        self._stage.when_stored(self._trimmed, awaited=False)
+        self._effects.store(TrimByAge(self._effects.time_ns))
+        self._effects.when_stored(self._trimmed, awaited=False)
 
     def _trimmed(self, error: MalamuteError | None) -> None:
         if error is None:

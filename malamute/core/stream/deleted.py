@@ -17,7 +17,7 @@ DELETED_MAX = 1_000
 
 
 class DeletedStreams:
-    """The last sequences of deleted streams in one store; beyond `DELETED_MAX` names, the highest."""
+    """The last sequences of deleted streams; beyond `DELETED_MAX` names, the highest."""
 
     def __init__(self, stage: StoreStage) -> None:
         self._stage = stage

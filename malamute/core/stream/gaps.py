@@ -21,7 +21,6 @@ from malamute.store.operations import FindGap, GapRange, NoteRefused
 
 if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
-    from malamute.core.iteration.stage import StoreStage
 
 REFUSED_MAX = 100
 """Ranges that a stream remembers as accepted but not stored."""
@@ -48,7 +47,6 @@ class JournaledStream(Protocol):
 
     name: str
     effects: Effects
-    stage: StoreStage
     journaled: bool
     next: int
     next_dispatch: int
@@ -77,7 +75,7 @@ class Gaps:
             sent = note.sent or stream.last_stored
             self._refused.append(RefusedRange(note.first, note.last, sent))
             if not note.sent:
-                stream.stage.store(note._replace(sent=sent))
+                stream.effects.store(note._replace(sent=sent))
 
     def refuse(self, first: int, last: int) -> None:
         """The disk has refused a chunk."""
@@ -108,7 +106,7 @@ class Gaps:
         elif had > stream.last_stored:
             then(self._before(had, None))
         else:
-            question = FindGap(stream.name, had, stream.stage.name)
+            question = FindGap(stream.name, had)
             stream.effects.ask(question, lambda gap: then(self._before(had, gap)))
 
     def _before(self, had: int, gap: GapRange | None) -> list[Missing]:

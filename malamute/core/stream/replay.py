@@ -274,7 +274,7 @@ class Replay:
         self._passes.append(under_way)
         # What is stored while it is under way, the read may not have seen.
         self.stream.effects.ask(
-            ReadChunks(self.stream.name, under_way.start, size_bytes, self.stream.stage.name),
+            ReadChunks(self.stream.name, under_way.start, size_bytes),
             partial(self._replayed, under_way, self.stream.last_stored),
             partial(self._not_replayed, under_way),
         )

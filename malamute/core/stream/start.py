@@ -92,7 +92,7 @@ def locate(stream: StartingStream, start: Start, group: Group, then: Then) -> No
     else:
         time_ns = start.value if start.kind == TIME else stream.moment() - start.value
         stream.effects.ask(
-            FindTime(stream.name, time_ns, asked.stored, stream.stage.name),
+            FindTime(stream.name, time_ns, asked.stored),
             lambda found: then(at_time(asked, time_ns, found)),
         )
 
@@ -110,7 +110,7 @@ def _locate_last_of_each(stream: StartingStream, group: Group, asked: Asked, the
         then(position)
 
     takes = subject_test(group.selector)
-    question = LastPerSubject(stream.name, SUBJECTS_MAX + 1, asked.stored, stream.stage.name, takes)
+    question = LastPerSubject(stream.name, SUBJECTS_MAX + 1, asked.stored, takes)
     stream.effects.ask(question, answered)
 
 

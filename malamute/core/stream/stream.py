@@ -42,9 +42,11 @@ from malamute.core.iteration.named_table import NamedTable
 from malamute.core.iteration.stage import StoreStage
 from malamute.core.iteration.stored_values import StoredValues
 from malamute.core.session.session import Session
+from malamute.core.stream.ageing import Ageing
 from malamute.core.stream.audience import Audience
 from malamute.core.stream.chunk import Loaded, chunk_bytes
 from malamute.core.stream.chunk_part import ChunkPart
+from malamute.core.stream.deleted import DeletedStreams
 from malamute.core.stream.dispatch import Held, in_steps
 from malamute.core.stream.expiry import WAITING_PACE, BirthTimes, TimesBefore
 from malamute.core.stream.gaps import Gaps, Missing
@@ -52,9 +54,8 @@ from malamute.core.stream.reader_state import LIVE, REPLAY
 from malamute.core.stream.replay import Replay
 from malamute.core.stream.skipped import SkippedSequences
 from malamute.core.stream.start import locate
-from malamute.core.stream.store import StreamStore, StreamStores
 from malamute.core.stream.subscription import Position, Reader, Subscription
-from malamute.errors import CursorLost, InUse, InvalidValue, MalamuteError, NotFound, QuotaExceeded, TooMany
+from malamute.errors import CursorLost, InvalidValue, MalamuteError, NotFound, QuotaExceeded, TooMany
 from malamute.matching import CacheBudget, Group, Groups, Selector
 from malamute.protocol.batch import Columns, Frame, pack_stream_payload
 from malamute.protocol.fields import FEED_PREFIX
@@ -165,12 +166,9 @@ def cursor_bytes(name: str) -> int:
 class Stream:
     """One stream: its numbers, what is under way, and its readers."""
 
-    def __init__(
-        self, name: str, owner: Streams, store: StreamStore, state: StreamState | None = None
-    ) -> None:
+    def __init__(self, name: str, owner: Streams, state: StreamState | None = None) -> None:
         self.name = name
-        self.store = store
-        self.stage = store.stage
+        self._ageing = owner.ageing
         self.own = name.startswith(RESERVED_PREFIX)
         """Whether it is the broker's: its readers make no events by reading."""
         self.effects = owner.effects
@@ -181,12 +179,12 @@ class Stream:
         self.committed = self.policy.committed
         """Whether its subscriptions get only what is on the disk, unless they say so themselves."""
         self.audience = Audience(self._family_failed, owner.caches)
-        begin = state.reserved if state else store.floor
-        self.reserved = max(begin, store.incarnation)
+        begin = state.reserved if state else owner.floor
+        self.reserved = max(begin, owner.incarnation)
         self.next: int = self.reserved + 1
         self._given_back = self.next if self.journaled and not state else 0
         """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
-        self.never_used = (store.deleted.last(name) + 1, begin) if state is None else (1, 0)
+        self.never_used = (owner.deleted.last(name) + 1, begin) if state is None else (1, 0)
         """The first and the last sequence in front of it that no stream of this name is known to have had."""
         self.skipped = SkippedSequences()
         self._last_chunked = state.last if state else 0
@@ -204,9 +202,9 @@ class Stream:
         self.switches: Counter[str] = Counter()
         """How often a reader has come to the head, or fallen behind it, by the state that it is in since."""
         self._cursor_budget = owner.cursors
-        self.cursors = Cursors(self.stage, owner.cursors)
+        self.cursors = Cursors(self.effects, owner.cursors)
         self._cursors_held = owner.cursors_held
-        self.owners = Owners(self.stage, owner.cursors_held, cursor_bytes)
+        self.owners = Owners(self.effects, owner.cursors_held, cursor_bytes)
         """The users of the cursors that readers have."""
         self.made_by: str | None = None
         """The user that it counts for, if any."""
@@ -236,7 +234,7 @@ class Stream:
         """The dispatch of the first of them, if that was broken off."""
         self._dropped: list[Loaded] = []
         """What the disk has refused before, of which nobody knows yet."""
-        self.gaps = Gaps(self, state.last if state else begin, store.incarnations)
+        self.gaps = Gaps(self, state.last if state else begin, owner.incarnations)
         self.replay = Replay(self, self.gaps)
         self.wake, self.forget = self.replay.wake, self.replay.forget
         if not self.journaled:
@@ -338,7 +336,7 @@ class Stream:
         """Offer what waits for that, and give back the sequences that were reserved and not used."""
         self._dispatch(wholly=True)
         if self.next > self._given_back:
-            self.stage.store(Reserve(self.name, self.next - 1))
+            self.effects.store(Reserve(self.name, self.next - 1))
 
     def _family_failed(self, family: str, error: Exception) -> None:
         self.effects.family_failed(family, error, self.audience.failures[family], stream=self.name)
@@ -346,7 +344,7 @@ class Stream:
     def store_maker(self) -> None:
         """Store who has made it, with the first that is stored of it."""
         if self.made_by and self.journaled:
-            self.stage.store(PutValue(OWNERS, (self.name, ""), self.made_by))
+            self.effects.store(PutValue(OWNERS, (self.name, ""), self.made_by))
 
     def check_cursor(self, name: str, user: str | None = None) -> None:
         """Check that there is a cursor of this name, or room for one, which a user is to have.
@@ -382,7 +380,7 @@ class Stream:
         if user is not None and not self.owners.get(cursor) and (user or cursor not in self.owners):
             self.give(cursor, user)
         self.cursors.put(cursor, sequence)
-        self.stage.store(PutValue(CURSORS, (self.name, cursor), sequence))
+        self.effects.store(PutValue(CURSORS, (self.name, cursor), sequence))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
 
@@ -390,31 +388,31 @@ class Stream:
         """Store whose a cursor is."""
         self.owners.put(cursor, user)
         if user:
-            self.stage.store(PutValue(OWNERS, (self.name, cursor), user))
+            self.effects.store(PutValue(OWNERS, (self.name, cursor), user))
 
     def _find_again(self, cursor: str) -> None:
         def found(error: MalamuteError | None) -> None:
             if error is None:
                 self.lost_cursors.discard(cursor)
 
-        self.stage.when_stored(found)
+        self.effects.when_stored(found)
 
     def delete_cursor(self, cursor: str) -> None:
         """Forget a cursor, or one that is lost."""
         if self.owners.get(cursor):
-            self.stage.store(DeleteValue(OWNERS, (self.name, cursor)))
+            self.effects.store(DeleteValue(OWNERS, (self.name, cursor)))
         if cursor in self.owners:
             self.owners.put(cursor, None)
         self.cursors.put(cursor, None)
-        self.stage.store(DeleteValue(CURSORS, (self.name, cursor)))
+        self.effects.store(DeleteValue(CURSORS, (self.name, cursor)))
         if cursor in self.lost_cursors:
             self._find_again(cursor)
 
     def configure(self, policy: StreamPolicy) -> None:
         """Go by another policy from now on."""
         if policy.retention != self.policy.retention:
-            self.stage.store(Retain(self.name, policy.retention))
-            self.store.ageing.look_when_stored()
+            self.effects.store(Retain(self.name, policy.retention))
+            self._ageing.look_when_stored()
         self.policy, self.committed = policy, policy.committed
         self._ttl = self._policy_ttl()
         self.begin_ageing()
@@ -445,15 +443,15 @@ class Stream:
 
     def retain(self, retention: StreamRetention) -> None:
         """Store how much of it is kept, in place of what the configuration says."""
-        self._retentions.put(self.name, retention, self.stage)
-        self.stage.store(PutValue(RETENTIONS, (self.name,), retention))
+        self._retentions.put(self.name, retention)
+        self.effects.store(PutValue(RETENTIONS, (self.name,), retention))
         self.begin_ageing()
-        self.store.ageing.look_when_stored()
+        self._ageing.look_when_stored()
 
     def purge(self, purged: Callable[[], None]) -> None:
         """Drop the history. Its readers stay, and what was set for it."""
         # For the store it is another stream of the same name, which goes on with the old numbers.
-        self.stage.store(DeleteStream(self.name))
+        self.effects.store(DeleteStream(self.name))
         # A deletion changes the retention, be there one or not: it stands for all that goes with it.
         for values in (self.cursors, self.owners):
             values.rely_on_changes(lambda cursor: True)
@@ -488,18 +486,18 @@ class Stream:
                 self.lasting, self._given_back = False, first
             deleted()
 
-        self.stage.store(DeleteStream(self.name), ForgetStream(self.name))
+        self.effects.store(DeleteStream(self.name), ForgetStream(self.name))
         for cursor in [*self.owners]:
             self.owners.put(cursor, None)
         for cursor in [*self.cursors]:
             self.cursors.put(cursor, None)
-        self._retentions.put(self.name, None, self.stage)
+        self._retentions.put(self.name, None)
         self._drop_before(first, gone)
 
         def settled(error: MalamuteError | None) -> None:
             self._lost_going -= lost
 
-        self.stage.when_stored(settled, awaited=False)
+        self.effects.when_stored(settled, awaited=False)
 
     def _drop_before(self, first: int, dropped: Callable[[], None]) -> None:
         """What this iteration stores drops what is before a sequence: it is gone when that is done."""
@@ -509,7 +507,7 @@ class Stream:
                 self.first_kept = max(self.first_kept, first)
                 dropped()
 
-        self.stage.when_stored(stored)
+        self.effects.when_stored(stored)
 
     @property
     def unused(self) -> bool:
@@ -535,9 +533,9 @@ class Stream:
             self._note_skipped(chunk)
             if chunk.first == self.first_kept and self.never_used[0] <= self.never_used[1]:
                 # Its readers are not to be notified of these after a restart either.
-                self.stage.store(PutValue(BEGINNINGS, (self.name,), self.never_used))
+                self.effects.store(PutValue(BEGINNINGS, (self.name,), self.never_used))
             self.replay.unstored.append(loaded)
-            self.stage.store(
+            self.effects.store(
                 AppendChunk(
                     self.name,
                     loaded.chunk,
@@ -549,7 +547,7 @@ class Stream:
             )
             held = last > self.reserved
             deletions = self._deletions
-            self.stage.when_stored(lambda error: self._stored(last, deletions, error), awaited=held)
+            self.effects.when_stored(lambda error: self._stored(last, deletions, error), awaited=held)
         elif last + EPOCH // 2 > self.reserved:
             self._begin_epoch(last, size_bytes if last > self.reserved else 0)
 
@@ -575,7 +573,7 @@ class Stream:
         # The chunk that had them first may be refused, and one behind it be the last before a crash.
         if self._skipped_from:
             self.skipped.forget_before(self.first_kept)
-            self.stage.store(PutValue(SKIPPED, (self.name,), self.skipped.ranges))
+            self.effects.store(PutValue(SKIPPED, (self.name,), self.skipped.ranges))
 
     def lag(self, reader: Reader, last: int = NUMBER_MAX) -> int:
         """Return how many messages a reader in REPLAY has before it, up to `last`; 0 for any other."""
@@ -594,8 +592,8 @@ class Stream:
 
     def _begin_epoch(self, last: int, held_bytes: int = 0) -> None:
         """Reserve sequences for a stream without a journal. What is held meanwhile counts as accepted."""
-        self.stage.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
-        self.stage.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
+        self.effects.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
+        self.effects.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
 
     def _reserved(self, last: int, reserved: int, error: MalamuteError | None) -> None:
         if error is None:
@@ -619,7 +617,7 @@ class Stream:
             if self._skipped_from <= last:
                 self._skipped_from = 0
             if self._may_age and (age_seconds := self.age_seconds):
-                self.store.ageing.stored(age_seconds)
+                self._ageing.stored(age_seconds)
             self.replay.stored()
             return
         loaded = self.replay.refused()
@@ -727,7 +725,7 @@ class Stream:
             try:
                 if subscription.committed and loaded.chunk.last > self.replay.durable:
                     loaded.later[id(subscription)] = subscription, part
-                    self.stage.hurry()
+                    self.effects.hurry()
                 elif start > loaded.chunk.first:
                     subscription.fall_behind(start)
                 elif left := subscription.offer(part) if is_fresh else subscription.give(part):
@@ -774,10 +772,6 @@ class Stream:
         return [(group, parts[tuple(taken)]) for group, taken in places.items()]
 
 
-def _called(store: str) -> str:
-    return f"that of the store {store!r}" if store else "that of the broker's own store"
-
-
 def _behind_never_used(stream: Stream, start: Start) -> Start:
     """Begin with the first sequence that a stream can have, for a reader who asks for one before it."""
     first, last = stream.never_used
@@ -801,19 +795,27 @@ class Streams:
         limits: Limits,
         policy_of: StreamPolicyOf,
         caches: CacheBudget,
-        stores: StreamStores,
+        ageing: Ageing,
+        incarnations: Sequence[int] = (),
         *,
         unjournaled: bool = False,
         broker: str = "",
         held: Holdings | None = None,
         cursors_held: Holdings | None = None,
     ) -> None:
-        """`broker` is the id of the broker, of whose store the positions in the streams are.
+        """New streams begin behind the last of the `incarnations` of the store.
+
+        `broker` is the id of the broker, of whose store the positions in the streams are.
 
         What users have of streams and of cursors counts in `held` and in `cursors_held`.
         """
         self.effects = effects
-        self.stores = stores
+        self.ageing = ageing
+        self.deleted = DeletedStreams(effects)
+        self.incarnations = incarnations
+        self.incarnation = incarnations[-1] if incarnations else 0
+        self.floor = 0
+        """The highest sequence of all streams that were deleted. New ones begin behind it."""
         self.broker = broker
         self.limits = limits
         self.held = held or Holdings("streams")
@@ -830,15 +832,9 @@ class Streams:
         self.retentions: StoredValues[str, StreamRetention] = StoredValues(effects)
         """How much of a stream is kept, where that was set at run time."""
 
-    def store_of(self, name: str) -> StreamStore:
-        """The store of a stream, or the one that it would be made in. Raises `StoreAway`."""
-        stream = self.by_name.get(name)
-        return self.stores.of_new(name, self._started_with(name)) if stream is None else stream.store
-
     def policy(self, name: str) -> StreamPolicy:
-        """The policy of a stream. Its journal and its store are as they were when the broker started."""
-        started = self._started_with(name)
-        return self._policy_of(name)._replace(journal=started.journal, store=started.store)
+        """The policy of a stream. Its journal is as it was when the broker started."""
+        return self._policy_of(name)._replace(journal=self._started_with(name).journal)
 
     def retention(self, name: str) -> StreamRetention:
         """How much of a stream is kept: as it was set at run time, or else as it is configured."""
@@ -846,43 +842,39 @@ class Streams:
 
     def begin_ageing(self) -> None:
         """Some streams may have what is too old, if any of them has a limit by age: see when that is."""
-        ageing = {stream.store.ageing: None for stream in self.by_name.values() if stream.begin_ageing()}
-        for one in ageing:
-            one.look_when_stored()
+        if any([stream.begin_ageing() for stream in self.by_name.values()]):
+            self.ageing.look_when_stored()
 
     def configure(self, policy_of: StreamPolicyOf, limits: Limits) -> None:
         """Go by other policies and limits from now on; `Stream.configure` does so for each stream."""
         self._policy_of, self.limits = policy_of, limits
 
-    def restore(self, recovered: Recovered, recovery: Recovery, store: StreamStore | None = None) -> None:
-        """Take up the streams that a store kept, with their cursors and what was set for them."""
-        store = store or self.stores.own
-        recovery.take_up("table", "deleted streams", store.deleted.restore, recovered)
+    def restore(self, recovered: Recovered, recovery: Recovery) -> None:
+        """Take up the streams that the store kept, with their cursors and what was set for them."""
+        recovery.take_up("table", "deleted streams", self.deleted.restore, recovered)
         beginnings, skipped = recovered.table(BEGINNINGS), recovered.table(SKIPPED)
         for name, state in recovered.streams.items():
             refused = recovered.refused.get(name, ())
             numbering = beginnings.get((name,), (1, 0)), skipped.get((name,), ())
-            recovery.take_up("stream", name, self._restore, name, store, state, refused, numbering)
+            recovery.take_up("stream", name, self._restore, name, state, refused, numbering)
         for (name, cursor), sequence in recovered.table(CURSORS).items():
-            if (stream := self.kept(name, store)) is not None:
-                stream.cursors[cursor] = sequence
+            self.keep(name).cursors[cursor] = sequence
         for name, cursor in recovered.lost_keys(CURSORS):
-            if (stream := self.kept(name, store)) is not None:
-                stream.lost_cursors.add(cursor)
-        self._restore_values(recovered, store)
+            self.keep(name).lost_cursors.add(cursor)
+        self._restore_values(recovered)
         self.begin_ageing()
 
-    def _restore_values(self, recovered: Recovered, store: StreamStore) -> None:
+    def _restore_values(self, recovered: Recovered) -> None:
         """Take up what is kept of the streams that are there."""
         for (name, cursor), user in recovered.table(OWNERS).items():
-            self._restore_owner(store, name, cursor, str(user))
+            self._restore_owner(name, cursor, str(user))
         for (name,), retention in recovered.table(RETENTIONS).items():
-            if self.kept(name, store) is not None:
-                self.retentions[name] = StreamRetention.of(retention)
+            self.keep(name)
+            self.retentions[name] = StreamRetention.of(retention)
 
-    def _restore_owner(self, store: StreamStore, name: str, cursor: str, user: str) -> None:
+    def _restore_owner(self, name: str, cursor: str, user: str) -> None:
         stream = self.by_name.get(name)
-        if stream is None or stream.store is not store:
+        if stream is None:
             return
         if not cursor:
             stream.made_by = user
@@ -893,34 +885,19 @@ class Streams:
     def _restore(
         self,
         name: str,
-        store: StreamStore,
         state: StreamState,
         refused: Sequence[NoteRefused],
         numbering: tuple[Any, Any],
     ) -> None:
-        """Take up one of them, and what the disk had `refused` of it.
-
-        Raises `InUse` for a name that another store has as well: nothing is to be stored of that one.
-        """
+        """Take up one of them, and what the disk had `refused` of it."""
         if name == FLOOR:
-            store.floor = max(store.floor, state.reserved)
-        elif name in self.by_name:
-            first, other = self.by_name[name].stage.name, store.stage.name
-            raise InUse(f"the stream is in two stores: it goes by {_called(first)}, not by {_called(other)}")
+            self.floor = max(self.floor, state.reserved)
         else:
-            stream = self.by_name[name] = Stream(name, self, store, state)
+            stream = self.by_name[name] = Stream(name, self, state)
             stream.gaps.restore(refused)
             stream.restore_numbering(*numbering, refused)
             if stream.policy.retention != KEEP_ALL:
-                store.stage.store(Retain(name, stream.policy.retention))
-
-    def kept(self, name: str, store: StreamStore) -> Stream | None:
-        """The stream of this name in this store, made if needed; None if another store has it."""
-        if name not in self.by_name:
-            self.by_name[name] = Stream(name, self, store)
-        stream = self.by_name[name]
-        stream.lasting = True
-        return stream if stream.store is store else None
+                self.effects.store(Retain(name, stream.policy.retention))
 
     def store_again(self, stranded: Stranded) -> None:
         """The store has lost this: cursors of readers that are in it are stored once more."""
@@ -945,19 +922,18 @@ class Streams:
                 self.drop_untouched(stream)
             deleted()
 
-        store, last = stream.store, stream.last
+        last = stream.last
         stream.delete(gone)
-        store.floor = max(store.floor, stream.next - 1)
-        store.deleted.add(stream.name, last, store.floor)
-        if self._unjournaled and store is self.stores.own:
+        self.floor = max(self.floor, stream.next - 1)
+        self.deleted.add(stream.name, last, self.floor)
+        if self._unjournaled:
             self.begin_epoch()
         else:
-            store.stage.store(Reserve(FLOOR, store.floor))
+            self.effects.store(Reserve(FLOOR, self.floor))
 
     def begin_epoch(self) -> None:
         """Store the floor, and ahead of it what streams may use that have no journal."""
-        own = self.stores.own
-        reserved = max(own.floor, own.incarnation) + EPOCH
+        reserved = max(self.floor, self.incarnation) + EPOCH
         self.effects.store(Reserve(FLOOR, reserved))
 
         def begun(error: MalamuteError | None) -> None:
@@ -971,21 +947,17 @@ class Streams:
         for stream in self.by_name.values():
             self.effects.guard("the end of a stream", stream.close)
         if self._unjournaled:
-            self.effects.store(Reserve(FLOOR, self.stores.own.floor))
+            self.effects.store(Reserve(FLOOR, self.floor))
 
     def found(self, name: str) -> Stream:
-        """The stream of this name. Raises `NotFound`, or `StoreAway` where that is not known."""
+        """The stream of this name. Raises `NotFound`."""
         stream = self.by_name.get(name)
         if stream is None:
-            self.store_of(name)
             raise NotFound(f"there is no stream {name!r}")
         return stream
 
-    def commit(self, session: Session, message: Commit) -> StoreStage:
-        """Store a named position, and return where.
-
-        Raises `NotFound`, `StoreAway`, `InvalidValue` or `TooMany`.
-        """
+    def commit(self, session: Session, message: Commit) -> None:
+        """Store a named position. Raises `NotFound`, `InvalidValue` or `TooMany`."""
         stream, may = self.found(message.stream), session.may
         self.check_cursor(message.stream, message.cursor, may)
         stream.flush()
@@ -998,7 +970,6 @@ class Streams:
                 f"sequence {message.sequence} is beyond the head: expected at most {stream.next - 1}"
             )
         stream.commit(message.cursor, message.sequence, may.principal.user)
-        return stream.stage
 
     def check_cursor(self, stream: str, cursor: str, may: Permissions | None = None) -> None:
         """Check that a stream, which may not be there yet, has a cursor or room for it.
@@ -1023,16 +994,15 @@ class Streams:
     def get(self, name: str, user: str | None = None) -> Stream:
         """The stream of this name, made if needed; then it counts for the user, if it is one's.
 
-        Raises `TooMany`, `QuotaExceeded` or `StoreAway`.
+        Raises `TooMany` or `QuotaExceeded`.
         """
         stream = self.by_name.get(name)
         if stream is None:
-            store = self.store_of(name)
             if len(self.by_name) >= self.limits.streams:
                 raise TooMany(f"too many streams: expected at most {self.limits.streams}")
             if user is not None:
                 self.held.check(user, 1, self.limits.streams - len(self.by_name))
-            stream = Stream(name, self, store)
+            stream = Stream(name, self)
             stream.made_by = user
             self.add(stream)
             self.effects.event(f"stream.created.{name}")
@@ -1068,12 +1038,9 @@ class Streams:
                 stream.first_kept = max(stream.first_kept, first)
 
     def keep(self, name: str) -> Stream:
-        """The stream of this name, made if needed: the broker's own, or what was promised something.
-
-        It is made in the broker's own store, where that promise is.
-        """
+        """The stream of this name, made if needed: the broker's own, or what was promised something."""
         if name not in self.by_name:
-            self.by_name[name] = Stream(name, self, self.stores.own)
+            self.by_name[name] = Stream(name, self)
         self.by_name[name].lasting = True
         return self.by_name[name]
 
@@ -1153,7 +1120,7 @@ class Streams:
     def _anew(self, stream: Stream, start: Start, message: Subscribe) -> Start:
         """Begin at the head of a stream that was made anew for its readers, if nothing was before that."""
         anew = stream.idle and not (message.had or message.cursor)
-        used = max(stream.store.incarnation, stream.store.deleted.last(stream.name))
+        used = max(self.incarnation, self.deleted.last(stream.name))
         return Start(NEW) if anew and start.kind == SEQ and start.value > used else start
 
     def _is_here(self, position: StorePosition, stream: Stream) -> bool:

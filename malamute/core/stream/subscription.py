@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from malamute.core.iteration.effects import Effects
-    from malamute.core.iteration.stage import StoreStage, WhenStored
+    from malamute.core.iteration.stage import WhenStored
     from malamute.core.stream.audience import Audience
     from malamute.errors import MalamuteError
 
@@ -71,7 +71,6 @@ class SourceStream(Protocol):
     name: str
     own: bool
     effects: Effects
-    stage: StoreStage
     audience: Audience
     next: int
     switches: Counter[str]

@@ -71,13 +71,6 @@ class _Fault(NamedTuple):
 
 _FAULTS = (
     _Fault(CRITICAL, lambda s: s.store_error, lambda s: f"The store takes nothing: {s.store_error}"),
-    _Fault(
-        CRITICAL,
-        lambda s: any(store.error for store in s.stores),
-        lambda s: "; ".join(
-            f"The store {store.name} takes nothing: {store.error}" for store in s.stores if store.error
-        ),
-    ),
     _Fault(WARNING, lambda s: s.damages, lambda s: f"{s.damages} parts of the store are damaged"),
     _Fault(
         WARNING,

@@ -92,7 +92,6 @@ from malamute.protocol.admin.selectors import SelectorRow as SelectorRow
 from malamute.protocol.admin.selectors import SelectorsQuery as SelectorsQuery
 from malamute.protocol.admin.store import BackupMade as BackupMade
 from malamute.protocol.admin.store import JournalBackup as JournalBackup
-from malamute.protocol.admin.store import NamedStoreRow as NamedStoreRow
 from malamute.protocol.admin.store import StorageQuery as StorageQuery
 from malamute.protocol.admin.store import StoreDamage as StoreDamage
 from malamute.protocol.admin.store import StoredQuery as StoredQuery

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from malamute.protocol.admin.store import NamedStoreRow, StoreUsage
+from malamute.protocol.admin.store import StoreUsage
 from malamute.protocol.admin.topic import AdminChange, AdminQuery
 from malamute.protocol.admin.value import Row
 
@@ -14,7 +14,7 @@ class BrokerStatus(Row):
 
     Its configuration was loaded at `configured_at`, and these options of it are `waiting_for_restart`. A
     `config_error` tells why the one that was to be loaded last was refused. Quotas have refused something
-    `quotas_exceeded` times since the start. `store_error` is of its own store; `stores` are those with names.
+    `quotas_exceeded` times since the start.
     """
 
     software: str
@@ -42,7 +42,6 @@ class BrokerStatus(Row):
     storage: str = ""
     directory: str = ""
     pid: int = 0
-    stores: list[NamedStoreRow] = []
 
 
 class StatusQuery(AdminQuery[BrokerStatus]):

@@ -44,28 +44,6 @@ class StoreUsage(Row):
     first_time: int = 0
 
 
-class NamedStoreRow(Row):
-    """A store with a name, as far as it is known without waiting for it.
-
-    An `error` says why it takes nothing, or could not be opened. What is `used` of its `size`, the number
-    `lsn` of its newest transaction, and what its streams take is as it said within the last seconds.
-    `backlog_bytes` wait for its disk, and `committed_bytes` of messages were stored since the start.
-    """
-
-    name: str
-    kind: str
-    directory: str
-    error: str
-    used: int
-    size: int
-    lsn: int
-    streams_bytes: int
-    streams_budget: int
-    backlog_bytes: int
-    committed_bytes: int
-    damages: int
-
-
 class StorageQuery(AdminQuery[StoreUsage]):
     """How full the store is."""
 
@@ -106,11 +84,7 @@ class StoredQuery(PagedQuery[list[StoredStream]]):
 
 
 class BackupMade(Row):
-    """Where a backup is, and what was copied; without that, where it would be.
-
-    The counts are those of all stores together. Of `stores`, the ones with names, each is copied into
-    `stores/NAME` there, but for those that are `left_out`, as they take nothing now or are in memory.
-    """
+    """Where a backup is, and what was copied; without that, where it would be."""
 
     directory: str
     streams: int | None = None
@@ -118,12 +92,10 @@ class BackupMade(Row):
     bytes: int | None = None
     blocks: int | None = None
     damages: list[Any] | None = None
-    stores: list[str] = []
-    left_out: list[str] = []
 
 
 class JournalBackup(AdminChange[BackupMade]):
-    """Copy the stores into a new directory below that of the backups, while the broker runs."""
+    """Copy the store into a new directory below that of the backups, while the broker runs."""
 
     topic = "journal.backup"
 

@@ -1,0 +1,101 @@
+"""The matrix of two stores: a name of a stream, mailbox or service leads to one of them, and stays there."""
+
+from __future__ import annotations
+
+import pytest
+from core_bench import Bench, Message, publish, request, send
+
+from malamute.store.policies import DURABLE, MEMORY, QueuePolicy, StreamPolicy
+
+KINDS = ("stream", "mailbox", "service")
+PUTS = {
+    "stream": lambda body, number: publish(body, stream="n", number=number),
+    "mailbox": lambda body, number: send("n", body, number=number),
+    "service": lambda body, number: request(body, service="n", number=number, correlation=int(body)),
+}
+
+
+def rule(bench: Bench, in_memory: bool) -> None:
+    """What the rules say from now on of each name; a broker that runs is told."""
+    bench.settings = bench.settings._replace(
+        streams=lambda name: StreamPolicy(journal=not in_memory),
+        queues=lambda kind, name: QueuePolicy(persistence=MEMORY if in_memory else DURABLE),
+        unjournaled=in_memory,
+    )
+    bench.core.configure(bench.settings, bench.now)
+
+
+def begun(in_memory: bool) -> Bench:
+    bench = Bench()
+    rule(bench, in_memory)
+    bench.restart()
+    bench.open("alice")
+    return bench
+
+
+def put(bench: Bench, kind: str, body: bytes, number: int = 0) -> list[Message]:
+    bench.tell("alice", PUTS[kind](body, number))
+    bench.settle()
+    return bench.sent("alice")
+
+
+def on_disk(bench: Bench, kind: str) -> int:
+    """How many messages of the name are in the durable store."""
+    found = bench.store.recover()
+    if kind == "stream":
+        status = bench.store.status().streams.get("n")
+        return status.count if status is not None else 0
+    queue = found.queues.get((kind, "n"))
+    return len(queue.messages) if queue is not None else 0
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_name_is_in_the_store_that_its_rule_says_alone(kind: str, in_memory: bool) -> None:
+    bench = begun(in_memory)
+    put(bench, kind, b"1")
+    assert on_disk(bench, kind) == (0 if in_memory else 1)
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_resolves_to_one_store_and_is_found_there_again(kind: str, in_memory: bool) -> None:
+    bench = begun(in_memory)
+    put(bench, kind, b"1")
+    rule(bench, not in_memory)
+    put(bench, kind, b"2")
+    assert on_disk(bench, kind) == (0 if in_memory else 2), "a rule that changes moves nothing"
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restart_keeps_what_is_durable_and_ends_what_is_in_memory(kind: str, in_memory: bool) -> None:
+    bench = begun(in_memory)
+    put(bench, kind, b"1")
+    bench.restart()
+    bench.open("alice")
+    assert on_disk(bench, kind) == (0 if in_memory else 1)
+    put(bench, kind, b"2")
+    assert on_disk(bench, kind) == (0 if in_memory else 2)
+
+
+@pytest.mark.parametrize("kind", ["mailbox", "service"])
+def test_a_queue_of_the_durable_store_stays_there_over_a_restart_with_another_rule(kind: str) -> None:
+    bench = begun(False)
+    put(bench, kind, b"1")
+    rule(bench, True)
+    bench.restart()
+    bench.open("alice")
+    put(bench, kind, b"2")
+    assert on_disk(bench, kind) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_was_in_memory_is_new_after_a_restart_with_another_rule(kind: str) -> None:
+    bench = begun(True)
+    put(bench, kind, b"1")
+    rule(bench, False)
+    bench.restart()
+    bench.open("alice")
+    put(bench, kind, b"2")
+    assert on_disk(bench, kind) == 1
