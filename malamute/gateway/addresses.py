@@ -1,7 +1,7 @@
-"""Addresses in what the gateway answers: made of names, which may hold any character, below the prefix.
+"""Addresses in answers: made of names, which may hold any character, below the prefix of the site.
 
-A gateway may be below a path of a site that a proxy serves. `PathPrefix` takes that path off requests,
-whether the proxy has done so or not, and `outside` puts it before each path that goes into an answer.
+A proxy may serve the gateway below a path of its site. `PathPrefix` takes that path off requests, whether the
+proxy has done so or not, and `outside` puts it before each path that goes into an answer.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class PathPrefix:
 
 
 def outside(path: str) -> str:
-    """Return a path of the gateway as others see it."""
+    """Return the address of a path of the gateway for clients, below the prefix."""
     return quote(_prefix.get()) + path
 
 
 def inside(path: str) -> str:
-    """Return a path that others see as one of the gateway."""
+    """Return the gateway's own path for an address that clients use."""
     return path.removeprefix(quote(_prefix.get()))
 
 

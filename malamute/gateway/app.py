@@ -54,7 +54,7 @@ class Methods:
         self.path = next(iter(routes.values())).path
         self._routes = {**routes}
         if "GET" in routes and sse.MEDIA_TYPE not in routes["GET"].answers[200].types:
-            # What has no end has no answer without its body either.
+            # HEAD is served except for endless answers, which have no answer without a body either.
             self._routes["HEAD"] = routes["GET"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +80,7 @@ class Methods:
 
 
 def _check_text(scope: Scope) -> None:
-    """Check that the address is UTF-8: what is not would stand for another name. Raises `Malformed`."""
+    """Check that the path is UTF-8: other bytes would be read as another name. Raises `Malformed`."""
     address = b"%b?%b" % (scope.get("raw_path") or b"", scope["query_string"])
     try:
         if b"%" in address or not address.isascii():
@@ -90,7 +90,7 @@ def _check_text(scope: Scope) -> None:
 
 
 def paths(routes: Sequence[Endpoint]) -> list[Path]:
-    """The paths of a table of routes. Names in them may have slashes, percent-encoded or not."""
+    """Return the routes of a table. Names in their paths may have slashes, percent-encoded or not."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for route in routes:
         by_path.setdefault(route.path, {})[route.method] = route
@@ -108,10 +108,10 @@ async def _no_such_path(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class GatewayApp(Starlette):
-    """The guards, and behind them the paths: each of those makes problems of its errors itself."""
+    """Return the guards with the paths behind them; both turn their own errors into problems."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """The guards before the paths."""
+        """Add the guards in front of the paths."""
         app: ASGIApp = self.router
         for kind, arguments, options in reversed(self.user_middleware):
             app = kind(app, *arguments, **options)
@@ -119,7 +119,7 @@ class GatewayApp(Starlette):
 
 
 def make_app(settings: GatewaySettings) -> Starlette:
-    """The gateway as an ASGI application, for any server that keeps to the lifespan."""
+    """Return the gateway as an ASGI application, for any server with the lifespan protocol."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -30,17 +30,17 @@ CLOUD_EVENTS = "application/cloudevents-batch+json"
 ANY = "*/*"
 
 MESSAGE_TYPES = (ANY, NDJSON, CLOUD_EVENT, CLOUD_EVENTS)
-"""What a message, or many, may be posted as."""
+"""Media types in which one message or several may be posted."""
 
 HEADER_PREFIX = "malamute-header-"
 CLOUD_PREFIX = "ce-"
-"""The headers of a CloudEvent in binary mode begin so, in HTTP as in the message."""
+"""The prefix of CloudEvent attributes in binary mode, in HTTP headers and in message headers."""
 
 HeaderValue = str | int | float | bool | None
 
 
 class Posted(msgspec.Struct, forbid_unknown_fields=True):
-    """A message as it is posted in JSON. Its body is text, or bytes in base64."""
+    """A message posted in JSON. Its body is text, or bytes in base64."""
 
     subject: str = ""
     headers: dict[str, HeaderValue] = {}
@@ -49,7 +49,7 @@ class Posted(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Content(NamedTuple):
-    """A message that was posted, as a client sends it."""
+    """A posted message, in the form that a client sends."""
 
     subject: str
     body: bytes
@@ -57,20 +57,19 @@ class Content(NamedTuple):
 
 
 def media_type(request: Request) -> str:
-    """The media type of the body, without its parameters."""
+    """Return the media type of the body, without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def contents(request: Request, body: bytes, subject: str | None) -> list[Content]:
-    """The messages of a request.
+    """Return the messages of a request.
 
-    `subject` is that of a message that does not say it itself.
+    `subject` is the default for messages without one of their own.
 
     Raises:
-        Malformed: it is not the JSON that its media type announces.
-        InvalidValue: there is no message in it, or a CloudEvent is none.
-        TooLarge: there are more messages than one command may have.
-
+        Malformed: the body is not the JSON that its media type announces.
+        InvalidValue: the body has no message, or an invalid CloudEvent.
+        TooLarge: the body has more messages than one command may carry.
     """
     read = _READERS.get(media_type(request), _single)
     found = read(request, body, subject)
@@ -99,7 +98,7 @@ def _single(request: Request, body: bytes, subject: str | None) -> list[Content]
 
 
 def _unescaped(text: str) -> str:
-    """An attribute of a CloudEvent out of its header, where it may be quoted, and is percent-encoded."""
+    """Return the CloudEvent attribute of a header, which may be quoted and is percent-encoded."""
     plain = _QUOTED.sub(lambda quoted: _ESCAPED.sub(r"\1", quoted[1]), text)
     try:
         return unquote(plain, errors="strict")
@@ -114,7 +113,7 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def _lines(request: Request, body: bytes, subject: str | None) -> list[Content]:
-    # Each line makes an object: their number is looked at first.
+    # Each line makes an object, so lines are counted before any is decoded.
     if body.count(b"\n") > BATCH_MESSAGES_MAX:
         raise TooLarge(f"too many lines in one request: expected at most {BATCH_MESSAGES_MAX}")
     return [_content(posted, subject) for posted in decoded(_posted_lines, body)]
@@ -125,7 +124,7 @@ def _content(posted: Posted, subject: str | None) -> Content:
 
 
 def body_of(posted: Posted) -> bytes:
-    """The body of a message in JSON. Raises `InvalidValue` when it is given twice."""
+    """Return the body of a message in JSON. Raises `InvalidValue` for two bodies."""
     if posted.body is not None and posted.body_base64 is not None:
         raise InvalidValue("a message with body and body_base64: expected one of them")
     return posted.body.encode() if posted.body is not None else posted.body_base64 or b""
@@ -143,12 +142,12 @@ def _events(request: Request, body: bytes, subject: str | None) -> list[Content]
 
 
 def _of_event(event: dict[str, msgspec.Raw], subject: str | None) -> Content:
-    """A CloudEvent in structured mode, made into what the same event is in binary mode."""
+    """Convert a CloudEvent in structured mode to the same event in binary mode."""
     data, coded = event.pop("data", None), event.pop("data_base64", None)
     if data is not None and coded is not None:
         raise InvalidValue("a CloudEvent with data and data_base64: expected one of them")
     given = {name: decoded(_decode_attribute, bytes(raw)) for name, raw in event.items()}
-    # One that is null is as one that is not there.
+    # An attribute that is null is absent.
     attributes = {name: value for name, value in given.items() if value is not None}
     _check_event(attributes)
     kind = attributes.pop("datacontenttype", None) or JSON
@@ -158,7 +157,7 @@ def _of_event(event: dict[str, msgspec.Raw], subject: str | None) -> Content:
     if coded is not None:
         body = decoded(_decode_base64, bytes(coded))
     elif data is not None and not _is_json(str(kind)) and body.startswith(b'"'):
-        # What is not JSON stands as text in the JSON of the event.
+        # Data other than JSON is a JSON string in the event.
         body = decoded(_decode_text, body).encode()
     return Content(str(attributes["type"]) if subject is None else subject, body, headers)
 
@@ -177,9 +176,9 @@ def _check_event(attributes: Mapping[str, Any]) -> None:
 
 
 def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    """What JSON says. Raises `Malformed` when it is none, or of another form."""
+    """Return the decoded JSON. Raises `Malformed` for invalid JSON or another type than expected."""
     try:
-        # Programs on Windows begin a text with a mark, which is none of it.
+        # Programs on Windows begin a text with a byte order mark.
         return decode(data.removeprefix(BOM_UTF8))
     except (ValueError, RecursionError) as error:
         raise Malformed(f"invalid JSON: {error}") from None
@@ -193,11 +192,11 @@ _decode_base64 = msgspec.json.Decoder(bytes).decode
 _decode_text = msgspec.json.Decoder(str).decode
 
 _DEPTHS = {NDJSON: 0, CLOUD_EVENT: 1, CLOUD_EVENTS: 2}
-"""How deep a body is built, by its type; 0 is for all of it. Other types are not built."""
+"""Depth to which a body is built, by media type; 0 means all of it. Other types are not built."""
 
 
 def elements_of(request: Request, body: bytes) -> int:
-    """About how many elements of a body are built. Raises `TooLarge`."""
+    """Return an estimate of the elements that are built for a body. Raises `TooLarge`."""
     depth = _DEPTHS.get(media_type(request))
     return 0 if depth is None else check_elements(body, depth)
 
@@ -212,7 +211,7 @@ to_json = msgspec.json.Encoder().encode
 
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON, which ends with a line feed for those who read it in a terminal."""
+    """A JSON answer, with a final line feed for readers in a terminal."""
     return Response(to_json(value) + b"\n", status, headers, media_type=JSON)
 
 
@@ -220,7 +219,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def messages_of(columns: Columns) -> Iterator[Message]:
-    """The messages of a run, one by one."""
+    """Yield the messages of a run."""
     return map(
         Message,
         columns.each_sequence(),
@@ -231,15 +230,15 @@ def messages_of(columns: Columns) -> Iterator[Message]:
     )
 
 
-# All messages of a chunk have one time, and making the words of it was over two fifths of what an event took.
+# All messages of a chunk share one time, and formatting it took over two fifths of an event.
 @lru_cache(maxsize=16)
 def time_of(time_ns: int) -> str:
-    """A moment as RFC 3339 has it, in UTC, to the microsecond."""
+    """Return a time in UTC as RFC 3339 writes it, to the microsecond."""
     return (_EPOCH + timedelta(microseconds=time_ns // 1000)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def body_fields(body: bytes) -> dict[str, str]:
-    """A body as fields of JSON: text where it is UTF-8, else base64."""
+    """Return a body as JSON fields: text if it is UTF-8, otherwise base64."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -247,17 +246,17 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 
 def shown_gap(gap: Gap) -> dict[str, Any]:
-    """Messages that are not to be had, as JSON has it."""
+    """Return a gap as JSON fields."""
     store = {"store": gap.store} if gap.store else {}
     return {"first": gap.first, "last": gap.last, "reason": gap.reason, **store}
 
 
 UNREADABLE = "malformed"
-"""Why a message is missing, or a dead letter, whose record is damaged."""
+"""The reason of a gap, or of a dead letter, for a message with a damaged record."""
 
 
 def is_readable(message: Message) -> bool:
-    """Whether a message has headers and a body: the broker does not look into records."""
+    """Return whether a message can be decoded: the broker does not look into records."""
     try:
         return message.headers is not None
     except Malformed:
@@ -265,12 +264,12 @@ def is_readable(message: Message) -> bool:
 
 
 def unreadable(message: Message) -> Gap:
-    """What stands for a message whose record is damaged: who met an error there would never get beyond it."""
+    """Return a gap in place of a damaged message: a reader who met an error there would never get past it."""
     return Gap("", message.sequence, message.sequence, UNREADABLE)
 
 
 def shown(message: Message) -> dict[str, Any]:
-    """A message as JSON has it. Raises `Malformed`."""
+    """Return a message as JSON fields. Raises `Malformed`."""
     fields: dict[str, Any] = {"sequence": message.sequence, "time": time_of(message.time_ns)}
     if message.sender:
         fields["sender"] = message.sender

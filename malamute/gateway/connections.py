@@ -1,9 +1,9 @@
-"""The connections of a gateway: as many as its files allow, and who waits longest goes when there are more.
+"""The connections of a gateway: as many as its files allow; beyond that the longest idle one is closed.
 
-A connection is a file. Without one left, a new connection could be neither served nor refused. So there are
-files for the sessions with the broker, some spare ones, and the rest is for connections. When one too many
-comes, one that waits for a request ends: of the address with the most of them the one that has waited
-longest. If none waits, the address with the most connections loses its oldest one.
+A connection is a file. Without one left, a new connection could be neither served nor refused. So some files
+are reserved for sessions with the broker, some are spare, and connections use the rest. One connection too
+many closes an idle one: that which has waited longest for a request, of the address with the most of them. If
+none is idle, the address with the most connections loses its oldest one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple, Protocol
 from malamute.door.addresses import network_of
 
 FILES_OF_SESSION = 6
-"""FilePlan that a session with the broker takes: those of libzmq, and its connection."""
+"""Files for a session with the broker: those of libzmq, and its connection."""
 
 OTHER_FILES = 64
-"""FilePlan besides: listeners, logs, threads, what the console reads."""
+"""Other files: listeners, logs, threads, console files."""
 
 SPARE_SHARE = 8
-"""The part of all files that is left for connections that are accepted before others have ended."""
+"""Fraction of all files reserved for connections accepted before others have closed."""
 
 BACKLOG_MAX = 2048
 
@@ -29,7 +29,7 @@ log = logging.getLogger("malamute.gateway")
 
 
 class FilePlan(NamedTuple):
-    """How many connections, sessions, and connections at once the files of a process are for."""
+    """Numbers of connections, sessions and simultaneous connects that the files of a process allow."""
 
     connections: int
     sessions: int
@@ -37,7 +37,7 @@ class FilePlan(NamedTuple):
 
 
 def files_for(files: int, sessions: int) -> FilePlan:
-    """Return the division of so many files, at most half of them for that many sessions."""
+    """Return the division of `files`, with at most half of them for `sessions`."""
     backlog = max(1, min(BACKLOG_MAX, files // SPARE_SHARE))
     sessions = max(1, min(sessions, (files // 2 - OTHER_FILES) // FILES_OF_SESSION))
     connections = max(1, files - backlog - OTHER_FILES - sessions * FILES_OF_SESSION)
@@ -45,21 +45,21 @@ def files_for(files: int, sessions: int) -> FilePlan:
 
 
 class OpenConnection(Protocol):
-    """A connection, as its protocol has it."""
+    """A connection, in the form that its protocol keeps."""
 
     client: tuple[str, int] | None
 
     def end(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
 
 
 class Connections:
-    """The connections that are open, by the addresses that they come from."""
+    """The open connections, by the addresses of their clients."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.ended = 0
-        """How many were ended for others."""
+        """Number of connections closed to make room."""
         self._open: dict[str, OrderedDict[OpenConnection, None]] = {}
         self._waiting: dict[str, OrderedDict[OpenConnection, None]] = {}
         self._senders: dict[OpenConnection, str] = {}
@@ -69,7 +69,7 @@ class Connections:
         return len(self._senders)
 
     def add(self, connection: OpenConnection) -> None:
-        """A connection was made."""
+        """Add a new connection."""
         address = connection.client[0] if connection.client else ""
         sender = network_of(address).hex() or address
         self._senders[connection] = sender
@@ -78,7 +78,7 @@ class Connections:
             self._make_room()
 
     def waits(self, connection: OpenConnection) -> None:
-        """Note that a connection waits for a request, without an answer under way."""
+        """Note that a connection is idle: no answer is under way."""
         if (sender := self._senders.get(connection)) is not None:
             self._waiting.setdefault(sender, OrderedDict())[connection] = None
 
@@ -88,7 +88,7 @@ class Connections:
             _drop(self._waiting, sender, connection)
 
     def remove(self, connection: OpenConnection) -> None:
-        """Forget a connection that has ended or was handed over."""
+        """Remove a connection that was closed or handed over."""
         if (sender := self._senders.pop(connection, None)) is not None:
             _drop(self._open, sender, connection)
             _drop(self._waiting, sender, connection)
@@ -97,8 +97,8 @@ class Connections:
         if not self._said:
             self._said = True
             log.warning(
-                "%d connections, as many as there may be: those that wait longest for a request end. Raise "
-                "the limit of open files, such as by `ulimit -n`, if so many clients are to be connected",
+                "the limit of %d connections is reached: the longest idle ones are closed; raise the limit "
+                "of open files, as with `ulimit -n`, for more clients",
                 self.most,
             )
         held = [*(self._waiting or self._open).values()]

@@ -1,8 +1,8 @@
-"""The room for the bodies of requests: who sends them is proved first, then they are counted, then kept.
+"""The room for request bodies: the sender is authenticated first, then bytes are counted, then kept.
 
-All bodies that are here have so many bytes together, and each user has a share of that. Of who is not proved
-none is read, but for the form by which somebody signs in to the console, which has few bytes. A body counts
-until its request is answered; what is built of it counts, too (`elements.py`).
+The bytes of all bodies in memory are limited, and each user has a share. No body of an unauthenticated sender
+is read, except for the small form that signs in to the console. A body counts until its request is answered;
+objects built from it count, too (`elements.py`).
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from malamute.gateway.users import PEER, USER
 Built = TypeVar("Built")
 
 STRANGER_BYTES = 16 * 1024
-"""The most bytes of a form by which somebody signs in: nobody has looked at the credentials yet."""
+"""Maximum bytes of the form that signs in: its credentials are not verified yet."""
 
 APART_BYTES = 64 * 1024
-"""A body that is larger is decoded in a thread: others do not wait for it."""
+"""Bytes from which a body is decoded in a thread, so that other requests do not wait for it."""
 
 TAKE_SECONDS = 30.0
-"""How long a client may take for the next piece of a large answer."""
+"""Time for a client to accept the next piece of a large answer."""
 
 END = "malamute.end"
-"""Key in the scope of a request: the function that ends its connection at once."""
+"""Key in the scope of a request: the function that closes its connection at once."""
 
 _HELD = "malamute.held"
 """Key in the scope of a request: its share of the room."""
 
 
 class BodyRoom:
-    """The bodies that are here."""
+    """The request bodies in memory."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self.shares = Shares(settings.bodies_bytes)
         self.answers = Shares(settings.answers_bytes)
-        """The large answers that are under way."""
-        # One after the other: what they build is in the memory of all.
+        """The large answers under way."""
+        # Bodies are decoded one after the other: their objects share the memory of the process.
         self._thread = ThreadPoolExecutor(1, "malamute-bodies")
 
     def take(self, request: Request, who: str, count: int) -> None:
-        """Count so many bytes more of a request, until it is answered. Raises `TryLater`."""
+        """Count more bytes of a request, until it is answered. Raises `TryLater`."""
         if not self.shares.take(who, count):
             raise TryLater(
                 f"bodies of requests have {self.shares.total} bytes together, {self.shares.held(who)} of "
@@ -60,12 +60,12 @@ class BodyRoom:
         request.scope.setdefault(_HELD, []).append((who, count))
 
     def take_more(self, request: Request, count: int) -> None:
-        """Count so many bytes more for who has sent the body of a request. Raises `TryLater`."""
+        """Count more bytes for the sender of a request body. Raises `TryLater`."""
         if (held := request.scope.get(_HELD)) and count:
             self.take(request, held[0][0], count)
 
     def leave(self, scope: Scope) -> None:
-        """Give back what a request held."""
+        """Release the bytes of a request."""
         for who, count in scope.pop(_HELD, ()):
             self.shares.give_back(who, count)
 
@@ -73,11 +73,10 @@ class BodyRoom:
         """Read the body of a request.
 
         Raises:
-            TooLarge: it has more than `limit_bytes`, or than the settings say; the rest is not read.
-            TryLater: all bodies, or those of `who`, would be too large together.
-            RequestTimeout: it did not come in time, or not as a whole.
-            MediaTypeRefused: it is compressed.
-
+            TooLarge: the body exceeds `limit_bytes` or the settings; the rest is not read.
+            TryLater: all bodies, or the bodies of `who`, would be too large together.
+            RequestTimeout: the body did not arrive in time, or not completely.
+            MediaTypeRefused: the body is compressed.
         """
         limit_bytes = limit_bytes or self._settings.body_bytes
         seconds = self._settings.body_seconds
@@ -106,18 +105,18 @@ class BodyRoom:
         return bytes(body)
 
     async def built(self, body: bytes, build: Callable[[], Built]) -> Built:
-        """The result of `build`, which decodes this body. A large one is decoded beside the loop."""
+        """Return the result of `build`, which decodes this body. A large body is decoded in a thread."""
         if len(body) <= APART_BYTES:
             return build()
         return await asyncio.get_running_loop().run_in_executor(self._thread, build)
 
     def close(self) -> None:
-        """Decode no more."""
+        """Stop decoding."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class _Answer:
-    """An answer that is sent in pieces if it is large: what nobody takes is not kept for ever."""
+    """An answer sent in pieces if it is large: a client that does not read it loses it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, room: BodyRoom) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -126,7 +125,7 @@ class _Answer:
         self._is_refused = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of it. A large one waits for its share of the room."""
+        """Send a part of the answer. A large part waits for its share of the room."""
         if message["type"] == "http.response.start" and _length_of(message) > APART_BYTES:
             self._start = message
         elif self._start is not None and message["type"] == "http.response.body":
@@ -165,7 +164,7 @@ def _length_of(message: Message) -> int:
 
 
 class DoorGuard:
-    """ASGI middleware: notes where a request comes from, and frees what it held when it is answered."""
+    """ASGI middleware: notes the address of a request, and frees its bytes when it is answered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""How many elements a body in JSON has, before any of them is built: each takes many times its bytes."""
+"""The number of elements in a JSON body, before any is built: each takes many times its bytes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from malamute.errors import TooLarge
 
 ELEMENTS_MAX = 250_000
-"""The most elements of a body: objects, lists, and what is in them."""
+"""Maximum elements of a body: objects, lists, and values in them."""
 
 ELEMENT_BYTES = 100
-"""About how much an element takes that has few bytes."""
+"""Approximate memory of an element with few bytes."""
 
 BRACKETS_MAX = 1_000_000
-"""The most brackets that are looked at to find out how many elements there are."""
+"""Maximum brackets examined to count the elements."""
 
 _KEPT = b'",[]{}'
 _OTHERS = bytes(byte for byte in range(256) if byte not in _KEPT)
@@ -25,13 +25,13 @@ _BRACKETS = re.compile(rb"[][{}]")
 def check_elements(body: bytes, depth: int = 0) -> int:
     """Check that JSON has not too many elements, and return about how many it has.
 
-    With a `depth`, those that are deeper are not counted: what is there stays as it is.
+    Elements below `depth` are not counted: their text is not decoded.
 
     Raises `TooLarge`.
     """
     count = sum(body.count(separator) for separator in (b",", b"[", b"{"))
     if count > ELEMENTS_MAX:
-        # Some may be in texts, or deeper than what is built.
+        # Some separators may be in texts, or below `depth`.
         count = exact(body, depth)
     if count > ELEMENTS_MAX:
         raise TooLarge(
@@ -41,7 +41,7 @@ def check_elements(body: bytes, depth: int = 0) -> int:
 
 
 def exact(body: bytes, depth: int) -> int:
-    """How many elements JSON has that are not deeper; 0 is for all of them."""
+    """Return the number of elements down to `depth`; 0 counts all of them."""
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     signs = body.translate(None, _OTHERS)
@@ -56,7 +56,7 @@ def exact(body: bytes, depth: int) -> int:
 
 
 def _counts(signs: bytes, depth: int) -> Iterator[int]:
-    """Count what is not deeper than `depth`, piece by piece."""
+    """Yield numbers of elements down to `depth`, piece by piece."""
     now = at = 0
     for found in _BRACKETS.finditer(signs):
         if now <= depth:

@@ -16,49 +16,49 @@ from malamute.protocol.position import StorePosition
 from malamute.protocol.start import AFTER, SEQ
 
 PART_BYTES = 64 * 1024
-"""About how many bytes are written at once."""
+"""Approximate bytes of one write."""
 
 NOTHING_NEW = b": nothing new\n\n"
-"""What keeps a connection that has no events."""
+"""A comment that keeps a quiet connection open."""
 
 
 class GapQueue:
-    """The gaps of a subscription that are not written yet. Each lies behind what came before it."""
+    """The unwritten gaps of a subscription, each with its position among the messages."""
 
     def __init__(self) -> None:
         self._noted = 0
         self._gaps: deque[tuple[int, Gap]] = deque()
         self._place = 0
-        """How many messages came before the next one."""
+        """Number of messages before the next one."""
 
     def __bool__(self) -> bool:
         return bool(self._gaps)
 
     def due(self, subscription: Subscription) -> bool:
-        """Whether some wait, or are to be noted."""
+        """Return whether gaps wait here, or in the subscription."""
         return bool(self._gaps) or subscription.gaps != self._noted
 
     def note(self, subscription: Subscription, columns: Columns | None) -> None:
-        """Take those that are new. The next messages are those of the columns, just handed out."""
+        """Add the new gaps. `columns` are the messages just handed out: the next one is their first."""
         if fresh := subscription.gaps - self._noted:
             self._gaps += subscription.placed_gaps[-fresh:]
             self._noted = subscription.gaps
         self._place = subscription.popped - (0 if columns is None else len(columns))
 
     def before_next(self) -> Iterator[Gap]:
-        """Pop those that lie before the next message, and go on behind that one."""
+        """Pop the gaps before the next message, and advance behind that message."""
         while self._gaps and self._gaps[0][0] <= self._place:
             yield self._gaps.popleft()[1]
         self._place += 1
 
     def rest(self) -> Iterator[Gap]:
-        """Pop all of them: nothing is before them any more."""
+        """Pop all gaps: no message is before them any more."""
         while self._gaps:
             yield self._gaps.popleft()[1]
 
 
 def start_behind(event_id: str) -> str:
-    """Return the start behind an event, which Last-Event-ID names: its sequence, and the store that it is of.
+    """Return the start behind the event in Last-Event-ID: its sequence, and the store of that sequence.
 
     Raises `InvalidValue`.
     """
@@ -70,40 +70,40 @@ def start_behind(event_id: str) -> str:
 
 
 class EventWriter:
-    """Writes the messages and the gaps of a subscription as events, each where it belongs.
+    """Writes the messages and the gaps of a subscription as events, in order.
 
-    `last` is the last sequence that was written, in this `store`.
+    `last` is the last written sequence, in this `store`.
     """
 
     OWN_TYPES = b""
-    """How the types of the events begin that are no messages: `gap` and `problem`."""
+    """The prefix of the types of events other than messages: `gap` and `problem`."""
 
     def __init__(self, last: int, store: str) -> None:
         self.last, self.store = last, store
         self.gaps = GapQueue()
 
     def headers(self) -> Mapping[str, str]:
-        """Headers of the answer, before anything is written."""
+        """Return headers of the answer, before any event is written."""
         return {}
 
     def position(self, sequence: int) -> bytes:
-        """The id of an event: what Last-Event-ID says when this one was the last."""
+        """Return the id of an event, which Last-Event-ID repeats after it."""
         return f"{sequence}@{self.store}".encode()
 
     @property
     def start(self) -> str:
-        """The start of a subscription that goes on behind what was written."""
+        """Return the start of a subscription behind the last written event."""
         return f"{AFTER}:{self.last}@{self.store}"
 
     def event(self, message: Message) -> bytes:
-        """A message as an event; empty if it is not to be written."""
+        """Return a message as an event; empty to write none."""
         data = bodies.to_json(bodies.shown(message))
         return b"id: %b\ndata: %b\n\n" % (self.position(message.sequence), data)
 
     def events(self, columns: Columns | None) -> Iterator[bytes]:
-        """Write some messages, and the gaps before them; without messages all gaps that wait.
+        """Yield some messages as events, with the gaps before them; without messages all waiting gaps.
 
-        `last` is that of the event that was yielded.
+        `last` is the sequence of the event just yielded.
         """
         for message in () if columns is None else bodies.messages_of(columns):
             yield from map(self._gap, self.gaps.before_next())
@@ -114,7 +114,7 @@ class EventWriter:
             yield from map(self._gap, self.gaps.rest())
 
     def parts(self, columns: Columns | None) -> Iterator[bytes]:
-        """The same, several events at a time."""
+        """Yield the events joined to larger parts."""
         part: list[bytes] = []
         size_bytes = 0
         for event in self.events(columns):
@@ -135,7 +135,8 @@ class EventWriter:
     def _gap(self, gap: Gap) -> bytes:
         if gap.store:
             self.last, self.store = -1, gap.store
-        # One that lies behind tells that the broker has lost what was had: the position stays.
+        # A gap behind the last position reports that the broker has lost messages already written: the
+        # position stays.
         position = b"id: %b\n" % self.position(gap.last) if gap.last > self.last else b""
         self.last = max(self.last, gap.last)
         fields = bodies.to_json(bodies.shown_gap(gap))

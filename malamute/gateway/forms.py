@@ -1,6 +1,6 @@
-"""Forms as browsers send them, decoded a slice at a time.
+"""Forms of browsers, decoded a slice at a time.
 
-The library's own function makes an object of each escape: 16 MiB of them took 1.3 GiB.
+The standard library makes an object of each escape: 16 MiB of them took 1.3 GiB.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ SLICE_BYTES = 64 * 1024
 
 
 def fields_of(body: bytes, most: int) -> list[tuple[str, str]]:
-    """The fields of a form, names and values.
+    """Return the fields of a form, names and values.
 
     Raises:
-        TooLarge: they are more than `most`.
-        Malformed: one is not UTF-8, percent-encoded.
-
+        TooLarge: the form has more than `most` fields.
+        Malformed: a field is not percent-encoded UTF-8.
     """
     if body.count(b"&") >= most:
         raise TooLarge(f"too many fields in a form: expected at most {most}")
@@ -37,7 +36,7 @@ def _plain(text: bytes) -> str:
     start = 0
     while start < len(text):
         end = start + SLICE_BYTES
-        # An escape stays whole.
+        # A slice must not cut an escape.
         if (escape := text.rfind(b"%", end - 2, end)) >= 0:
             end = escape
         found += unquote_to_bytes(text[start:end])

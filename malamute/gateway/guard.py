@@ -1,4 +1,4 @@
-"""What stands before every path: which hosts and sites are served, and the headers of every answer."""
+"""The guard in front of every path: allowed hosts and sites, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from malamute.gateway.settings import GatewaySettings
 
 SECURITY_HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
-    # Contents of messages are sent as what they are, and may be pages of their publishers: those are nobody
-    # here, and send no forms.
+    # Contents of messages keep their media type, so they may be pages of publishers: sandboxed, such a page
+    # has no origin and sends no forms.
     "content-security-policy": (
         "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; sandbox"
     ),
@@ -29,14 +29,14 @@ SECURITY_HEADERS: Mapping[str, str] = {
 """Headers of every answer that does not set them itself."""
 
 ONLY_TLS: Mapping[str, str] = {"strict-transport-security": "max-age=31536000"}
-"""What an answer over TLS has as well, unless it comes from loopback: other programs have ports there."""
+"""HSTS, for answers over TLS, except on loopback: other programs have ports there."""
 
 
 class OtherSites(CORSMiddleware):
-    """CORS, which answers what the pages of other sites may not ask with a problem."""
+    """CORS, which answers a forbidden preflight request with a problem."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Answer the question before a request."""
+        """Answer a preflight request."""
         answer = super().preflight_response(request_headers)
         if answer.status_code == HTTPStatus.OK:
             return answer
@@ -56,9 +56,9 @@ WITH_COOKIES = (b"access-control-allow-credentials", b"true")
 
 
 class SiteGuard:
-    """ASGI middleware: refuses what comes from the page of another site, and adds the security headers.
+    """ASGI middleware: refuses requests from pages of other sites, and adds the security headers.
 
-    To `cookie_paths` the pages of sites that may use the gateway may send cookies, too.
+    Pages of allowed sites may also send cookies to `cookie_paths`.
     """
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, cookie_paths: Collection[str] = ()) -> None:
@@ -110,7 +110,7 @@ def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
+    """Return the name in a Host header, without port and brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Whether the gateway lives, whether the broker serves it, and what the numbers of its problems mean."""
+"""Liveness of the gateway, readiness of the broker, and explanations of error numbers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from malamute.gateway.users import ANONYMOUS
 
 
 async def live(request: Request, arguments: Arguments) -> Response:
-    """Say that the process answers."""
+    """Answer that the process is alive."""
     return bodies.answer({"status": "live"})
 
 
 async def ready(request: Request, arguments: Arguments) -> Response:
-    """Ask the broker for a sign of life."""
+    """Ping the broker."""
     gateway = gateway_of(request)
     async with gateway.users.session(ANONYMOUS) as client:
         await client.flush(gateway.settings.timeout_seconds)
@@ -51,7 +51,7 @@ ENDPOINTS = (
         "GET",
         "/v1/problems/{code}",
         problem,
-        "What an error of this number is, and what to do.",
+        "The meaning of an error number, and the next step.",
         (Parameter("code", "The number of the error.", {"type": "integer", "minimum": 1}, "path"),),
         answers={200: Documented("The error.")},
         problems=(404,),

@@ -1,8 +1,8 @@
-"""Messages of mailboxes and requests to services that HTTP clients hold: leased, until they are settled.
+"""Messages of mailboxes and requests to services that HTTP clients hold: leased until settled.
 
-A lease is a delivery of the broker, held by a session of the user whose it is. It ends when it is settled, or
-when the broker takes the message back, as after its ack timeout; the message is redelivered then. The session
-lasts as long as there is a lease of it.
+A lease is a delivery of the broker, held by a session of its user. The lease ends when the message is
+settled, or recalled by the broker, as after its ack timeout; the message is redelivered then. The session
+lasts as long as it has a lease.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from malamute.gateway.users import Identity, ProvedUser, Users
 
 
 class LeasedQueue(NamedTuple):
-    """Whose leases they are, and of what: a mailbox, as its owner or shared with others, or a service."""
+    """The owner and the queue of leases: a mailbox, read by its owner or shared, or a service."""
 
     owner: ProvedUser
     kind: str
@@ -33,12 +33,12 @@ class LeasedQueue(NamedTuple):
 
     @property
     def is_owned(self) -> bool:
-        """Whether they are the mail of who connects with this address."""
+        """Whether the queue is a mailbox read by its owner, the client with that address."""
         return self.kind == "mailbox" and not self.shared
 
 
 def lease_of(message: Mail) -> str:
-    """The name of a lease. A redelivery has another one."""
+    """Return the name of a lease. A redelivery has another one."""
     return f"{message.sequence}-{message.attempts}"
 
 
@@ -54,19 +54,19 @@ class _Holder:
         self.uses = 0
         self.messages: dict[str, Mail] = {}
         self.over: dict[str, Callable[[], None]] = {}
-        """What to call when a lease is over."""
+        """Callbacks for the end of a lease, by its name."""
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, Recalled) and event.queue == self.queue.name:
             taken = {*event.sequences}
             for lease in [name for name, mail in self.messages.items() if mail.sequence in taken]:
-                # What the client takes for held it would not hand out again.
+                # The client would not hand out a message again that it takes for held.
                 asyncio.get_running_loop().call_soon(self.messages[lease].release)
                 self.drop(lease)
             self._recalled(self)
 
     async def end(self) -> None:
-        """Forget its leases: its session has ended, and the broker has taken back all that it held."""
+        """Forget the leases: the session has ended, and the broker has recalled all its messages."""
         self.messages.clear()
         self.over.clear()
         self.client = None
@@ -78,7 +78,7 @@ class _Holder:
 
 
 class Leases:
-    """The leases of a gateway, by the queues that they are of."""
+    """The leases of a gateway, by their queues."""
 
     def __init__(self, settings: GatewaySettings, users: Users) -> None:
         self._settings = settings
@@ -91,13 +91,13 @@ class Leases:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of what is leased."""
+        """Bytes of leased messages."""
         return _bytes_of(self._holders.values())
 
     def _room(self, user: str) -> int:
-        """How many messages more a user may lease. Raises `TooMany` if that is none.
+        """Return how many messages more a user may lease. Raises `TooMany` if that is none.
 
-        A user has as much of the limits as is left to the others.
+        A user may hold at most as much as stays free for the others.
         """
         own = [holder for holder in self._holders.values() if holder.queue.owner.user == user]
         count = sum(len(holder.messages) for holder in own)
@@ -139,7 +139,7 @@ class Leases:
             await holder.stack.aclose()
 
     def _recalled(self, holder: _Holder) -> None:
-        """Let the session of a holder go, if that was the last of its leases."""
+        """Close the session of a holder without leases."""
         holder.uses += 1
         task = asyncio.create_task(self._leave(holder))
         self._leaving.add(task)
@@ -148,12 +148,11 @@ class Leases:
     async def take(
         self, queue: LeasedQueue, identity: Identity, limit: int, wait_seconds: float, patterns: list[str]
     ) -> list[Mail]:
-        """Lease up to `limit` messages: those that are there, after waiting for one at least.
+        """Lease up to `limit` messages: the available ones, after waiting for at least one.
 
         Raises:
-            TooMany: as many messages, or bytes of them, are leased as may be.
-            MalamuteError: the broker refuses it.
-
+            TooMany: the limit of leased messages or bytes is reached.
+            MalamuteError: the broker refuses the lease.
         """
         room = self._room(queue.owner.user)
         holder, client = await self._enter(queue, identity)
@@ -188,7 +187,7 @@ class Leases:
         except BaseException:
             consumer.cancel()
             raise
-        # Until they are settled it holds them; no more are to come.
+        # The consumer holds the messages until they are settled; no more are to be delivered.
         consumer.drain()
         left = {lease_of(message) for message in found}
         if not found:
@@ -210,10 +209,10 @@ class Leases:
     async def settle(
         self, queue: LeasedQueue, lease: str, do: Callable[[Any], Awaitable[bool]], timeout: float
     ) -> None:
-        """Have `do` settle the message of a lease; it returns whether the lease is over.
+        """Settle the message of a lease with `do`, which returns whether the lease is over.
 
-        Returns when the broker has it; `timeout` is in seconds. Raises `NotOutstanding` when there is no such
-        lease.
+        Returns after the broker's confirmation; `timeout` is in seconds. Raises `NotOutstanding` for an
+        unknown lease.
         """
         holder = self._holder_of(queue, lease)
         client = None if holder is None else holder.client
@@ -230,12 +229,12 @@ class Leases:
             await self._leave(holder)
 
     def _holder_of(self, queue: LeasedQueue, lease: str) -> _Holder | None:
-        """What holds a lease of a queue, whether its mailbox is shared or not."""
+        """Return the holder of a lease of a queue, whether its mailbox is shared or not."""
         holders = (self._holders.get(queue._replace(shared=shared)) for shared in (False, True))
         return next((one for one in holders if one is not None and lease in one.messages), None)
 
     async def close(self) -> None:
-        """Give back all that is leased, by ending the sessions that hold it."""
+        """Return all leased messages to the broker, by closing their sessions."""
         for holder in self._holders.values():
             await holder.stack.aclose()
         self._holders.clear()
@@ -247,7 +246,7 @@ def _bytes_of(holders: Iterable[_Holder]) -> int:
 
 
 def _nothing() -> None:
-    """Mail is settled one by one."""
+    """Messages of mailboxes are settled one by one."""
 
 
 async def _received(consumer: Any, limit: int, wait_seconds: float) -> list[Mail]:
@@ -259,7 +258,7 @@ async def _received(consumer: Any, limit: int, wait_seconds: float) -> list[Mail
             if is_readable(mail):
                 found.append(mail)
             else:
-                # No answer could have it, nor those that were leased with it.
+                # No answer could carry this message, nor the messages leased with it.
                 mail.reject(UNREADABLE)
     except TimedOut:
         pass

@@ -1,4 +1,4 @@
-"""Mailboxes over HTTP: messages are sent, leased, and settled."""
+"""Mailboxes over HTTP: sending, leasing and settling messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = Parameter("name", "The address of the mailbox.", place="path")
 
 SHARED = Parameter(
     "shared",
-    "Consume beside its owner and others: each message goes to one of them.",
+    "Consume as one of several, beside the owner: each message goes to one consumer.",
     {"type": "boolean", "default": False},
 )
 SENDER = Parameter(
@@ -48,8 +48,8 @@ ENDPOINTS = (
             SUBJECT,
             KEY,
             *OPTIONS,
-            Parameter("correlation", "What its recipient gets to find it by."),
-            Parameter("reply_to", "The address that its recipient may answer to."),
+            Parameter("correlation", "The correlation id for the recipient."),
+            Parameter("reply_to", "The address for answers."),
         ),
         bodies.MESSAGE_TYPES,
         {201: Documented("It is durable.")},

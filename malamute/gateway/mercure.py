@@ -3,8 +3,8 @@
 All updates are in one stream. Each is a message for every topic of it, published as one command: the topic is
 the subject, so the broker matches the selectors, and its rules say who may publish and see which topics. A
 subscriber whose selectors match several of these messages gets the first one. Each message names all topics
-of its update, so that a rule can allow it by a topic which nobody has asked for. The id of an update is `#`
-and the sequence of its first message, so Last-Event-ID is where a replay begins.
+of its update, so that a rule can allow it by a topic outside the selectors. The id of an update is `#` and
+the sequence of its first message, so Last-Event-ID is where a replay begins.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ PATH = "/.well-known/mercure"
 FORM = "application/x-www-form-urlencoded"
 TEXT = "text/plain"
 COOKIE = "mercureAuthorization"
-"""Where the hub is, for those who got any answer of it."""
+"""The link to the hub, for clients with any answer of it."""
 
 TOPICS_MAX = 100
-"""The most topics of an update."""
+"""Maximum topics of an update."""
 
 FIELDS_MAX = TOPICS_MAX + 10
 
@@ -55,16 +55,16 @@ _NOT_IN_ID = re.compile(r"^#|[\n\r\0]")
 
 
 class Update(NamedTuple):
-    """What a form says. The headers are those of all its messages."""
+    """The fields of a form. The headers are for all its messages."""
 
     topics: list[str]
     data: bytes
     headers: dict[str, Any]
     ident: str = ""
-    """The id that its publisher gave it."""
+    """The id given by the publisher."""
 
     def headers_of_each(self) -> list[dict[str, Any]]:
-        """The headers of each message."""
+        """Return the headers of each message."""
         if len(self.topics) == 1:
             return [self.headers]
         first = self.headers | {f"topic{number}": topic for number, topic in enumerate(self.topics, 1)}
@@ -72,13 +72,12 @@ class Update(NamedTuple):
 
 
 def read_form(body: bytes) -> Update:
-    """The update that a form says.
+    """Return the update of a form.
 
     Raises:
-        Malformed: it is not UTF-8.
-        TooLarge: it has too many fields.
-        InvalidValue: a field is missing, unknown, repeated or of another form.
-
+        Malformed: the form is not UTF-8.
+        TooLarge: the form has too many fields.
+        InvalidValue: a field is missing, unknown, repeated or invalid.
     """
     fields: dict[str, list[str]] = {}
     for name, value in fields_of(body, FIELDS_MAX):
@@ -140,17 +139,17 @@ class UpdateWriter(EventWriter):
         self._update = last
 
     def headers(self) -> Mapping[str, str]:
-        """The position before the first event: another one than was requested tells that some are missing."""
+        """Return the position before the first event: another one than requested reports a loss."""
         earliest = self._requested == EARLIEST or not self.last
         return {**_discovery(), "last-event-id": EARLIEST if earliest else _ident(self.last, self.store)}
 
     def position(self, sequence: int) -> bytes:
-        """The id of an update."""
+        """Return the id of an update."""
         return _ident(sequence, self.store).encode()
 
     def event(self, message: Message) -> bytes:
-        """An update, with the first of its messages."""
-        # Any client of the broker may have published it.
+        """Return an update as an event, at the first of its messages."""
+        # Any client of the broker may have published the message, so its headers are checked.
         headers = message.headers
         alternate = headers.get("alternate")
         update = message.sequence - (alternate if _is_natural(alternate, TOPICS_MAX - 1) else 0)
@@ -167,7 +166,7 @@ class UpdateWriter(EventWriter):
 
 
 def _ident(sequence: int, store: str) -> str:
-    """The id of the update whose first message this is."""
+    """Return the id of the update with this first message."""
     return f"#{sequence}@{store}"
 
 
@@ -176,7 +175,7 @@ def _is_natural(value: object, most: int) -> TypeGuard[int]:
 
 
 def _with_cookie(request: Request) -> Request:
-    """The same request, with a token in a cookie as the token that it is: EventSource can set no header."""
+    """Return the request with the token of a cookie as its bearer token: EventSource can set no header."""
     token = request.cookies.get(COOKIE, "")
     if not token or "authorization" in request.headers:
         return request
@@ -196,10 +195,10 @@ def _key_of(update: Update, given: str | None, fingerprint: str) -> tuple[str, s
 
 
 async def publish_update(request: Request, arguments: Arguments) -> Response:
-    """Publish an update, and answer its id when it is durable.
+    """Publish an update, and answer with its id when it is durable.
 
     Raises:
-        MediaTypeRefused: it is no form.
+        MediaTypeRefused: the body is no form.
         TooLarge: the form has too many fields.
     """
     request = _with_cookie(request)
@@ -233,7 +232,7 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
         first = await gateway.publish_once(identity, stream, key, fingerprint.digest(), publish_all)
     async with gateway.session(request) as client:
         ident = _ident(first, client.store)
-    # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
+    # The sequence is 0 after a connection that broke before the confirmation: the number is lost.
     return Response(ident if first else "", headers=_discovery(), media_type=TEXT)
 
 
@@ -241,7 +240,7 @@ async def follow_updates(request: Request, arguments: Arguments) -> Response:
     """Follow the updates of some topics.
 
     Raises:
-        InvalidValue: no topic is named, or too many, or a token.
+        InvalidValue: the request has no topic, too many, or a token in its address.
     """
     topics = arguments["topic"]
     if not topics:
@@ -250,7 +249,7 @@ async def follow_updates(request: Request, arguments: Arguments) -> Response:
         raise InvalidValue("a token in the address, which is logged: expected a header or a cookie")
     request = _with_cookie(request)
     gateway = gateway_of(request)
-    # The header is what a browser adds to its address when it reconnects.
+    # A browser that reconnects adds the header to the address.
     last = arguments["last_event_id"] or _last_of(request)
     public_only = gateway.identity(request) == ANONYMOUS
     return await follow(
@@ -265,8 +264,8 @@ async def follow_updates(request: Request, arguments: Arguments) -> Response:
 
 
 def _last_of(request: Request) -> str | None:
-    """The last update by the address. Earlier drafts, and libraries, spell its parameter otherwise."""
-    # What a library adds when it reconnects stands behind what the page has said.
+    """Return the last update in the address. Earlier drafts, and libraries, spell its parameter otherwise."""
+    # A library that reconnects appends its parameter to the page's own.
     given = reversed(request.query_params.multi_items())
     return next((value for name, value in given if name.lower().replace("-", "") == "lasteventid"), None)
 

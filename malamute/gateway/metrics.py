@@ -1,8 +1,8 @@
-"""What a monitoring system scrapes, as OpenMetrics: the figures of the broker, and of the gateway.
+"""Metrics of the broker and of the gateway for a monitoring system, as OpenMetrics.
 
-A scrape is one query for the state of the broker, its totals and its store, whatever it has of streams and
-queues. A stream is looked at by itself where a scrape names it. The only names in labels are that of this
-stream and those of plug-ins that fail, so no client makes new series.
+A scrape is one query for the state of the broker, its totals and its store, independent of the number of
+streams and queues. A scrape that names a stream queries that stream as well. The only names in labels are
+that stream and failing plug-ins, so no client makes new series.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ OUTCOMES = ("acknowledged", "rejected", "dead-lettered", "expired", "purged")
 """Outcomes of messages that leave queues."""
 
 REFUSED_CODES = sorted(code for code, error in BY_CODE.items() if issubclass(error, Refused | Failed))
-"""The numbers of errors that a broker answers."""
+"""Numbers of the errors that a broker answers."""
 
 
 class MetricField(NamedTuple):
-    """A metric, and the field of a row that it is."""
+    """A metric, and its field in a row."""
 
     name: str
     field: str
     words: str
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily] = GaugeMetricFamily
     value: Callable[[Any], float | None] = float
-    """The number that the field is: for a text that is empty when all is well, whether there is one.
+    """Return the field as a number: 1 for a text that is not empty, else 0.
 
-    None if the metric has no value now.
+    None for a metric without a value now.
     """
 
 
@@ -79,16 +79,20 @@ STATUS = (
         CounterMetricFamily,
     ),
     MetricField("malamute_queue_bytes", "queue_bytes", "Bytes in mailboxes and service queues."),
-    MetricField("malamute_paged_out_bytes", "paged_out_bytes", "Those of them that are on the disk only."),
+    MetricField(
+        "malamute_paged_out_bytes",
+        "paged_out_bytes",
+        "Bytes in mailboxes and service queues that are paged out.",
+    ),
     MetricField(
         "malamute_backlog_bytes", "backlog_bytes", "Bytes that were accepted and are not durable yet."
     ),
     MetricField("malamute_damages", "damages", "Parts of the store that are damaged."),
     MetricField("malamute_faults", "faults", "Faults of the broker itself.", CounterMetricFamily),
     MetricField(
-        "malamute_store_failing", "store_error", "1 while the disk takes nothing, else 0.", value=bool
+        "malamute_store_failing", "store_error", "1 while the store cannot write, else 0.", value=bool
     ),
-    MetricField("malamute_unrecovered", "not_recovered", "Things of the store that were not taken up."),
+    MetricField("malamute_unrecovered", "not_recovered", "Resources of the store that were not recovered."),
     MetricField("malamute_surplus_dead_letters", "dead_excess", "Dead letters beyond a lowered limit."),
     MetricField(
         "malamute_quota_refusals",
@@ -109,7 +113,7 @@ STATUS = (
         value=len,
     ),
 )
-"""The figures of the broker as a whole."""
+"""Metrics of the whole broker."""
 
 STORAGE = (
     MetricField("malamute_store_size_bytes", "size", "Bytes that the store may have."),
@@ -130,7 +134,7 @@ STORAGE = (
     ),
     MetricField("malamute_store_transactions", "lsn", "Transactions of the store.", CounterMetricFamily),
 )
-"""The figures of its store."""
+"""Metrics of its store."""
 
 STREAM = (
     MetricField("malamute_stream_first_sequence", "first", "The oldest sequence that is kept."),
@@ -152,7 +156,7 @@ STREAM = (
         CounterMetricFamily,
     ),
 )
-"""The figures of one stream."""
+"""Metrics of one stream."""
 
 
 class _Found(Collector):
@@ -179,7 +183,7 @@ def _figures(
 def _totals(totals: BrokerTotals) -> Iterator[Metric]:
     for name, words, durations in (
         ("iteration", "Iterations of the broker's loop, without its waiting", totals.iterations),
-        ("commit", "What was stored and somebody waited for", totals.commits),
+        ("commit", "Commits with waiting clients", totals.commits),
     ):
         yield SummaryMetricFamily(
             f"malamute_{name}_seconds",
@@ -194,18 +198,18 @@ def _totals(totals: BrokerTotals) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "malamute_committed_bytes", "Bytes of messages that became durable.", totals.committed_bytes
     )
-    # A counter that comes with its first event has not grown, for whoever watches it: each begins with 0.
+    # Counters begin with 0: a counter that appears with its first event would show no growth.
     for name, words, label, known, counts in (
         (
             "delivered_messages",
-            "Messages that subscribers and consumers were sent, by the kind of where they came from.",
+            "Messages sent to subscribers and consumers, by the kind of their source.",
             "kind",
             ("stream", *QUEUE_KINDS),
             totals.delivered,
         ),
         (
             "settlements",
-            "Messages that left queues, by what became of them.",
+            "Messages that left queues, by outcome.",
             "outcome",
             OUTCOMES,
             totals.settlements,
@@ -253,7 +257,7 @@ def _limits(rows: Iterable[LimitUsage]) -> Iterator[Metric]:
     labels = ["limit", "effect"]
     used = GaugeMetricFamily(
         "malamute_limit_used",
-        "What is used of a limit: by all, or by the queue, session or stream that is nearest to its own.",
+        "Use of a limit: by all, or by the queue, session or stream nearest to its own.",
         labels=labels,
     )
     most = GaugeMetricFamily(
@@ -354,7 +358,7 @@ def _stored(streams: Iterable[StoredStream]) -> Iterator[Metric]:
 
 
 async def _of_broker(client: Client, timeout: float) -> BrokerMetrics:
-    """The figures of the broker as a whole. An older one does not know the query for all of them."""
+    """Return the figures of the whole broker. An older broker does not know the query for all of them."""
     try:
         return await client.query(MetricsQuery(), timeout=timeout)
     except (InvalidValue, AccessRefused):
@@ -388,7 +392,7 @@ async def metrics(request: Request, arguments: Arguments) -> Response:
 
 
 def _merged(metrics: Iterable[Metric]) -> list[Metric]:
-    """One metric of each name, with the samples of all that have it."""
+    """Merge metrics of one name, with the samples of all of them."""
     by_name: dict[str, Metric] = {}
     for metric in metrics:
         by_name.setdefault(metric.name, metric)

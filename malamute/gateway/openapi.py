@@ -1,4 +1,4 @@
-"""The description of the gateway as OpenAPI 3.1, and as a page, both made out of the table of routes."""
+"""The description of the gateway as OpenAPI 3.1 and as a page, both made from the table of routes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from malamute.version import __version__
 OPENAPI = "3.1.0"
 
 DESCRIPTION = (
-    "What goes wrong is a problem document. Besides these paths there is the WebSocket /v1/ws, with many "
+    "Errors are problem documents. Besides these paths there is the WebSocket /v1/ws, with many "
     "subscriptions that have credit each; OpenAPI cannot describe it."
 )
 
 COMMON_PROBLEMS = (400, 401, 403, 503, 504)
-"""The statuses of problems that any path may have."""
+"""Problem statuses that any path may answer."""
 
 _ITSELF = {200: Documented("The description.")}
 _ITS_PAGE = {200: Documented("The page.", ("text/html",))}
@@ -37,21 +37,21 @@ _PROBLEM: dict[str, Any] = {
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "code": {"type": "integer", "description": "The number of the error; `malamute errors` lists all."},
-        "hint": {"type": "string", "description": "What to do."},
+        "hint": {"type": "string", "description": "The next step."},
     },
 }
 
 
 def described(routes: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """The same routes, and those that describe all of them."""
+    """The routes, with the routes of this description."""
 
     async def description(request: Request, arguments: Arguments) -> Response:
-        """The description of all paths."""
+        """Answer with the description of all paths."""
         below = {"servers": [{"url": prefix}]} if (prefix := outside("")) else {}
         return bodies.answer({**document(everything), **below})
 
     async def page(request: Request, arguments: Arguments) -> Response:
-        """The same for people."""
+        """Answer with the description as a page."""
         return HTMLResponse(_page(everything))
 
     own = (
@@ -63,7 +63,7 @@ def described(routes: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
 
 
 def document(routes: Sequence[Endpoint]) -> dict[str, Any]:
-    """The description of routes as OpenAPI has it."""
+    """Return the description of routes in OpenAPI."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -78,7 +78,7 @@ def document(routes: Sequence[Endpoint]) -> dict[str, Any]:
                 "bearer": {"type": "http", "scheme": "bearer"},
             },
         },
-        # An empty one: a gateway on loopback serves those who do not say who they are.
+        # An empty requirement: a gateway on loopback serves anonymous requests.
         "security": [{"basic": []}, {"bearer": []}, {}],
     }
 

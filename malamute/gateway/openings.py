@@ -1,8 +1,8 @@
-"""Where sessions with the broker are opened: for who was proved before, and beside them for strangers.
+"""Opening sessions with the broker: proved credentials first, strangers beside them.
 
-To prove credentials takes the broker a while, and made-up ones as long as others. So who was proved before
-waits for no stranger, and strangers share their places by the addresses that they come from. What waits for
-a place is limited, too: each has a connection, and perhaps the beginning of a body.
+The broker needs a while to verify credentials, and as long for made-up ones. So credentials that were proved
+before wait for no stranger, and strangers share their places by address. Waiters are limited, too: each has a
+connection, and perhaps the beginning of a body.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from malamute.door.shares import Shares
 from malamute.errors import TryLater
 
 KNOWN_PLACES = 20
-"""How many sessions of who was proved before are opened at a time."""
+"""Maximum sessions opened at a time for proved credentials."""
 
 PLACES = 4
-"""How many of strangers. The broker tries one password after the other, also those that were given up."""
+"""Maximum for strangers. The broker verifies one password after the other, also after a disconnect."""
 
 WAITING_MAX = 200
-"""How many strangers wait for a place; each address has a share of that."""
+"""Maximum strangers that wait for a place; each address has a share."""
 
 
 class Openings:
@@ -36,7 +36,7 @@ class Openings:
 
     @asynccontextmanager
     async def place(self, sender: str, seconds: float, *, known: bool) -> AsyncIterator[None]:
-        """A place while the block runs, for somebody at this address. Raises `TryLater`."""
+        """Hold a place during the block, for a stranger at this address. Raises `TryLater`."""
         try:
             async with asyncio.timeout(seconds):
                 await (self._known.acquire() if known else self._acquire(sender))
@@ -81,14 +81,14 @@ class Openings:
             pass
 
     def _let_in(self) -> bool:
-        """Give a place to who has the fewest, and of those with as many to who has waited longest."""
+        """Give a place to the address with the fewest; of several, to the one that has waited longest."""
         for other in sorted(self._waiting, key=self._places.held):
             queue = self._waiting[other]
-            while queue and queue[0].done():  # who has given up
+            while queue and queue[0].done():  # the waiter has given up
                 queue.popleft()
             if not queue or not self._places.take(other):
                 continue
-            # It stands behind the others now.
+            # This address is now behind the others.
             self._waiting[other] = self._waiting.pop(other)
             queue.popleft().set_result(None)
             return True

@@ -49,17 +49,17 @@ STATUS: dict[type[MalamuteError], int] = {
     errors.KeyReused: 422,
     errors.TooFast: 429,
 }
-"""The status of each error; one that is not here has that of its base."""
+"""The status of each error; other errors have the status of their base class."""
 
 RETRY_SECONDS = 1
-"""What Retry-After says where the same request may succeed later, and nobody knows when."""
+"""Retry-After in seconds for errors that may pass at an unknown time."""
 
 _TELL_WHEN = (errors.QuotaExceeded, errors.TooFast)
-"""Errors that know after how many seconds: without one, no time helps."""
+"""Errors with a wait of their own: without one, no time helps."""
 
 _HEADERS: dict[int, dict[str, str]] = {
     401: {"www-authenticate": 'Basic realm="malamute", charset="UTF-8", Bearer realm="malamute"'},
-    # What is left of the body is not read.
+    # The rest of the body is not read.
     408: {"connection": "close"},
     413: {"connection": "close"},
     429: {"retry-after": str(RETRY_SECONDS)},
@@ -68,17 +68,17 @@ _HEADERS: dict[int, dict[str, str]] = {
 
 
 def status_of(error: type[MalamuteError]) -> int:
-    """The HTTP status of a class of errors."""
+    """Return the HTTP status of an error class."""
     return next(STATUS[base] for base in error.__mro__ if base in STATUS)
 
 
 def title_of(error: type[MalamuteError]) -> str:
-    """What an error of this class is, in a line."""
+    """Return the title of an error class."""
     return (error.__doc__ or "").partition("\n")[0].removeprefix("Raised when ").rstrip(".")
 
 
 def document(error: MalamuteError) -> dict[str, object]:
-    """The problem document of an error."""
+    """Return the problem document of an error."""
     kind = type(error)
     when = {"retry_after": error.retry_after} if error.retry_after else {}
     return {
@@ -93,7 +93,7 @@ def document(error: MalamuteError) -> dict[str, object]:
 
 
 def response(error: MalamuteError) -> Response:
-    """The answer to a request that ended with an error."""
+    """Return the answer to a request that ended with an error."""
     status = status_of(type(error))
     headers = {**_HEADERS.get(status, {})}
     if isinstance(error, _TELL_WHEN):

@@ -1,4 +1,4 @@
-"""What mailboxes and services share over HTTP: options of a message, leases, and how they are settled."""
+"""The common part of mailboxes and services over HTTP: options of a message, leases, settlement."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPTIONS = (
 
 
 def options_of(arguments: Arguments, *more: str) -> dict[str, Any]:
-    """The options of a message that these parameters say."""
+    """Return the options of a message from these parameters."""
     names = ("ttl", "delay", "priority", *more)
     given = {name: arguments[name] for name in names if arguments[name] is not None}
     key = arguments.get("idempotency_key")
@@ -57,7 +57,7 @@ def options_of(arguments: Arguments, *more: str) -> dict[str, Any]:
 
 
 async def content_of(request: Request, subject: str | None) -> bodies.Content:
-    """The one message in a body. Raises as `Gateway.body` and `contents`, and `InvalidValue` for several."""
+    """Return the one message of a body. Raises as `body` and `contents`, and `InvalidValue` for several."""
     gateway = gateway_of(request)
     body = await gateway.body(request)
     found = await gateway.contents(request, body, subject)
@@ -67,9 +67,9 @@ async def content_of(request: Request, subject: str | None) -> bodies.Content:
 
 
 async def unless_gone(request: Request, call: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of a call that waits. It is cancelled when who asked is gone: nobody would get it.
+    """Return the result of a call that waits. A client that disconnects cancels the call.
 
-    Raises `RequestTimeout` then, which nobody will see.
+    Raises `RequestTimeout` then, to a closed connection.
     """
     task = asyncio.create_task(call)
     watch = asyncio.create_task(_gone(request))
@@ -77,7 +77,7 @@ async def unless_gone(request: Request, call: Coroutine[Any, Any, Result]) -> Re
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise RequestTimeout("who asked is gone")
+        raise RequestTimeout("the client has disconnected")
     finally:
         watch.cancel()
         task.cancel()
@@ -90,7 +90,7 @@ async def _gone(request: Request) -> None:
 
 
 def leased(message: Mail) -> dict[str, Any]:
-    """A leased message as JSON has it."""
+    """Return a leased message as JSON fields."""
     fields: dict[str, Any] = {"lease": lease_of(message), "attempts": message.attempts}
     if message.correlation is not None:
         fields["correlation"] = message.correlation
@@ -152,7 +152,7 @@ VERB = Parameter(
 def lease_endpoints(
     kind: str, plural: str, name: Parameter, more: Sequence[Parameter]
 ) -> tuple[Endpoint, ...]:
-    """The paths by which messages of a kind of queue are leased and settled."""
+    """Return the paths that lease and settle messages of a kind of queue."""
 
     async def lease(request: Request, arguments: Arguments) -> Response:
         gateway = gateway_of(request)

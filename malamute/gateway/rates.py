@@ -1,4 +1,4 @@
-"""How many requests a second a user and an address may send."""
+"""Limits on requests per second of a user and of an address."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from malamute.gateway.state import gateway_of
 from malamute.gateway.users import Identity
 
 BURST_SECONDS = 1.0
-"""What was not used of so many seconds may come at once."""
+"""Seconds whose unused requests may be sent at once."""
 
 ROUNDING_SECONDS = 1e-6
-"""Times are sums of fractions: what is due at this moment may seem to be due a little later."""
+"""Times are sums of fractions: a request due now may seem to be due a little later."""
 
 KEYS_MAX = 100_000
-"""Of how many users or addresses is remembered how much they sent: each takes some 200 bytes."""
+"""Maximum users or addresses with a remembered rate: each takes some 200 bytes."""
 
 
 class RateLimit:
-    """So many a second for each key; some at once after a rest."""
+    """A rate per second for each key, with a burst after a pause."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = monotonic) -> None:
         self._each_seconds = 1 / per_second
         self._burst_seconds = max(BURST_SECONDS, self._each_seconds)
         self._clock = clock
         self._rested_at: OrderedDict[str, float] = OrderedDict()
-        """When a key has all of its burst again; those that were used last at the end."""
+        """The time at which a key has all of its burst again, the most recently used key last."""
 
     def __len__(self) -> int:
         return len(self._rested_at)
 
     def acquire(self, key: str) -> float:
-        """Take one more. The result is 0 if it may come, else the seconds after which it may."""
+        """Count one request. Return 0 if it is admitted, else the seconds to wait."""
         now = self._clock()
         rested_at = max(now, self._rested_at.get(key, now)) + self._each_seconds
         if (wait_seconds := rested_at - self._burst_seconds - now) > ROUNDING_SECONDS:
@@ -53,7 +53,7 @@ class RateLimit:
 
 
 class RateGuard:
-    """ASGI middleware: refuses what a user or an address sends beyond its rate. What came in is not read."""
+    """ASGI middleware: refuses requests of a user or an address beyond the rate, without reading the body."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
@@ -71,7 +71,7 @@ class RateGuard:
         await self._app(scope, receive, send)
 
     async def _check(self, connection: HTTPConnection) -> None:
-        # The address comes first: who guesses at passwords is another user each time.
+        # The address comes first: a client that guesses passwords is another user each time.
         if self._address is not None and connection.client is not None:
             _take(self._address, connection.client.host, "address")
         if self._user is not None and (user := await _user(connection)):
@@ -84,10 +84,10 @@ def _take(rate: RateLimit, key: str, whose: str) -> None:
 
 
 async def _user(connection: HTTPConnection) -> str:
-    """Whose a request is; empty if it has no credentials.
+    """Return the user of a request; empty without credentials.
 
-    One user may have many tokens, so the broker is asked. Credentials that it does not accept count as
-    nobody else's: the endpoint refuses a client that has to log in.
+    One user may have many tokens, so the broker is asked. Refused credentials count for themselves alone: the
+    endpoint refuses a client that has to log in.
     """
     try:
         identity = _identity(connection)
@@ -101,7 +101,7 @@ async def _user(connection: HTTPConnection) -> str:
 
 
 def _identity(connection: HTTPConnection) -> Identity:
-    """Who sends a request: the console knows that by its cookie. Raises `LoginNeeded`."""
+    """Return the identity of a request; the console knows it by its cookie. Raises `LoginNeeded`."""
     path = connection.url.path
     if path == "/" or path.startswith("/console/"):
         console: Console = connection.app.state.console

@@ -1,4 +1,4 @@
-"""Requests to services that HTTP clients have sent, and the replies that came for them."""
+"""Requests to services sent by HTTP clients, and their replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from malamute.gateway.users import Identity, ProvedUser, Users
 
 
 class AskedRequest:
-    """A request to a service, and the replies that came so far."""
+    """A request to a service, with the replies received so far."""
 
     def __init__(self, identity: Identity, owner: ProvedUser, service: str) -> None:
         self.identity = identity
@@ -35,11 +35,11 @@ class AskedRequest:
         options: Mapping[str, Any],
         keep: Callable[[AskedRequest, int], None],
     ) -> None:
-        """Send it, and collect its replies. `keep` makes room for each, so many bytes of it.
+        """Send the request, and collect its replies. `keep` reserves the bytes of each reply.
 
         Raises:
-            TooLarge: the replies are larger than a page.
-            TooMany: there is no room for a reply.
+            TooLarge: the replies exceed a page.
+            TooMany: a reply finds no room.
         """
         async with users.session(self.identity) as client:
             with sending("request", self.service, [content.headers], client) as [headers]:
@@ -62,14 +62,14 @@ class AskedRequest:
 
 
 class Requests:
-    """The requests whose replies are awaited, or kept for who asked."""
+    """The requests whose replies are awaited, or kept for the client."""
 
     def __init__(self, settings: GatewaySettings, users: Users) -> None:
         self._settings = settings
         self._users = users
         self._asked: dict[str, AskedRequest] = {}
         self._size_bytes = 0
-        """The bytes of all replies that are kept."""
+        """Bytes of all kept replies."""
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -85,8 +85,8 @@ class Requests:
         """Send a request, and return it with its name when it is durable.
 
         Raises:
-            TooMany: as many requests wait for replies as may.
-            MalamuteError: what the request is refused with.
+            TooMany: the limit of requests that wait for replies is reached.
+            MalamuteError: the broker refuses the request.
         """
         total, most = len(self._asked), self._settings.requests
         own = sum(one.owner.user == owner.user for one in self._asked.values())
@@ -106,7 +106,7 @@ class Requests:
         return name, asked
 
     def _keep(self, asked: AskedRequest, size_bytes: int) -> None:
-        """Count the bytes of a reply, and forget old ones to make room for it. Raises `TooMany`."""
+        """Count the bytes of a reply, and forget old replies to make room. Raises `TooMany`."""
         most = self._settings.reply_bytes
         if self._size_bytes + size_bytes > most:
             complete = [name for name, one in self._asked.items() if one.task is not None and one.task.done()]
@@ -125,13 +125,13 @@ class Requests:
 
     def _finished(self, name: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            # Who asks for it gets it; nobody may.
+            # A client may ask for the error; without one it must not be logged as unretrieved.
             task.exception()
             loop = asyncio.get_running_loop()
             loop.call_later(self._settings.reply_seconds, self._forget, name)
 
     def find(self, owner: ProvedUser, service: str, name: str) -> AskedRequest:
-        """A request of this user. Raises `NotFound`."""
+        """Return a request of this user. Raises `NotFound`."""
         asked = self._asked.get(name)
         if asked is None or (asked.owner, asked.service) != (owner, service):
             raise NotFound(
@@ -140,7 +140,7 @@ class Requests:
         return asked
 
     async def close(self) -> None:
-        """Wait for no more replies."""
+        """Stop waiting for replies."""
         tasks = [asked.task for asked in self._asked.values() if asked.task is not None]
         for task in tasks:
             task.cancel()

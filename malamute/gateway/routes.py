@@ -1,4 +1,4 @@
-"""What a path of the gateway is: a row of a table, out of which application and description are made."""
+"""Paths of the gateway: rows of a table, from which application and description are made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from malamute.protocol.quantities import DURATION_EXAMPLES, parse_duration
 
 Schema = Mapping[str, Any]
 Arguments = dict[str, Any]
-"""The parameters of a request by their names, checked, with the defaults where nothing was said."""
+"""The parameters of a request by name, checked, with their defaults."""
 
 TEXT: Schema = {"type": "string"}
 DURATION: Schema = {"type": "number", "format": "duration", "minimum": 0}
@@ -23,7 +23,7 @@ DURATION: Schema = {"type": "number", "format": "duration", "minimum": 0}
 
 
 class Parameter(NamedTuple):
-    """A parameter of a path. Its JSON schema says what is accepted."""
+    """A parameter of a path. Its JSON schema defines the accepted values."""
 
     name: str
     words: str
@@ -31,16 +31,16 @@ class Parameter(NamedTuple):
     place: str = "query"
     """`query`, `header` or `path`."""
     many: bool = False
-    """Whether it may be given several times."""
+    """Whether the parameter may be repeated."""
 
     @property
     def key(self) -> str:
-        """Its name in Python."""
+        """The name in Python."""
         return self.name.lower().replace("-", "_")
 
 
 class Documented(NamedTuple):
-    """An answer that a path gives when all goes well."""
+    """A successful answer of a path."""
 
     words: str
     types: Sequence[str] = ("application/json",)
@@ -50,7 +50,7 @@ Handler = Callable[[Request, Arguments], Awaitable[Response]]
 
 
 class Endpoint(NamedTuple):
-    """A method of a path, who handles it, and how it is described."""
+    """A method of a path, with its handler and its description."""
 
     method: str
     path: str
@@ -58,15 +58,15 @@ class Endpoint(NamedTuple):
     summary: str
     parameters: Sequence[Parameter] = ()
     bodies: Sequence[str] = ()
-    """The media types of the body; empty: there is none."""
+    """The media types of the body; empty: no body."""
     answers: Mapping[int, Documented] = {200: Documented("Done.")}
     problems: Sequence[int] = ()
-    """The statuses of problems that are particular to it."""
+    """Problem statuses particular to the endpoint."""
     ignores_unknown: bool = False
-    """Whether parameters that it does not know are ignored: clients of a protocol of others add some."""
+    """Whether unknown parameters are ignored: clients of a foreign protocol add some."""
 
     def read(self, request: Request) -> Arguments:
-        """The checked parameters of a request. Raises `InvalidValue`."""
+        """Return the checked parameters of a request. Raises `InvalidValue`."""
         query = _query(request.scope["query_string"])
         known = {p.name for p in self.parameters if p.place == "query"}
         if not self.ignores_unknown and (unknown := sorted(query.keys() - known)):
@@ -107,7 +107,7 @@ def _parse(parameter: Parameter, text: str) -> Any:
         value = _READ[schema.get("format", schema["type"])](text)
     except (ValueError, KeyError):
         raise _wrong(parameter, text) from None
-    # A number that is none is between no limits.
+    # NaN is between no limits.
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
             raise _wrong(parameter, text)

@@ -1,4 +1,4 @@
-"""Runs the application with uvicorn: its sockets, its deadlines, and how it stops."""
+"""The server, uvicorn: its sockets, its deadlines, and its shutdown."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ from malamute.gateway.door import END
 from malamute.gateway.settings import GatewaySettings
 
 OnStarted = Callable[[list[str]], object]
-"""Called with the addresses, once they can be reached."""
+"""Called with the addresses, once the gateway listens."""
 
 STOP_SECONDS = 5
-"""How long requests that are under way may take when the gateway stops."""
+"""Time for requests under way when the gateway stops."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 IDLE_SECONDS = 30
-"""After how long a connection without a request is closed."""
+"""Time after which an idle connection is closed."""
 
 _LINE_BYTES = len(b"GET  HTTP/1.1\r\n\r\n")
 _HEADER_BYTES = len(b": \r\n")
-"""What a head has besides its address, and the names and the values of its headers."""
+"""Bytes of a head besides its address, and the names and values of its headers."""
 
 
 BODY_PIECES_MAX = 65_536
-"""The most pieces in which the body of a request may come: each costs the time of a larger one."""
+"""Maximum pieces of a request body: each costs the time of a larger one."""
 
 PIPELINE_MAX = 100
-"""The most requests that may wait on a connection behind one that is being answered."""
+"""Maximum pipelined requests behind the one being answered."""
 
 FRAME_BYTES_MAX = 256 * 1024
-"""The most bytes of a message of a WebSocket: pages send commands there, and no contents."""
+"""Maximum bytes of a WebSocket message: pages send commands there, and no contents."""
 
 FRAMES_MAX = 1_000
-"""The most frames of a message of a WebSocket."""
+"""Maximum frames of a WebSocket message."""
 
 CONTROL_FRAMES_MAX = 100
-"""The most pings and pongs of a WebSocket in `CONTROL_SECONDS`."""
+"""Maximum pings and pongs of a WebSocket in `CONTROL_SECONDS`."""
 
 CONTROL_SECONDS = 1.0
 
 TURN_BYTES = 4 * 1024
-"""How much of what came by a WebSocket is read before others have their turn: empty frames have 6 bytes."""
+"""Bytes of a WebSocket that are parsed before other tasks run: empty frames have 6 bytes."""
 
 
 class AnswerTransport:
-    """The transport of one answer. Its head goes with what follows: each write is a call of the system.
+    """The transport of one answer. The head is written with the first part: each write is a system call.
 
-    Without `joins` nothing follows, as behind the head that answers HEAD.
+    Without `joins` the head is written alone, as in an answer to HEAD.
     """
 
     __slots__ = ("_cycle", "_head", "_transport")
@@ -78,12 +78,12 @@ class AnswerTransport:
         self._cycle = cycle
         self._transport = cycle.transport
         self._head: bytes | None = b"" if joins else None
-        """The head while nothing follows it; None when it was written."""
+        """The head while no part follows it; None once it was written."""
 
     def write(self, data: bytes) -> None:
-        """Write data. What comes before the head, such as 100 Continue, is not kept.
+        """Write data. Data before the head, such as 100 Continue, is written at once.
 
-        Of a connection that is gone, uvloop raises what other loops pass over.
+        On a closed connection uvloop raises an error that other loops ignore.
         """
         if self._transport.is_closing():
             return
@@ -96,26 +96,26 @@ class AnswerTransport:
             self._head = None
 
     def is_closing(self) -> bool:
-        """Whether the connection is being closed."""
+        """Return whether the connection is being closed."""
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection, behind what was written."""
+        """Close the connection, behind the written data."""
         if self._head and not self._transport.is_closing():
             self._transport.write(self._head)
         self._transport.close()
 
 
 def _answer_bytes(answer: Response) -> bytes:
-    """An answer as a whole, behind which the connection ends."""
+    """Return a whole answer, behind which the connection closes."""
     head = [b": ".join(pair) for pair in (*answer.raw_headers, (b"connection", b"close"))]
     return STATUS_LINE[answer.status_code] + b"\r\n".join(head) + b"\r\n\r\n" + bytes(answer.body)
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """HTTP/1.1 as uvicorn has it, with limits for the line and the headers of a request.
+    """HTTP/1.1 of uvicorn, with limits for the line and the headers of a request.
 
-    What is no request is answered with a problem document, as everything else that is refused.
+    Malformed requests are answered with a problem document, like all other refusals.
     """
 
     head_bytes: int
@@ -125,36 +125,36 @@ class HttpProtocol(HttpToolsProtocol):
     deadline: asyncio.TimerHandle | None = None
 
     _part_bytes: int | None = 0
-    """How much of a head is here that is not complete; None behind a head, until the next one begins."""
+    """Received bytes of an incomplete head; None behind a head, until the next one begins."""
 
     _head_ended = False
-    """Whether the data that is being read had the end of a head."""
+    """Whether the data being parsed had the end of a head."""
 
     _fields_bytes = 0
-    """The bytes of the headers that have come, and of those behind the body."""
+    """Bytes of the received headers and trailers."""
 
     _has_body = False
-    """Whether a part of a request may still come behind its head."""
+    """Whether a part of the body may still arrive."""
 
     _pieces = 0
-    """In how many pieces the body has come so far."""
+    """Number of body pieces so far."""
 
     _unread_bytes = 0
-    """How much came of a body behind the answer, which nobody reads."""
+    """Bytes of a body that arrived behind the answer, unread."""
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection: a request is to come."""
+        """Accept a connection: a request is awaited."""
         super().connection_made(transport)
         self._await_head()
         self.open.add(self)
         self.open.waits(self)
 
     def end(self) -> None:
-        """End the connection at once: another one needs its place."""
+        """Abort the connection: its place is needed."""
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes. Those of a head that is not complete do not set its deadline anew."""
+        """Parse bytes. An incomplete head keeps its deadline."""
         is_unread = self._has_body and self._is_answered
         was_idle = self.timeout_keep_alive_task is not None or is_unread
         is_part = self._part_bytes is not None
@@ -163,10 +163,10 @@ class HttpProtocol(HttpToolsProtocol):
         if is_unread and self._has_body:
             self._pass_over(len(data))
         elif was_idle and self._part_bytes is None and not self._head_ended:
-            # Line feeds alone: they are read over, and begin no request.
+            # Line feeds alone are skipped, and begin no request.
             self._part_bytes = 0
         if self._part_bytes is not None and not self.transport.is_closing():
-            # Of data in which it began, the rest belongs to what was before it.
+            # In the data in which a head begins, earlier bytes belong to the request before it.
             self._part_bytes += len(data) if is_part and not self._head_ended else 0
             self._await_head()
             self._check_size(self._part_bytes)
@@ -176,16 +176,16 @@ class HttpProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def timeout_keep_alive_handler(self) -> None:
-        """End a connection without a request, also where the other end does not take the last answer."""
+        """End an idle connection, also where the client does not read the last answer."""
         if not self.transport.is_closing():
-            # What is not taken by now is not waited for: it would stay as long as the other end does.
+            # Unread data is not waited for: it would stay as long as the client does.
             if self.transport.get_write_buffer_size():
                 self.transport.abort()
             else:
                 self.transport.close()
 
     def _pass_over(self, count: int) -> None:
-        """Read on behind an answer: who sends a body would not see it on a connection that is cut off."""
+        """Discard the body behind an answer: on a closed connection its sender would not see the answer."""
         self._unread_bytes += count
         if self._unread_bytes > self.body_bytes:
             self.transport.close()
@@ -193,16 +193,16 @@ class HttpProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_message_begin(self) -> None:
-        """Begin with a request."""
+        """Start a request."""
         super().on_message_begin()
         self._fields_bytes = 0
         if self._part_bytes is None:
             self._part_bytes = 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. What is named so behind the body is none of the request.
+        """Add a header. A trailer is no header of the request.
 
-        Raises `ConnectionError`, by which parsing ends: a head that is too large is not read as a whole.
+        Raises `ConnectionError`, which ends parsing: a too large head is not read as a whole.
         """
         self._fields_bytes += len(name) + len(value) + _HEADER_BYTES
         if not self._check_size(self._fields_bytes):
@@ -211,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Serve a request, whose body may be yet to come. Raises `ConnectionError`, by which parsing ends."""
+        """Serve a request, whose body may be still to come. Raises `ConnectionError`, which ends parsing."""
         self._forget_deadline()
         self._part_bytes, self._head_ended = None, True
         self._has_body, self._pieces, self._unread_bytes = True, 0, 0
@@ -229,26 +229,26 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             self._guard_writes()
             if any(name in _BODY_HEADERS for name, _ in self.headers):
-                # Whoever sends it is proved first.
+                # The sender of a body is authenticated before the body is read.
                 self.flow.pause_reading()
 
     def handle_websocket_upgrade(self) -> None:
-        """Go over to WebSocket, unless the request was refused."""
+        """Switch to WebSocket, unless the request was refused."""
         if not self.transport.is_closing():
             self.open.remove(self)
             super().handle_websocket_upgrade()
 
     def _guard_writes(self) -> None:
-        """Write nothing to a connection that is gone, and the head of an answer with what follows it."""
+        """Write nothing to a closed connection, and the head of an answer with its first part."""
         cycle = self.cycle
         if cycle is not None and not isinstance(cycle.transport, AnswerTransport):
             guarded: Any = AnswerTransport(cycle, joins=self.scope["method"] != "HEAD")
-            cycle.transport = guarded  # it has what is used of one
+            cycle.transport = guarded  # has the used part of a transport
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body; there is none of a request that was refused.
+        """Receive a part of a body; a refused request has none.
 
-        Raises `ConnectionError`, by which parsing ends.
+        Raises `ConnectionError`, which ends parsing.
         """
         if not self.transport.is_closing():
             self._pieces += 1
@@ -258,7 +258,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request, if there is one."""
+        """End a request, if one is under way."""
         self._has_body = False
         if not self.transport.is_closing():
             super().on_message_complete()
@@ -266,7 +266,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._forget_deadline()
 
     def on_response_complete(self) -> None:
-        """Begin with the next request, if there is one."""
+        """Start the next request, if there is one."""
         super().on_response_complete()
         if not self.pipeline and self._is_answered:
             self.open.waits(self)
@@ -274,13 +274,13 @@ class HttpProtocol(HttpToolsProtocol):
                 self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Release the connection."""
         self._forget_deadline()
         self.open.remove(self)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request."""
+        """Answer malformed data."""
         self._refuse(Malformed("invalid request: expected HTTP/1.1"))
 
     def _check_size(self, head_bytes: int) -> bool:
@@ -307,7 +307,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: MalamuteError) -> None:
         """Answer with a problem, unless an answer is under way, and close the connection."""
         if self.transport.is_closing():
-            # A head that was refused already, and what is wrong behind it.
+            # The head was refused already; this is an error behind it.
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             answer = problems.response(error)
@@ -316,10 +316,10 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """WebSocket as uvicorn has it, where what a page does is no fault of the gateway, and costs no other.
+    """WebSocket of uvicorn, where errors of a page are no fault of the gateway, nor a cost to others.
 
-    To refuse a handshake with a problem is none, and text that is not UTF-8 is none. What comes is read a
-    little at a time, and nothing behind the handshake before that is answered: who sends it is proved first.
+    A handshake refused with a problem is no fault, nor is text other than UTF-8. Data is parsed in small
+    portions, and only after the answer to the handshake: the sender is authenticated first.
     """
 
     open: Connections
@@ -331,19 +331,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._controls = 0
         self._controls_since = 0.0
         self._is_full = False
-        """Whether reading was paused since what came is still to be read."""
+        """Whether reading is paused while received data waits to be parsed."""
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection over."""
+        """Take over a connection."""
         super().connection_made(transport)
         self.open.add(self)
 
     def end(self) -> None:
-        """End the connection at once: another one needs its place."""
+        """Abort the connection: its place is needed."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Release the connection."""
         self.open.remove(self)
         self._unread.clear()
         if self._turn is not None:
@@ -351,7 +351,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and read the first of them unless others are still to be read."""
+        """Receive bytes, and parse the first of them unless others wait."""
         if not self.handshake_initiated:
             super().data_received(data)
             if self.conn.handshake_exc is not None:
@@ -362,7 +362,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._read()
 
     def _refuse_handshake(self) -> None:
-        """Answer a head that has more than one of a WebSocket may have; one of HTTP has more."""
+        """Refuse a head that exceeds the limits of a WebSocket handshake, which are below those of HTTP."""
         answer = problems.response(Malformed("invalid handshake of a WebSocket: expected fewer headers"))
         self.transport.write(_answer_bytes(answer))
         self.transport.close()
@@ -372,14 +372,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return self.handshake_complete and not self.read_paused and not self.close_sent
 
     def _read(self) -> None:
-        """Read a little, and the rest in turns. Messages wait until the one before them was taken."""
+        """Parse a portion at a time. A message waits until the one before it was received."""
         self._turn = None
         if self._unread and self._is_reading:
             part = bytes(self._unread[:TURN_BYTES])
             del self._unread[:TURN_BYTES]
             super().data_received(part)
         elif self.close_sent:
-            # What is still to come is its answer.
+            # The only data still to come is the answer itself.
             part = bytes(self._unread)
             self._unread.clear()
             super().data_received(part)
@@ -400,7 +400,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                 self.transport.resume_reading()
 
     async def receive(self) -> Any:
-        """Hand on what came; then there is room for more."""
+        """Deliver a message; then reading resumes."""
         message = await super().receive()
         if self._unread and not self.transport.is_closing():
             self.transport.pause_reading()
@@ -408,7 +408,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     def handle_cont(self, event: Frame) -> None:
-        """Take a part of a message."""
+        """Add a part of a message."""
         if len(self.frames) >= FRAMES_MAX:
             self._fail(CloseCode.MESSAGE_TOO_BIG, f"expected at most {FRAMES_MAX} frames")
             return
@@ -420,7 +420,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             super().handle_ping()
 
     def handle_pong(self, event: Frame) -> None:
-        """Take the answer to a ping, or one to none."""
+        """Accept a pong, also without a ping."""
         if self._may_control():
             super().handle_pong(event)
 
@@ -440,14 +440,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     async def send(self, message: Any) -> None:
-        """Send something of a WebSocket, or of the answer that refuses it."""
+        """Send data of a WebSocket, or of the answer that refuses it."""
         await super().send(message)
         self._await_turn()
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
 
     def send_receive_event_to_app(self) -> None:
-        """Hand on a whole message. Text that is not UTF-8 ends the socket."""
+        """Deliver a whole message. Text other than UTF-8 closes the socket."""
         try:
             if self.curr_msg_data_type == "text":
                 b"".join(self.frames).decode()
@@ -458,14 +458,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 
 class SampledLog(logging.Filter):
-    """A filter that leaves one line a second of each kind, and says how many there were: peers write none."""
+    """A filter that passes one record a second of each kind, with the number left out, to keep logs small."""
 
     def __init__(self, timer: Callable[[], float] = monotonic) -> None:
         super().__init__()
         self._sampler = Sampler(timer)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is written."""
+        """Return whether a record is written."""
         count = self._sampler.count(f"{record.name} {record.levelname} {record.msg}")
         if count > 1:
             record.msg, record.args = f"{record.getMessage()} ({count} times)", ()
@@ -481,9 +481,9 @@ _BODY_HEADERS = (b"content-length", b"transfer-encoding")
 
 
 class GatewayServer(uvicorn.Server):
-    """uvicorn, which ends the answers without end before it waits for the others.
+    """uvicorn, except that endless answers end before it waits for the others.
 
-    `on_started` is called with the addresses when it listens.
+    `on_started` is called with the addresses when the server listens.
     """
 
     def __init__(
@@ -531,21 +531,21 @@ class GatewayServer(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and report where."""
+        """Listen, and report the addresses."""
         await super().startup(sockets)
         if self.started:
             self._on_started(self.urls)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop by a signal. It is a good end, so it is not raised again as uvicorn does."""
+        """Stop on a signal. This is a regular end, so the signal is not raised again as uvicorn does."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         after = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
         try:
             yield
-            # Who asks once more while the process ends has what was asked for.
+            # A second signal during shutdown is not repeated either.
             after = dict.fromkeys(STOP_SIGNALS, signal.SIG_IGN)
         finally:
             for number, handler in after.items():
@@ -553,13 +553,13 @@ class GatewayServer(uvicorn.Server):
 
     @property
     def urls(self) -> list[str]:
-        """Where it listens."""
+        """Return the addresses."""
         scheme = "https" if self.config.is_ssl else "http"
         names = [sock.getsockname() for server in self.servers for sock in server.sockets]
         return [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port, *_ in names]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let those who follow a stream leave, and then the others."""
+        """End endless answers, then wait for the others."""
         if (gateway := getattr(self._app.state, "gateway", None)) is not None:
             gateway.stop_following()
         await super().shutdown(sockets)
@@ -569,8 +569,7 @@ def run(settings: GatewaySettings, host: str, port: int, on_started: OnStarted, 
     """Run a gateway until SIGTERM or SIGINT. `tls` are options of uvicorn.
 
     Raises:
-        ConfigError: it cannot listen there.
-
+        ConfigError: the gateway cannot listen at the address.
     """
     server = GatewayServer(settings, host, port, on_started, **tls)
     try:

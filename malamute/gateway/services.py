@@ -1,4 +1,4 @@
-"""Services over HTTP: requests are sent and their replies awaited, and workers lease requests and reply."""
+"""Services over HTTP: sending requests, awaiting replies, leasing requests for workers, and replying."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from malamute.gateway.state import gateway_of
 from malamute.gateway.tracing import replying
 
 WAIT_SECONDS = 30.0
-"""How long a request waits for its replies, where it does not say."""
+"""Default wait for the replies to a request."""
 
 NAME = Parameter("name", "The name of the service.", place="path")
 PATTERN = Parameter("pattern", "Requests whose subject matches one of these patterns.", many=True)
@@ -44,7 +44,7 @@ _WAIT = re.compile(r"wait=([0-9]{1,6})")
 
 
 def wait_of(prefer: str | None) -> float:
-    """How long to wait in seconds, by the header Prefer. What is not understood there is passed over."""
+    """Return the wait in seconds from the header Prefer. Unknown preferences are ignored."""
     for preference in (prefer or "").replace(" ", "").lower().split(","):
         if preference == "respond-async":
             return 0
@@ -65,7 +65,7 @@ async def ask(request: Request, arguments: Arguments) -> Response:
 
 
 async def replies(request: Request, arguments: Arguments) -> Response:
-    """Wait for the replies to a request that was sent before."""
+    """Wait for the replies to a request sent before."""
     gateway = gateway_of(request)
     asked = gateway.requests.find(await gateway.owner(request), arguments["name"], arguments["request"])
     return await _answer(request, asked, arguments["request"], arguments["wait"])
@@ -121,7 +121,7 @@ ENDPOINTS = (
         replies,
         "Wait for the replies to a request that was sent before.",
         (NAME, Parameter("request", "The request, as Location named it.", place="path"), WAIT),
-        answers={200: Documented("The replies."), 202: Documented("Those that came so far.")},
+        answers={200: Documented("The replies."), 202: Documented("The replies so far.")},
         problems=(404,),
     ),
     Endpoint(

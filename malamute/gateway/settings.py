@@ -1,4 +1,4 @@
-"""What a gateway is started with."""
+"""Settings of a gateway."""
 
 from __future__ import annotations
 
@@ -13,81 +13,82 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """Where the broker is, who may come, and the limits of requests."""
+    """The broker, the admitted clients, and the limits of requests."""
 
     broker: str = DEFAULT_URL
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Whom the gateway itself acts as: for its own look at the broker, and for anonymous requests."""
+    """Credentials of the gateway itself: for its own watch of the broker, and for anonymous requests."""
     server_key: str = ""
-    """The public key of the broker, or the file that has it: what users bring is sent to it encrypted."""
+    """The public key of the broker, or its file: credentials of users are sent encrypted."""
     anonymous: bool = True
-    """Whether a request without credentials is served that comes from this machine to a loopback address."""
+    """Whether requests without credentials are served from this machine to a loopback address."""
     proxies: Sequence[str] = ()
     """The addresses and networks of proxies, from which many users come. Wrong credentials from there count
     against the user whom they are for, and not against the address."""
     hosts: Sequence[str] = LOOPBACK_NAMES
-    """The names that a request may have in Host; empty: any. It stops pages that rebind a name of theirs."""
+    """Allowed names in Host; empty: any. The check stops DNS rebinding."""
     origins: Sequence[str] = ()
     """Other sites whose pages may use the gateway (CORS)."""
     prefix: str = ""
-    """The path of a site that a proxy serves the gateway below, such as /malamute; empty: it has the site."""
+    """The path of a site below which a proxy serves the gateway, such as /malamute; empty: the whole site."""
     mercure_stream: str = "mercure"
-    """The stream that the updates of Mercure's hub are in."""
+    """The stream of the updates of Mercure's hub."""
     timeout_seconds: float = TIMEOUT_SECONDS
-    """How long to wait for the broker."""
+    """Timeout of calls to the broker."""
     body_bytes: int = 16 * 1024 * 1024
-    """The most bytes of a request's body."""
+    """Maximum bytes of a request body."""
     bodies_bytes: int = 128 * 1024 * 1024
-    """The most bytes of all bodies that are here at a time; each user has a share of it."""
+    """Maximum bytes of all request bodies in memory; each user has a share."""
     body_seconds: float = 30.0
-    """How long a request's body may take to come."""
+    """Time for a request body to arrive."""
     head_bytes: int = 32 * 1024
-    """The most bytes of a request's line and headers."""
+    """Maximum bytes of a request's line and headers."""
     head_seconds: float = 10.0
-    """How long a request's line and headers may take to come."""
+    """Time for a request's line and headers to arrive."""
     connections: int = 0
-    """The most connections at a time; 0: as many as the files of the process allow."""
+    """Maximum connections; 0: as many as the files of the process allow."""
     leases: int = 10_000
-    """The most messages that are leased at a time."""
+    """Maximum leased messages."""
     lease_bytes: int = 256 * 1024 * 1024
-    """With so many bytes that are leased nothing more is."""
+    """Bytes of leased messages at which no more are leased."""
     requests: int = 10_000
-    """The most requests to services whose replies are awaited, or kept."""
+    """Maximum requests to services whose replies are awaited, or kept."""
     reply_seconds: float = 600.0
-    """How long replies to a request are awaited, and then kept."""
+    """Time for which replies to a request are awaited, and then kept."""
     reply_bytes: int = 256 * 1024 * 1024
-    """The most bytes of replies that are kept. The oldest that are complete make room for others."""
+    """Maximum bytes of kept replies. The oldest complete ones make room for others."""
     page_bytes: int = 8 * 1024 * 1024
-    """About how many bytes of messages are in one answer; at least one message is."""
+    """Approximate bytes of the messages in one answer; at least one message."""
     answers_bytes: int = 256 * 1024 * 1024
-    """The most bytes of all large answers that are under way; each user has a share of it."""
+    """Maximum bytes of all large answers under way; each user has a share."""
     event_bytes: int = 256 * 1024
-    """The credit in bytes of a page that follows a stream: about what is kept here for one that is slow."""
+    """Credit in bytes of a page that follows a stream: about the memory of a slow page."""
     keep_alive_seconds: float = 15.0
-    """After how long without an event a comment is sent to a page that follows a stream."""
+    """Seconds without an event after which a comment is sent to a page that follows a stream."""
     restms_definitions: int = 1_000
-    """The most feeds, pipes, joins and staged contents of a user in RestMS; a pipe comes with a join."""
+    """Maximum feeds, pipes, joins and staged contents of a user in RestMS; a pipe comes with a join."""
     restms_pipes: int = 250
-    """The most pipes of RestMS that a user reads at a time."""
+    """Maximum pipes of RestMS that a user reads at a time."""
     users: int = 200
-    """The most sessions with the broker at a time; each user has a share of them."""
+    """Maximum sessions with the broker; each user has a share."""
     session_followers: int = 50
-    """The most answers without end (events, WebSockets) that share a session; one with many regular
-    expressions counts more."""
+    """Maximum endless answers (events, WebSockets) in a session; one with many regular expressions counts
+    more.
+    """
     idle_seconds: float = 60.0
-    """After how long an unused session with the broker is closed."""
+    """Time after which an unused session with the broker is closed."""
     user_rate: float = 0.0
-    """The most requests a second of a user; 0: any."""
+    """Maximum requests per second of a user; 0: any."""
     address_rate: float = 0.0
-    """The most requests a second of an address; 0: any."""
+    """Maximum requests per second of an address; 0: any."""
     keys: int = 100_000
-    """The most values of Idempotency-Key that are remembered."""
+    """Maximum remembered values of Idempotency-Key."""
     key_seconds: float = 24 * 3600.0
-    """For how long they are."""
+    """Time for which they are remembered."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can reach an address."""
+    """Return whether only programs of this machine can reach an address."""
     if host == "localhost":
         return True
     try:

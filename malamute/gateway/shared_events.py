@@ -1,9 +1,9 @@
-"""Events of a stream that many pages follow, written once for all of them.
+"""Events of a stream for many pages, written once for all of them.
 
-Pages of one user that ask for the same messages share a subscription. What it brings is written as events
-into a buffer, and each page is a place in it. A page that is behind the buffer, as it reconnects or does not
-read fast enough, has a subscription of its own until it has caught up. So one that keeps up costs the broker
-nothing, and one that does not costs nobody else anything.
+Pages of one user with the same selectors share a subscription. Its messages are written as events into a
+buffer, and each page is a position in it. A page behind the buffer, after a reconnect or by slow reading, has
+a subscription of its own until it has caught up. So a page that keeps up costs the broker nothing, and a slow
+one costs the other pages nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from malamute.gateway.events import NOTHING_NEW, PART_BYTES, EventWriter
 from malamute.gateway.settings import GatewaySettings
 
 Subscribe = Callable[[AsyncExitStack, str], Awaitable[Subscription]]
-"""Subscribes from a start on; the subscription lasts until the stack is closed."""
+"""Subscribes from a start; the subscription lasts until the stack is closed."""
 
 
 class _Part(NamedTuple):
-    """Events from one place on, as far as they are written at once."""
+    """Successive events, joined for one write."""
 
     begin: int
     newest: int
@@ -36,7 +36,7 @@ class _Part(NamedTuple):
 class SharedEvents:
     """The new messages of one subscription as events, for any number of pages.
 
-    Places count the events from the first one on. As much is kept as the credit of one page.
+    Positions count the events from the first one on. The buffer has the credit of one page.
     """
 
     def __init__(self, settings: GatewaySettings, subscribe: Subscribe) -> None:
@@ -44,7 +44,7 @@ class SharedEvents:
         self.first = 0
         """The first sequence that could come."""
         self.store = ""
-        """The store in which all these sequences count."""
+        """The store of these sequences."""
         self.error: MalamuteError | None = None
         self.ended = False
         self._settings = settings
@@ -89,7 +89,7 @@ class SharedEvents:
                 return
             for event in writer.events(columns):
                 if writer.store != self.store:
-                    # Pages reconnect, and go on in the other store: a gap there says so.
+                    # Pages reconnect, and go on in the other store with a gap that reports the change.
                     return
                 self._events.append((writer.last, event))
                 self._size_bytes += len(event)
@@ -114,20 +114,20 @@ class SharedEvents:
 
     @property
     def last(self) -> int:
-        """The last sequence that was written."""
+        """The last written sequence."""
         return self._events[-1][0] if self._events else self._floor
 
     def has_all_behind(self, sequence: int) -> bool:
-        """Whether everything behind a sequence is kept, or is yet to come."""
+        """Return whether all events behind a sequence are in the buffer, or still to come."""
         return sequence >= self._floor and not self.ended
 
     async def parts(self, last: int) -> AsyncIterator[tuple[int, bytes]]:
-        """The events behind `last`, all of which are here: in parts, with the last sequence of each.
+        """Yield the events behind `last` in parts, each with its last sequence.
 
-        It ends when this has ended, or when the one who reads is behind what is kept.
+        The iterator ends with the subscription, or when the reader is behind the buffer.
         """
         while self.last < last and not self.ended:
-            # Another subscription has brought it earlier.
+            # Another subscription was faster, and this one has not written the event yet.
             await self._change()
         if not self.has_all_behind(last):
             return
@@ -148,7 +148,7 @@ class SharedEvents:
 
     @property
     def _newest(self) -> int:
-        """The place behind the last event."""
+        """The position behind the last event."""
         return self._dropped + len(self._events)
 
     async def _change(self) -> None:
@@ -157,7 +157,7 @@ class SharedEvents:
         await future
 
     def _part_from(self, place: int) -> _Part:
-        """Some events as one. Those who keep up ask for the same ones, so it is made once for them."""
+        """Return successive events as one part, made once: pages that keep up ask for the same part."""
         if (self._part.begin, self._part.newest) != (place, self._newest):
             found: list[bytes] = []
             size_bytes = 0
@@ -171,7 +171,7 @@ class SharedEvents:
 
 
 class SharedEventsTable:
-    """What is followed, by who follows it and what was asked for."""
+    """The shared events, by user and selectors."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -182,7 +182,7 @@ class SharedEventsTable:
 
     @asynccontextmanager
     async def joined(self, key: Hashable, subscribe: Subscribe) -> AsyncIterator[SharedEvents]:
-        """What pages with this key share, while the block runs. Raises as `subscribe`."""
+        """Return the events shared under a key, during the block. Raises as `subscribe`."""
         shared = self._shared.get(key)
         if shared is None or shared.ended:
             shared = self._shared[key] = SharedEvents(self._settings, subscribe)

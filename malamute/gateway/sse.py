@@ -1,11 +1,10 @@
 """Streams as Server-Sent Events.
 
 The id of an event is its sequence and the store that it counts in, so Last-Event-ID of a browser that
-reconnects is where its replay begins, if the broker still has that store.
-The first thing that is sent is an id, too, for one that goes before it has had an event. Pages that ask for
-the same messages share what is written (`shared_events`). One that is behind has a subscription of its own,
-which is granted credit when what came before is written to the connection: a page that does not read goes
-into replay, at the cost of one window.
+reconnects is where its replay begins, if the broker still has that store. An id is sent first, for a page
+that disconnects before its first event. Pages with the same selectors share events (`shared_events`). A page
+behind them has a subscription of its own, which is granted credit as events are written to the connection: a
+page that does not read goes into replay, at the cost of one window.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ MEDIA_TYPE = "text/event-stream"
 
 CREDIT_MESSAGES = 1000
 RETRY_MS = 2000
-"""After how long a page is to reconnect."""
+"""Time after which a page reconnects."""
 
 
 class EventResponse(StreamingResponse):
-    """An answer without end. One task writes it, and is cancelled when the page has left."""
+    """An endless answer. One task writes it, and is cancelled when the page disconnects."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the answer."""
         writing = asyncio.current_task()
         assert writing is not None
         leaving = asyncio.create_task(_cancel_at_disconnect(receive, writing))
@@ -67,10 +66,10 @@ async def follow(
     start: str,
     **options: Any,
 ) -> EventResponse:
-    """Documented with the events of a subscription, until the page or the gateway leaves.
+    """Answer with the events of a subscription, until the page disconnects or the gateway stops.
 
-    `writer_at` makes what writes them, from the last sequence before the first of them and its store. Events
-    that `EventWriter` itself writes are shared with other pages.
+    `writer_at` makes their writer, from the last sequence before the first event and its store. Events of a
+    plain `EventWriter` are shared with other pages.
 
     Raises as `Client.subscribe`.
     """
@@ -95,22 +94,22 @@ async def follow(
         page = FollowingPage(shared, subscribe, settings.keep_alive_seconds)
         stack.push_async_callback(page.leave)
         writer = writer_at(*await page.begin(start))
-        # It stays open until the answer ends.
+        # The session stays open until the answer ends.
         kept = stack.pop_all()
     headers = {"x-accel-buffering": "no", **writer.headers()}
     return EventResponse(page.events(writer, kept), media_type=MEDIA_TYPE, headers=headers)
 
 
 def _weight(criteria: Sequence[tuple[str, Any]]) -> int:
-    """For how many followers of a session one counts that has regular expressions.
+    """Return the number of followers as which an answer with regular expressions counts in its session.
 
-    They take much of what the broker lets the selectors of one session have: room for some 125 of them.
+    The broker limits the selectors of one session: room for some 125 regular expressions.
     """
     return 1 + sum(family == "regex" for family, _ in criteria) // 2
 
 
 class FollowingPage:
-    """One answer: what it has in common with others, and the subscription of its own while it is behind."""
+    """One answer: the events shared with others, and its own subscription while it is behind."""
 
     def __init__(self, shared: SharedEvents | None, subscribe: Subscribe, keep_alive_seconds: float) -> None:
         self._shared = shared
@@ -121,19 +120,19 @@ class FollowingPage:
         self._is_over = False
 
     async def leave(self) -> None:
-        """End the subscription of its own, if there is one."""
+        """End the subscription of its own, if any."""
         self._own = None
         await self._stack.aclose()
 
     async def begin(self, start: str) -> tuple[int, str]:
-        """Find the last sequence before the first event, and its store. Raises as `Client.subscribe`."""
+        """Return the last sequence before the first event, and its store. Raises as `Client.subscribe`."""
         if self._shared is not None and start == "new":
             return self._shared.last, self._shared.store
         self._own = await self._subscribe(self._stack, start)
         return self._own.first - 1, self._own.store
 
     async def events(self, writer: EventWriter, kept: AsyncExitStack) -> AsyncIterator[bytes]:
-        """Write the events, and why they end."""
+        """Yield the events, and the reason of their end."""
         async with kept:
             yield b"retry: %d\nid: %b\n\n" % (RETRY_MS, writer.position(writer.last))
             try:
@@ -156,7 +155,7 @@ class FollowingPage:
         return shared is not None and shared.store == writer.store and shared.has_all_behind(writer.last)
 
     async def _shared_parts(self, writer: EventWriter) -> AsyncGenerator[bytes, None]:
-        """What is shared, until it ends or this page is behind it."""
+        """Yield shared events, until they end or this page is behind them."""
         assert self._shared is not None
         async for last, part in self._shared.parts(writer.last):
             writer.last = last
@@ -164,7 +163,7 @@ class FollowingPage:
         self._is_over = self._shared.ended
 
     async def _own_parts(self, writer: EventWriter) -> AsyncGenerator[bytes, None]:
-        """What is not shared, until it ends or this page has caught up with what is."""
+        """Yield own events, until the subscription ends or the page has caught up with shared ones."""
         if self._own is None:
             self._own = await self._subscribe(self._stack, writer.start)
             writer.gaps = GapQueue()
@@ -184,7 +183,7 @@ class FollowingPage:
                 if not (is_behind and own.state == "live"):
                     self._is_over = True
                     return
-                # It has had all that was there before what is shared began, whether or not it was for it.
+                # This page has had all messages before the first shared event, matching or not.
                 assert self._shared is not None
                 is_behind = False
                 if self._shared.store == writer.store:

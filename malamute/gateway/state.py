@@ -1,4 +1,4 @@
-"""What the paths of a gateway share: its settings, its sessions with the broker, and what it remembers."""
+"""The shared state of the paths of a gateway: settings, sessions with the broker, leases, requests."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ FORWARDED = (
     "x-cluster-client-ip",
 )
 FORWARDED_PREFIXES = ("x-forwarded", "cf-", "x-original-", "x-envoy-", "fly-", "x-azure-", "x-appengine-")
-"""Headers that proxies add, and how others of them begin: a request with one may come from anywhere."""
+"""Headers that proxies add, and prefixes of others: a request with one may come from anywhere."""
 
 
 def is_local(connection: HTTPConnection) -> bool:
-    """Whether a request was sent by a program of this machine, to an address that only those reach.
+    """Return whether a request was sent by a program of this machine to a loopback address.
 
-    Where a server does not tell the addresses of both, it may have come from anywhere.
+    Without the addresses of both ends the request may have come from anywhere.
     """
     ends = (connection.scope.get("client"), connection.scope.get("server"))
     if not all(end and is_loopback(end[0]) for end in ends):
@@ -47,7 +47,7 @@ def is_local(connection: HTTPConnection) -> bool:
 
 
 class Gateway:
-    """A gateway that runs."""
+    """A running gateway."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
@@ -63,7 +63,7 @@ class Gateway:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Run what it needs besides requests, and close all of it at the end."""
+        """Run the background tasks, and close everything at the end."""
         async with self.users.run():
             try:
                 yield
@@ -77,7 +77,7 @@ class Gateway:
 
     @contextmanager
     def follows(self, subscription: Subscription) -> Iterator[None]:
-        """Note that an answer follows a stream without end, while the block runs."""
+        """Note an endless answer that follows a stream, during the block."""
         self._followed.add(subscription)
         try:
             yield
@@ -85,26 +85,26 @@ class Gateway:
             self._followed.discard(subscription)
 
     def stop_following(self) -> None:
-        """End the answers that have no end of their own: the gateway is to stop."""
+        """End the endless answers: the gateway is to stop."""
         for subscription in self._followed:
             subscription.cancel()
         self.restms.stop()
 
     def serves_anonymous(self, connection: HTTPConnection) -> bool:
-        """Whether a request needs no credentials. One that is not local does, whatever the settings say."""
+        """Return whether a request needs no credentials. A remote one does, in spite of the settings."""
         return self.settings.anonymous and is_local(connection)
 
     def identity(self, connection: HTTPConnection) -> Identity:
-        """Who sends a request; the console knows that by its cookie. Raises `LoginNeeded`."""
+        """Return the identity of a request; the console knows it by its cookie. Raises `LoginNeeded`."""
         known: Identity | None = connection.scope.get("malamute.identity")
         return known or identity_of(connection.headers, anonymous=self.serves_anonymous(connection))
 
     async def owner(self, connection: HTTPConnection) -> ProvedUser:
-        """Whose a request is: the broker proves it. Raises as `Users.session`, and `LoginNeeded`."""
+        """Return the user of a request, as proved by the broker. Raises as `client`."""
         return await self.users.prove(self.identity(connection))
 
     async def body(self, request: Request) -> bytes:
-        """The body of a request of somebody whom the broker lets in: who is proved, before any is read.
+        """Return the body of a request. Its sender is authenticated before any of it is read.
 
         Raises as `owner`, and as `BodyRoom.read`.
         """
@@ -112,7 +112,7 @@ class Gateway:
         return await self.bodies.read(request, owner.user)
 
     async def contents(self, request: Request, body: bytes, subject: str | None) -> Sequence[bodies.Content]:
-        """The messages in a body: they are counted before any is built. Raises as `bodies.contents`."""
+        """Return the messages in a body: counted before any is built. Raises as `bodies.contents`."""
         count = await self.bodies.built(body, partial(bodies.elements_of, request, body))
         self.bodies.take_more(request, count * ELEMENT_BYTES)
         return await self.bodies.built(body, partial(bodies.contents, request, body, subject))
@@ -144,11 +144,11 @@ class Gateway:
     def session(
         self, connection: HTTPConnection, *, followers: int = 0, signed: bool = False
     ) -> AbstractAsyncContextManager[Client]:
-        """A client that acts as who sends a request. Raises as `Users.session`, and `LoginNeeded`."""
+        """Return a client that acts for a request. Raises as `Users.session`, and `LoginNeeded`."""
         return self.users.session(self.identity(connection), followers=followers, signed=signed)
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:
-    """The gateway that a request came to."""
+    """Return the gateway of a request."""
     gateway: Gateway = connection.app.state.gateway
     return gateway

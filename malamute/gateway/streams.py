@@ -30,10 +30,10 @@ PAGE_MESSAGES = 100
 PAGE_MESSAGES_MAX = 1000
 
 NAME = Parameter("name", "The name of the stream.", place="path")
-SUBJECT = Parameter("subject", "The subject of a message that does not say it itself.")
+SUBJECT = Parameter("subject", "The subject of messages without one of their own.")
 TTL = Parameter(
     "ttl",
-    "After how long they expire, in seconds or as 30s: nobody gets them any more.",
+    "Time to live, in seconds or as 30s.",
     DURATION,
 )
 KEY = Parameter(
@@ -62,7 +62,7 @@ def _start(default: str) -> Parameter:
 
 
 def selection(arguments: Arguments) -> dict[str, Any]:
-    """The options of `subscribe` that these parameters say. Raises `InvalidSelector`."""
+    """Return options of `subscribe` from these parameters. Raises `InvalidSelector`."""
     criteria: list[tuple[str, Any]] = [(arguments["family"], p) for p in arguments["pattern"]]
     if text := arguments["criteria"]:
         try:
@@ -87,7 +87,7 @@ async def publish(request: Request, arguments: Arguments) -> Response:
         each = [{**found[0].headers, **more}, *(content.headers for content in found[1:])]
         with sending("publish", name, each, client) as headers:
             if len(found) == 1:
-                # It may share its command with those of other requests.
+                # The message may share its command with those of other requests.
                 return await client.publish(
                     name,
                     found[0].subject,
@@ -112,13 +112,13 @@ async def publish(request: Request, arguments: Arguments) -> Response:
     else:
         fingerprint = blake2b(repr((found, arguments["ttl"])).encode(), digest_size=16).digest()
         first = await gateway.publish_once(identity, name, (key,), fingerprint, publish_all)
-    # It is 0 when the connection broke before the confirmation came: then nobody knows it any more.
+    # The sequence is 0 after a connection that broke before the confirmation: the number is lost.
     answer = {"first": first, "last": first + len(found) - 1} if first else {}
     return bodies.answer({"count": len(found), **answer}, 201)
 
 
 async def history(request: Request, arguments: Arguments) -> Response:
-    """A page of the messages that a stream holds."""
+    """Answer with a page of stored messages."""
     gateway = gateway_of(request)
     limit = arguments["limit"]
     async with gateway.session(request) as client:
@@ -142,11 +142,11 @@ class HistoryPage(NamedTuple):
     is_last: bool = True
     """Whether there are no more now."""
     store: str = ""
-    """The store that the sequences count in."""
+    """The store of the sequences."""
 
 
 def _rows(page: HistoryPage) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The messages of a page, and what it has not: gaps, and messages that cannot be read."""
+    """Yield the messages of a page, and gaps for missing and damaged ones."""
     rows, gaps = [], [*page.gaps]
     for message in page.messages:
         try:
@@ -157,9 +157,9 @@ def _rows(page: HistoryPage) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 
 async def read_page(gateway: Gateway, client: Client, name: str, limit: int, **options: Any) -> HistoryPage:
-    """Up to `limit` messages, and the gaps before the last of them.
+    """Return up to `limit` messages, and the gaps before the last of them.
 
-    Raises `TimedOut` if none came in time.
+    Raises `TimedOut` without a message in time.
     """
     settings = gateway.settings
     async with client.subscribe(name, credit=1, existing=True) as probe:
@@ -169,7 +169,7 @@ async def read_page(gateway: Gateway, client: Client, name: str, limit: int, **o
     size_bytes = 0
     async with client.subscribe(name, credit=limit, credit_bytes=credit_bytes, **options) as subscription:
         if subscription.first >= head:
-            # One that begins at the head is never said to have come there.
+            # A subscription that begins at the head never reports that it has arrived there.
             return HistoryPage([])
         while len(found) < limit and size_bytes < credit_bytes:
             try:
@@ -188,7 +188,7 @@ async def read_page(gateway: Gateway, client: Client, name: str, limit: int, **o
 
 
 async def _next_part(subscription: Subscription, timeout: float) -> Columns | None:
-    """The next messages of a subscription; None when it has had all that the stream held."""
+    """Return the next messages of a subscription; None after all stored ones."""
     return await subscription.columns(timeout, enough=lambda: subscription.state == "live")
 
 

@@ -1,8 +1,8 @@
 """Topic selectors of Mercure as criteria of a subscription: the broker matches them.
 
-A selector is `*`, a topic, or a URI template (RFC 6570), which matches what it can be expanded to. A template
-becomes a regular expression: each of its expressions is the beginning, the separator and the characters that
-the table of its operator has (RFC 6570, appendix A). It is short, since a pattern has a limit.
+A selector is `*`, a topic, or a URI template (RFC 6570), which matches its expansions. A template becomes a
+regular expression: each of its expressions is the beginning, the separator and the characters that the table
+of its operator has (RFC 6570, appendix A). It is short, since a pattern has a limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CONTINUATION = r"%[89ABab][\dA-Fa-f]"
 
 
 class _Operator(NamedTuple):
-    """How the variables of an expression are expanded."""
+    """The expansion of the variables of an expression."""
 
     first: str
     separator: str
@@ -46,7 +46,7 @@ _VARIABLE = re.compile(
 
 
 def criteria_of(selectors: Iterable[str]) -> list[tuple[str, str]]:
-    """The criteria that match the topics which any of the selectors matches."""
+    """Return criteria that match the topics of any of the selectors."""
     criteria: list[tuple[str, str]] = []
     for selector in selectors:
         if selector == "*":
@@ -58,7 +58,7 @@ def criteria_of(selectors: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def regex_of(template: str) -> str | None:
-    """The regular expression of what a URI template can be expanded to; None if it is no template."""
+    """Return the regular expression of a URI template's expansions; None for another text."""
     parts: list[str] = []
     position = 0
     for found in _EXPRESSION.finditer(template):
@@ -78,7 +78,7 @@ def _has_brace(literal: str) -> bool:
 
 
 def _expression(operator: _Operator, variables: list[tuple[str, ...]]) -> str:
-    """The variables in their order, each of which may be undefined."""
+    """Return the pattern of the variables in order, each of which may be undefined."""
     items = [_variable(operator, name, modifier) for name, modifier in variables]
     separator = re.escape(operator.separator)
     beginnings = [
@@ -91,11 +91,11 @@ def _expression(operator: _Operator, variables: list[tuple[str, ...]]) -> str:
 def _variable(operator: _Operator, name: str, modifier: str) -> str:
     unit = f"(?:[{operator.characters}]|{_ENCODED})"
     if modifier == "*":
-        # The items of a list, or the pairs of a map.
+        # Return the pattern of the items of a list, or the pairs of a map.
         item = _pair(operator, f"{unit}+", f"{unit}*") if operator.named else f"{unit}*(?:={unit}*)?"
         return f"{item}(?:{re.escape(operator.separator)}{item})*"
     if modifier:
-        # What is counted are characters, of which one may be encoded as up to four bytes.
+        # The prefix counts characters, of which one may be encoded as up to four bytes.
         value = f"(?:[{operator.characters}]|{_ENCODED}(?:{_CONTINUATION}){{0,3}}){{0,{modifier[1:]}}}"
     else:
         # The items of a list are separated by commas.

@@ -1,8 +1,8 @@
-"""Spans of the gateway: one for each request that it serves, and one for each thing it does at the broker.
+"""Spans of the gateway: one for each request, and one for each of its calls to the broker.
 
-Names, attributes and metrics are those of OpenTelemetry's conventions for HTTP and for messaging. Who sends a
-request may be in a trace: its `traceparent` is taken in, and given on in the headers of the messages. Without
-the package `opentelemetry-api` nothing of this happens; where spans go is set in the SDK.
+Names, attributes and metrics are those of OpenTelemetry's conventions for HTTP and for messaging. A request
+may belong to a trace: its `traceparent` is read, and passed on in the headers of the messages. Without the
+package `opentelemetry-api` there are no spans; the SDK sets their destination.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ else:
     IS_INSTALLED = True
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"))
-"""Those that a span may name: a client can invent others."""
+"""Methods that a span may name: a client can invent others."""
 
 Values = Mapping[str, Any]
 
 
 def _is_idle() -> bool:
-    """Whether there is no span here that anybody records, and no trace to give on."""
+    """Return whether spans are not recorded, and no trace is to be passed on."""
     return not IS_INSTALLED or not context.get_current()
 
 
 def _is_recorded() -> bool:
-    """Whether an SDK has taken the place of what the API has instead of one."""
+    """Return whether an SDK has replaced the API's own no-op provider."""
     providers = (trace.get_tracer_provider(), metrics.get_meter_provider())
     return not all(type(one).__module__.startswith(_PLACEHOLDERS) for one in providers)
 
@@ -56,7 +56,7 @@ _PLACEHOLDERS = ("opentelemetry.trace", "opentelemetry.metrics")
 def sending(
     operation: str, destination: str, headers: Sequence[Values], client: Client
 ) -> Iterator[Sequence[Values]]:
-    """A span around sending messages with these headers. It yields the headers to send them with."""
+    """Open a span around sending messages with these headers. Yields the headers to send them with."""
     if _is_idle():
         yield headers
     elif len(headers) == 1:
@@ -68,26 +68,26 @@ def sending(
 
 
 def replying(message: Mail, service: str, headers: Values) -> AbstractContextManager[Values]:
-    """A span around a reply to a request, and linked to it. It yields the headers to reply with."""
+    """Open a span around a reply to a request, linked to it. Yields the headers to reply with."""
     if _is_idle():
         return nullcontext(headers)
     return tracing.publishing(service, "", headers, operation="reply", answers=message)
 
 
 def receiving(destination: str) -> AbstractContextManager[Callable[..., None]]:
-    """A span around leasing messages; what it yields is to be called with them."""
+    """Open a span around leasing messages. Yields a function to be called with them."""
     return nullcontext(_nothing) if _is_idle() else tracing.receiving(destination)
 
 
 def settling(message: Message, operation: str, destination: str) -> AbstractContextManager[Any]:
-    """A span around settling a lease."""
+    """Open a span around settling a lease."""
     if _is_idle():
         return nullcontext()
     return tracing.settling(message, operation=operation, destination=destination)
 
 
 def _nothing(*messages: Message) -> None:
-    """Nobody is to know."""
+    """No span is recorded."""
 
 
 @cache
@@ -101,9 +101,9 @@ def _durations() -> metrics.Histogram:
 
 
 class ServerSpans:
-    """ASGI middleware: a span around each request. That of an answer without end lasts as long as it does.
+    """ASGI middleware: a span around each request. The span of an endless answer lasts as long.
 
-    Without an SDK it is for requests that have a trace to give on, and the others cost nothing.
+    Without an SDK only requests with a trace to pass on have one; the others cost nothing.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -151,7 +151,7 @@ def _carries_context(scope: Scope) -> bool:
 
 
 def _labels(scope: Scope) -> dict[str, Any]:
-    """What metrics have, too. No client can make new values."""
+    """Attributes of spans and metrics alike. No client can make new values."""
     method = scope.get("method", "GET")
     return {
         "http.request.method": method if method in METHODS else "_OTHER",

@@ -1,12 +1,12 @@
-"""Who sends a request, and the sessions with the broker in which the gateway acts as them.
+"""Identities of requests, and the sessions with the broker in which the gateway acts for them.
 
-A session is shared by all requests with the same credentials (and, for a mailbox, the same address). It is
-opened with the first of them, and so the broker has looked at the credentials; it is closed when nobody has
-used it for a while. Answers without end have sessions of their own, some of them each: they are not to fill
-the way of others, and the broker has a limit for the subscriptions of a session.
+A session is shared by all requests with the same credentials (and, for a mailbox, the same address). The
+first request opens it, so the broker has verified the credentials; an unused session is closed after a while.
+Endless answers have sessions of their own, several in each: they must not delay requests, and the broker
+limits the subscriptions of a session.
 
-Credentials are no user: one user may have many tokens. Who somebody is says the broker, when it has opened a
-session; by that, limits are shared, and what somebody has belongs to that user.
+Credentials are no user: one user may have many tokens. The broker names the user when it opens a session;
+limits and resources are counted by that user.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ log = logging.getLogger("malamute.gateway")
 _SECRET = token_bytes(32)
 
 PROVED_MAX = 10_000
-"""Of how many credentials is remembered whose they were: those that were used last."""
+"""Maximum credentials with a remembered user, the most recently used."""
 
 STRANGER_SECONDS = 10.0
-"""How long the broker may take to prove credentials that it has not proved before: others want the place."""
+"""Time for the broker to verify new credentials: others wait for the place."""
 
 PLACE_SECONDS = 30.0
-"""How long to wait for a place in which a session is opened."""
+"""Time to wait for a place in which a session is opened."""
 
 PEER: ContextVar[str] = ContextVar("PEER", default="")
-"""The address that a request comes from."""
+"""The client address of a request."""
 
 
 USER: ContextVar[str] = ContextVar("USER", default="")
-"""The user of the request that is served, once the broker has proved it."""
+"""The user of the request being served, once the broker has proved it."""
 
 
 class Identity(NamedTuple):
-    """Who sends a request, as it says; the broker finds out whether that is so."""
+    """The claimed identity of a request; the broker proves it."""
 
     user: str = ""
     password: str = ""
@@ -71,7 +71,7 @@ class Identity(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A name of these credentials that does not tell them."""
+        """Return a digest that names these credentials without disclosing them."""
         return blake2b("\0".join(self).encode(), digest_size=16, key=_SECRET).hexdigest()
 
 
@@ -79,9 +79,9 @@ ANONYMOUS = Identity()
 
 
 class ProvedUser(NamedTuple):
-    """Whose something is in the gateway: a user as the broker has proved it, empty for anonymous requests.
+    """Owner of a resource in the gateway: a user proved by the broker, empty for anonymous requests.
 
-    Of a token, its `claims` count, too: rules may ask for them. A renewed one has the same.
+    The `claims` of a token count, too: rules may use them. A renewed token has the same owner.
     """
 
     user: str = ""
@@ -91,11 +91,11 @@ class ProvedUser(NamedTuple):
 RENEWED = frozenset(
     ("exp", "iat", "nbf", "jti", "auth_time", "nonce", "at_hash", "c_hash", "sid", "uti", "aio", "rh")
 )
-"""Claims that are others in a token that was renewed."""
+"""Claims that differ in a renewed token."""
 
 
 def _claims_of(identity: Identity) -> dict[str, Any]:
-    """The claims of a token that the broker has verified; none of other credentials."""
+    """Return the claims of a token that the broker has verified; none of other credentials."""
     if not identity.token:
         return {}
     try:
@@ -115,7 +115,7 @@ def _owner_of(identity: Identity, proved: str) -> ProvedUser:
 
 
 def identity_of(headers: Headers, *, anonymous: bool) -> Identity:
-    """Who sends a request with these headers. Raises `LoginNeeded`."""
+    """Return the identity in these headers. Raises `LoginNeeded`."""
     given = headers.getlist("authorization")
     if not given and anonymous:
         return ANONYMOUS
@@ -148,17 +148,17 @@ _SCHEMES: dict[str, Callable[[str], Identity]] = {"basic": _basic, "bearer": _be
 
 
 class SessionKey(NamedTuple):
-    """What a session is for. `number` is 0 for requests, and counts from 1 for answers without end."""
+    """The purpose of a session. `number` is 0 for requests, and counts from 1 for endless answers."""
 
     identity: Identity
     address: str = ""
     number: int = 0
     signed: bool = False
-    """Whether readers see its user as the sender of what it publishes."""
+    """Whether readers see the user as the sender of published messages."""
 
 
 class _Entry:
-    """A session, or one that is being opened."""
+    """A session, open or being opened."""
 
     def __init__(self, opening: asyncio.Task[malamute.aio.Client]) -> None:
         self.opening = opening
@@ -174,7 +174,7 @@ class _Entry:
 
 
 class Users:
-    """The sessions with the broker, by whom they belong to. To be used within `run`."""
+    """The sessions with the broker, by identity. To be used within `run`."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -185,19 +185,19 @@ class Users:
         self._openings = Openings()
         self._failures = Failures(Gateways(settings.proxies))
         self._proved: OrderedDict[str, ProvedUser] = OrderedDict()
-        """Whose credentials were, by their digests."""
+        """Users by the digests of their credentials."""
 
     def __len__(self) -> int:
         return len(self._accepted)
 
     async def prove(self, identity: Identity) -> ProvedUser:
-        """Whose these credentials are. Raises as `session`."""
+        """Return the user of these credentials. Raises as `session`."""
         async with self.session(identity):
             return self._proved.get(identity.digest) or _owner_of(identity, "")
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Close what is idle while the block runs, and all of it at its end."""
+        """Close idle sessions during the block, and all sessions at its end."""
         sweeping = asyncio.create_task(self._sweep())
         try:
             yield
@@ -211,7 +211,7 @@ class Users:
             await self.close_idle(monotonic() - self._settings.idle_seconds)
 
     async def close_idle(self, before: float) -> None:
-        """Close what nobody has used since `before`, a time of `monotonic`."""
+        """Close sessions unused since `before`, a time of `monotonic`."""
         for key, entry in [*self._entries.items()]:
             if not entry.uses and entry.used_at <= before and self._entries.get(key) is entry:
                 await self._close(self._remove(key))
@@ -237,18 +237,16 @@ class Users:
         followers: int = 0,
         signed: bool = False,
     ) -> AsyncIterator[malamute.aio.Client]:
-        """A client of these credentials, for as long as the block runs. `listener` is called with its events.
+        """Return a client with these credentials, during the block. `listener` is called with its events.
 
-        What a `signed` one publishes has its user as the sender, stamped by the broker.
+        Messages of a `signed` client have its user as the sender, stamped by the broker.
 
-        For an answer without end, `followers` is for how many such answers it counts, by what it takes of the
-        session; for others it is 0.
+        `followers` is 0 for a request; an endless answer counts as at least 1, by its load on the session.
 
         Raises:
-            LoginNeeded: the broker does not accept the credentials.
-            TryLater: there are as many sessions as there may be, and all are in use.
+            LoginNeeded: the broker refuses the credentials.
+            TryLater: the limit of sessions is reached, and all are in use.
             MalamuteError: the broker cannot be reached.
-
         """
         key = SessionKey(identity, address, signed=signed)
         if followers:
@@ -260,7 +258,7 @@ class Users:
         if listener is not None:
             entry.listeners.append(listener)
         try:
-            # Others may wait for the same one: who leaves takes it from nobody.
+            # Other requests may wait for the same session: a cancelled one must not cancel it.
             opening = entry.opening
             client = opening.result() if opening.done() else await asyncio.shield(opening)
             client.on_event = entry.on_event
@@ -273,7 +271,7 @@ class Users:
                 entry.listeners.remove(listener)
 
     async def _entry(self, key: SessionKey) -> _Entry:
-        # Whenever it has waited, somebody else may have opened it.
+        # Another request may have opened the session meanwhile.
         while (found := self._entries.get(key)) is not None and _is_over(found):
             await self._close(self._remove(key))
         if found is not None:
@@ -288,7 +286,7 @@ class Users:
         return entry
 
     def _endless(self, identity: Identity, followers: int) -> SessionKey:
-        """The first session for answers without end that has room for so many more, or is empty."""
+        """Return the first session for endless answers with room for `followers` more, or an empty one."""
         for number in count(1):
             key = SessionKey(identity, number=number)
             entry = self._entries.get(key)
@@ -323,7 +321,7 @@ class Users:
         return client
 
     async def _accept(self, key: SessionKey, user: str) -> None:
-        """Take a place for a session that was opened: one's own before that of others. Raises `TryLater`."""
+        """Reserve a place for an open session: one of the same user before others. Raises `TryLater`."""
         while not self._shares.take(user):
             unused = [one for one in self._accepted if not self._entries[one].uses]
             idle = sorted(unused, key=lambda one: self._accepted[one] != user)
@@ -369,12 +367,12 @@ def _wait_to_log_in() -> LoginNeeded:
 
 
 def _sender(address: str) -> str:
-    """Return the sharer of the places of strangers: an address, or the network of one customer."""
+    """Return the unit that shares places of strangers: an address, or the network of one customer."""
     return network_of(address).hex() or address
 
 
 def _is_over(entry: _Entry) -> bool:
-    """Whether it could not be opened, or has ended."""
+    """Return whether the session could not be opened, or has ended."""
     if not entry.opening.done():
         return False
     return entry.opening.cancelled() or entry.opening.exception() is not None or entry.opening.result().ended

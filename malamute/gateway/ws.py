@@ -1,7 +1,7 @@
 """One WebSocket with many subscriptions, each with credit of its own.
 
-What a page sends is one command in each frame, and what it gets is one report in each, in the form of the
-subprotocol that it asked for: `malamute.json` (text, which it is without one) or `malamute.msgpack` (binary).
+A page sends one command in each frame, and receives one report in each, in the form of the requested
+subprotocol: `malamute.json` (text, the default) or `malamute.msgpack` (binary).
 
     subscribe    id, stream; patterns, family, criteria, where, start, committed; credit
     credit       id, messages: so many more may come
@@ -13,7 +13,7 @@ subprotocol that it asked for: `malamute.json` (text, which it is without one) o
     ended        id, and why as a problem if it has not asked for that
     problem      what was wrong with a frame
 
-Without credit nothing of a subscription is sent: what is beyond one small window stays with the broker.
+Without credit no messages of a subscription are sent: all but one small window stay with the broker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SUBSCRIPTIONS_MAX = 32
 
 WINDOW_MESSAGES = 256
 WINDOW_BYTES = 64 * 1024
-"""What the broker may send ahead of the page's credit, for each subscription."""
+"""Messages that the broker may send ahead of the page's credit, for each subscription."""
 
 CREDIT_MAX = 2**31 - 1
 
@@ -78,7 +78,7 @@ _ENCODE: dict[str, Callable[[Any], bytes]] = {JSON: bodies.to_json, MSGPACK: msg
 
 
 class _Followed:
-    """A subscription of a page: how many more messages it wants, and the task that sends them."""
+    """A subscription of a page: its credit in messages, and the task that sends them."""
 
     def __init__(self, credit: int) -> None:
         self.credit = 0
@@ -95,7 +95,7 @@ class _Followed:
             self.granted.set()
 
     async def spend(self) -> None:
-        """Take one message of credit, when there is some."""
+        """Use one message of credit, when there is some."""
         await self.granted.wait()
         self.credit -= 1
         if not self.credit:
@@ -113,14 +113,14 @@ class PageSocket:
         self._followed: dict[int, _Followed] = {}
 
     async def serve(self) -> None:
-        """Carry out what the page sends, until it leaves."""
+        """Carry out the commands of the page, until it disconnects."""
         try:
             while True:
                 try:
                     await self._carry_out(await self._next())
                 except MalamuteError as error:
                     await self._send("problem", problems.document(error))
-                # Others have their turn between the commands that are here already.
+                # Other tasks run between commands that have already arrived.
                 await asyncio.sleep(0)
         except WebSocketDisconnect:
             pass
@@ -151,13 +151,14 @@ class PageSocket:
             else:
                 await self._socket.send_text(data.decode())
         except RuntimeError:
-            # The page has left, or sent a frame that is none: the server knows, and this task does not yet.
+            # The page has disconnected, or sent an invalid frame: the server knows, and this task does not
+            # yet.
             raise WebSocketDisconnect from None
 
     async def _carry_out(self, command: _Command) -> None:
         if isinstance(command, _Subscribe):
             self._subscribe(command)
-            # It has begun when the next command comes: a task that is cancelled before that reports nothing.
+            # The task must have started before the next command: cancelled earlier, it would report nothing.
             await asyncio.sleep(0)
             return
         followed = self._followed.get(command.id)
@@ -184,10 +185,10 @@ class PageSocket:
         except MalamuteError as error:
             problem = {"problem": problems.document(error)}
         except asyncio.CancelledError:
-            # The page has unsubscribed, or is gone; then nobody reads this.
+            # The page has unsubscribed or disconnected, so no report is needed.
             pass
         followed.is_ending = True
-        # Until the page has read it, it counts: a page that reads nothing has no more tasks than others.
+        # The task counts until the page has read its report: a page that reads nothing gets no more tasks.
         try:
             with suppress(WebSocketDisconnect):
                 await self._send("ended", {"id": command.id, **problem})
@@ -228,7 +229,7 @@ class PageSocket:
         await self._send("gap", {"id": subscription, "stream": gap.stream, **bodies.shown_gap(gap)})
 
     async def _send_message(self, subscription: int, followed: _Followed, message: Message) -> None:
-        """Send a message when the page wants one, or the gap that stands for it at once."""
+        """Send a message when the page has credit, or the gap in its place at once."""
         try:
             fields = bodies.shown(message)
         except Malformed:

@@ -170,8 +170,8 @@ def test_a_message_is_published_seen_as_it_comes_and_dropped(browser: Any, runni
         assert tail.title() == "Tail of prices · Malamute"
 
         page.get_by_role("button", name="Drop all messages").click()
-        page.get_by_role("heading", name="What it would do").wait_for()
-        page.get_by_role("button", name="Drop them").click()
+        page.get_by_role("heading", name="Preview").wait_for()
+        page.get_by_role("button", name="Drop all").click()
         page.get_by_text("stream.purge: stream prices").wait_for()
         assert page.complaints == tail.complaints == []
 

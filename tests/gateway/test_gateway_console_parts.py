@@ -149,7 +149,7 @@ def test_what_is_wrong_with_queues() -> None:
         QueueRow(**{**QUEUE, "name": "quiet"}),
     ]
     [symptom] = of_queues("service", rows)
-    assert (symptom.level, symptom.words) == (WARNING, "3 requests to print wait, and nobody works for it")
+    assert (symptom.level, symptom.words) == (WARNING, "3 requests to print wait for a worker")
     assert [*of_queues("mailbox", rows)] == []
 
 
@@ -266,7 +266,7 @@ WELL: dict[str, Any] = {
             WARNING,
             "The configuration that was read last was refused: no such option",
         ),
-        ("dead_excess", 4, WARNING, "4 dead letters are beyond a lowered limit: the next one drops them"),
+        ("dead_excess", 4, WARNING, "4 dead letters exceed a lowered limit: the next dead letter drops them"),
         (
             "waiting_for_restart",
             ["storage.size"],

@@ -1,10 +1,9 @@
-"""The operators' console: pages at `/` that are made on the server, and work without a network or a build.
+"""The operators' console: pages at `/` that are made on the server, without a network or a build.
 
-A page is a row of a table (`ENDPOINTS` of its module): it asks the broker as the user who is signed in, and
-fills a template. Whatever changes something is one of the broker's own changes (`changes`): its dry run is
-shown first. `sessions` knows who is signed in, `visits` is one request, `watch` keeps rates, and `site` makes
-paths of the gateway of it all.
+A page is a row of a table (`ENDPOINTS` of its module): its handler asks the broker as the signed-in user, and
+fills a template. Forms use the broker's own changes (`changes`), with a dry run first. `sessions` has the
+signed-in browsers, `visits` one request, `watch` the rates; `site` makes paths of the gateway out of them.
 
-What a message holds is shown and never run: templates escape, the module of the browser sets text and no
-markup, and the policy of content of every page allows no script but the console's own files.
+Contents of messages are shown and never run: templates escape, scripts set text and no markup, and the
+content security policy of every page allows only the console's own files.
 """

@@ -1,7 +1,7 @@
-"""Whatever an operator changes: the broker's own changes, each with its dry run before it is done.
+"""Changes by operators: the broker's own changes, each with its dry run before it is done.
 
-A form names the topic of a change and has its fields. What would be done is shown first, as the broker
-answers it; the page that shows it has the same fields, and does it.
+A form has the topic of a change and its fields. The broker's answer to the dry run is shown first, on a page
+whose form has the same fields and does the change.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ CHANGE = "/console/change"
 
 
 class Act(NamedTuple):
-    """A change that a form can make."""
+    """A change that a form can request."""
 
     question: str
-    """What is asked before it is done; its fields may stand in it."""
+    """The question of the confirmation, with the form's fields in braces."""
     button: str
     fields: Mapping[str, Reader]
-    """How its fields are read. One that is empty is left out, unless it is a list."""
+    """Readers of the fields, by name. An empty field is left out, unless its reader is in `LISTS`."""
     asks: bool = True
-    """Whether its dry run is shown first."""
+    """Whether the dry run is shown first."""
     destroys: bool = True
 
 
@@ -44,7 +44,7 @@ def _hashed(password: str) -> str:
     try:
         return salted_hash(password, token_bytes(16))
     except ConfigError as error:
-        # It is not of a configuration here.
+        # The error is worded for a configuration file, which is not concerned here.
         raise InvalidValue(error.text) from None
 
 
@@ -58,7 +58,7 @@ _QUEUE: Mapping[str, Reader] = {
     "limit": forms.number,
 }
 _GROUP: Mapping[str, Reader] = {"name": str, "access_rules": forms.lines}
-# What is added and taken away leaves alone what another operator has changed since the page was made.
+# Additions and removals preserve changes that another operator has made since the page was shown.
 _CHANGED: Mapping[str, Reader] = {"added_rules": forms.lines, "removed_rules": str}
 _ACCOUNT: Mapping[str, Reader] = {
     "name": str,
@@ -77,33 +77,33 @@ _KEPT: Mapping[str, Reader] = {
 }
 
 MANY = ("sequences", "removed_rules")
-"""Fields that a form may have several times, one for each box that is ticked."""
+"""Fields that a form may repeat, one for each ticked box."""
 
 LISTS = (forms.names, forms.lines)
-"""What reads lists: one that is empty is meant to be."""
+"""Readers of lists: an empty field means an empty list."""
 
 ACTS: Mapping[str, Act] = {
-    "stream.create": Act("Make the stream {stream}?", "Make it", _KEPT, asks=False, destroys=False),
+    "stream.create": Act("Create the stream {stream}?", "Create", _KEPT, asks=False, destroys=False),
     "stream.retain": Act(
-        "Keep so much of the stream {stream}? What is over it is dropped at once.", "Keep so much", _KEPT
+        "Set the retention of the stream {stream}? Messages beyond it are dropped at once.",
+        "Set retention",
+        _KEPT,
     ),
-    "stream.purge": Act("Drop all messages of the stream {stream}?", "Drop them", {"stream": str}),
+    "stream.purge": Act("Drop all messages of the stream {stream}?", "Drop all", {"stream": str}),
     "stream.delete": Act(
-        "Remove the stream {stream} with all that is in it?",
+        "Delete the stream {stream} with its messages?",
         "Remove it",
         {"stream": str, "cascade": forms.flag},
     ),
     "cursor.set": Act(
-        "Let the reader of the cursor {cursor} go on at {start}?",
-        "Set it",
+        "Move the cursor {cursor} to {start}?",
+        "Move",
         {"stream": str, "cursor": str, "start": str},
     ),
-    "cursor.delete": Act(
-        "Forget the cursor {cursor} of {stream}?", "Forget it", {"stream": str, "cursor": str}
-    ),
+    "cursor.delete": Act("Delete the cursor {cursor} of {stream}?", "Delete", {"stream": str, "cursor": str}),
     "feed.set": Act(
-        "Pass messages on from {source} to {target}?",
-        "Pass them on",
+        "Feed {target} from {source}?",
+        "Set feed",
         {
             **_FEED,
             "target": str,
@@ -114,39 +114,37 @@ ACTS: Mapping[str, Act] = {
         },
         destroys=False,
     ),
-    "feed.enable": Act("Let the feed {feed} from {source} go on?", "Let it go on", _FEED, destroys=False),
-    "feed.disable": Act("Let the feed {feed} from {source} rest?", "Let it rest", _FEED, destroys=False),
-    "feed.delete": Act("End the feed {feed} from {source}?", "End the feed", _FEED),
-    "queue.redrive": Act(
-        "Send dead letters of the {kind} {name} again?", "Redrive them", _QUEUE, destroys=False
-    ),
+    "feed.enable": Act("Resume the feed {feed} from {source}?", "Resume", _FEED, destroys=False),
+    "feed.disable": Act("Pause the feed {feed} from {source}?", "Pause", _FEED, destroys=False),
+    "feed.delete": Act("Delete the feed {feed} from {source}?", "Delete", _FEED),
+    "queue.redrive": Act("Redrive dead letters of the {kind} {name}?", "Redrive", _QUEUE, destroys=False),
     "queue.purge": Act(
         "Remove messages of the {kind} {name}?",
-        "Remove them",
+        "Remove",
         {**_QUEUE, "dead": forms.flag, "state": str},
     ),
     "queue.delete": Act(
-        "Remove the {kind} {name} with all that is in it?",
+        "Delete the {kind} {name} with its messages?",
         "Remove it",
         {"kind": str, "name": str, "cascade": forms.flag},
     ),
     "client.disconnect": Act(
-        "End the session {id}? What it holds goes back to the queues.", "Disconnect it", {"id": str}
+        "End the session {id}? Its messages in flight return to their queues.", "Disconnect", {"id": str}
     ),
-    "broker.reload": Act("Read the configuration again?", "Reload", {}, destroys=False),
+    "broker.reload": Act("Reload the configuration?", "Reload", {}, destroys=False),
     "journal.backup": Act("Copy the store into {directory}?", "Back up", {"directory": str}, destroys=False),
     "group.add": Act("Add the group {name}?", "Add", _GROUP, destroys=False),
     "group.set": Act(
         "Change the rules of the group {name}?", "Change", {**_GROUP, **_CHANGED}, destroys=False
     ),
-    "group.remove": Act("Remove the group {name}? Its users lose what it allows.", "Remove", {"name": str}),
+    "group.remove": Act("Remove the group {name}? Its users lose its permissions.", "Remove", {"name": str}),
     "user.add": Act("Add the user {name}?", "Add", _ACCOUNT, asks=False, destroys=False),
     "user.set": Act(
         "Change the user {name}?", "Change", {**_ACCOUNT, **_CHANGED}, asks=False, destroys=False
     ),
     "user.remove": Act("Remove the user {name}?", "Remove", {"name": str}),
 }
-"""What can be done, by the topic of the change."""
+"""The changes that forms can request, by topic."""
 
 
 def _read(act: Act, fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -160,16 +158,16 @@ def _read(act: Act, fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         elif given[0].strip() or read in LISTS:
             values[name] = read(given[0])
     if "some" in fields and not values.get("sequences"):
-        # Without any the broker takes it for all.
+        # The broker takes a change without sequences as one of all messages.
         raise InvalidValue("no message is chosen: tick at least one")
     return values
 
 
 async def change(request: Request, arguments: Arguments) -> Response:
-    """Show what a change would do, or do it.
+    """Show the dry run of a change, or do the change.
 
     Raises:
-        InvalidValue: there is no such change, or a field is wrong.
+        InvalidValue: the change is unknown, or a field is invalid.
     """
     visit = visit_of(request)
     fields: dict[str, list[str]] = request.state.form
@@ -187,7 +185,7 @@ async def change(request: Request, arguments: Arguments) -> Response:
     except InUse as error:
         if not asks:
             raise
-        # What hangs on it would end as well: that is shown, and then asked for.
+        # Dependent resources would be deleted as well: they are shown, then confirmed.
         fields["cascade"], warning = ["yes"], error.text
         done = await visit.change(_made(topic, {**values, "dry_run": True, "cascade": True}))
     facts = {spaced(name): plain(value) for name, value in done.as_map().items()}
@@ -214,7 +212,7 @@ class _Said(dict[str, Any]):
 
 
 def _made(topic: str, values: dict[str, Any]) -> AdminChange[Any]:
-    # As if it came by the wire: what is missing or wrong is refused with the same words.
+    # The values are parsed as from the wire, so errors have the same words.
     return CHANGES[topic].parse(values)
 
 

@@ -1,4 +1,4 @@
-"""Who is there: consumers of streams with their states over time, and clients with all that they have."""
+"""Pages of the connected: consumers of streams with their states over time, and clients with their queues."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.protocol.admin import ClientQuery, ClientsQuery, CursorsQuery
 
 FIRST_LOOK_SECONDS = 1.0
-"""How long the page waits for the first look; after that it renews itself."""
+"""How long the page waits for the first sample; after that it refreshes itself."""
 
 
 class Strip(NamedTuple):
-    """A while in one state, as a rectangle: where it begins, and how many looks it is long."""
+    """A period in one state, as a rectangle: its start, and its length in samples."""
 
     state: str
     x: int
@@ -27,7 +27,7 @@ class Strip(NamedTuple):
 
 
 def strips(consumer: StreamConsumer) -> list[Strip]:
-    """The states of a subscription over the last looks, the newest at the right end."""
+    """Return the states of a subscription over the last samples, the newest at the right end."""
     found: list[Strip] = []
     begin = TRAIL - len(consumer.trail)
     for place, (state, _) in enumerate(consumer.trail, begin):
@@ -48,7 +48,7 @@ class UserTraffic(NamedTuple):
 
 
 def users_of(rows: Iterable[Any], traffic: Mapping[str, ClientTraffic]) -> list[UserTraffic]:
-    """The users of clients, the busiest first; at most as many as a page has."""
+    """Return the users with clients, the busiest first; at most one page of them."""
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(row.user, []).append(row.id)
@@ -64,7 +64,7 @@ def users_of(rows: Iterable[Any], traffic: Mapping[str, ClientTraffic]) -> list[
 
 
 async def consumers(request: Request, arguments: Arguments) -> Response:
-    """The subscriptions of all clients, the one that is most behind first, and the cursors."""
+    """Show the subscriptions of all clients, the largest lag first, and the cursors."""
     visit = visit_of(request)
     watch = visit.watch
     found = await watch.wait_for("consumers", FIRST_LOOK_SECONDS) or []
@@ -83,7 +83,7 @@ async def consumers(request: Request, arguments: Arguments) -> Response:
 
 
 async def clients(request: Request, arguments: Arguments) -> Response:
-    """The clients."""
+    """Show the clients."""
     visit = visit_of(request)
     listed = await visit.listed("clients", ClientsQuery())
     find = arguments["find"]
@@ -103,7 +103,7 @@ async def clients(request: Request, arguments: Arguments) -> Response:
 
 
 async def client(request: Request, arguments: Arguments) -> Response:
-    """One client. Raises `NotFound`."""
+    """Show one client. Raises `NotFound`."""
     visit = visit_of(request)
     details = await visit.ask(ClientQuery(id=arguments["id"]))
     known = [one for one in visit.watch.found("consumers") or [] if one.client == details.id]

@@ -1,4 +1,4 @@
-"""Who reads the streams, how far behind, and how that was over the last looks; who consumes from queues."""
+"""Readers of streams with their lag and its trend; consumers of queues."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from malamute.protocol.admin import (
 )
 
 TRAIL = 90
-"""Looks at one subscription that are kept."""
+"""Number of samples kept of each subscription."""
 
 STREAMS_MAX = 20
-"""Streams whose lag in seconds is asked for at a look: those whose readers are furthest behind."""
+"""Streams queried for lag in seconds at a sample: those with the largest lag in messages."""
 
 TREND_LOOKS = 30
-"""Looks over which a trend is found: about a minute."""
+"""Number of samples for a trend: about a minute."""
 
 STEADY = 0.02
-"""A lag that has changed by no more than this part of it, or by 1, is steady: who catches up by so much in a
-minute has caught up in an hour."""
+"""A lag that has changed by no more than this fraction, or by 1, is steady: at such a rate a reader needs an
+hour to catch up.
+"""
 
 
 class StreamConsumer(NamedTuple):
-    """A subscription with the client that has it. Its lag in seconds is None where it was not asked for."""
+    """A subscription with the client that has it. Its lag in seconds is None where it was not queried."""
 
     client: str
     address: str
@@ -44,21 +45,21 @@ class StreamConsumer(NamedTuple):
     subscription: SubscriptionRow
     lag_seconds: float | None
     trail: tuple[tuple[str, int], ...]
-    """State and lag at the last looks, the newest at the end."""
+    """State and lag at the last samples, the newest at the end."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Return the name of the subscription for people."""
         return self.address or self.client
 
     @property
     def trend(self) -> str:
-        """Whether its lag grows."""
+        """Return whether the lag grows."""
         return trend_of([lag for _, lag in self.trail])
 
 
 def trend_of(lags: list[int] | list[float]) -> str:
-    """Whether a lag grows: `rising`, `falling` or `steady`."""
+    """Return the trend of a lag: `rising`, `falling` or `steady`."""
     if len(lags) < 2 or not any(lags):
         return "steady"
     before, now = lags[-min(len(lags), TREND_LOOKS)], lags[-1]
@@ -68,7 +69,7 @@ def trend_of(lags: list[int] | list[float]) -> str:
 
 
 class ClientTraffic(NamedTuple):
-    """Messages that a client has sent and received: so far, and a second since the look before."""
+    """Messages that a client has sent and received: in total, and per second since the last sample."""
 
     sent: int
     received: int
@@ -76,7 +77,7 @@ class ClientTraffic(NamedTuple):
     received_rate: float | None = None
 
     def since(self, before: ClientTraffic | None, seconds: float) -> ClientTraffic:
-        """The same with the rates of these seconds. A session that began anew has none."""
+        """Return the traffic with rates over `seconds`. A session that began anew has none."""
         if before is None or self.sent < before.sent or self.received < before.received or seconds <= 0:
             return self
         sent, received = self.sent - before.sent, self.received - before.received
@@ -84,21 +85,21 @@ class ClientTraffic(NamedTuple):
 
 
 class Consumption:
-    """The subscriptions of all clients, look after look, and what they consume from at the last one."""
+    """The subscriptions of all clients over time, and their consumption of queues at the last sample."""
 
     def __init__(self) -> None:
         self._trails: dict[tuple[str, int], deque[tuple[str, int]]] = {}
         self.consumers: list[StreamConsumer] = []
         self.by_queue: dict[tuple[str, str], list[WorkerRow]] = {}
-        """Who consumes from a mailbox beside its owner, or works for a service, by kind and name."""
+        """The shared consumers of a mailbox, or the workers of a service, by kind and name."""
         self.traffic: dict[str, ClientTraffic] = {}
         """Return the traffic of each client by its id."""
         self._looked_at = 0.0
         self.lag_seconds = 0.0
-        """The lag of the reader that is most behind."""
+        """Return the largest lag of a reader."""
 
     async def look(self, client: Client, timeout: float) -> list[StreamConsumer]:
-        """Ask for all subscriptions, the one that is most behind first. `timeout` is in seconds."""
+        """Query all subscriptions, the largest lag first. `timeout` is in seconds."""
         rows = await client.query(ClientsQuery(details=True), timeout=timeout)
         self._note_traffic(rows, monotonic())
         self.by_queue = _by_queue(rows)

@@ -1,4 +1,4 @@
-"""A message and a subscriber: which criterion took it or did not, and where it is now."""
+"""Explanation of a message for a subscriber: the criterion that matched it or did not, and its state now."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = ("stream", "mailbox", "service")
 
 
 class Verdict(NamedTuple):
-    """What became of a message for one subscription."""
+    """The result of a message for one subscription."""
 
     subscription: SubscriptionRow
     taken: bool
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 
 
 async def explain(request: Request, arguments: Arguments) -> Response:
-    """The page with its form, and with an answer if something is asked."""
+    """Show the form, with an answer if a message is named."""
     visit = visit_of(request)
     values: dict[str, Any] = {"selectors": [], "verdicts": [], "message": None, "places": [], "problem": ""}
     if arguments["name"]:
@@ -100,7 +100,7 @@ def _key(row: SubscriptionRow | ExplainedSelector) -> tuple[str, str]:
 
 
 def _place(one: SubscriptionRow, stream: StreamDetails, message: Message) -> str:
-    """Where a message is for a subscription that takes it."""
+    """Return the state of a message for a subscription that matches it."""
     position = stream.last - one.lag
     if message.sequence > position:
         ahead = message.sequence - position - 1
@@ -117,7 +117,7 @@ def _place(one: SubscriptionRow, stream: StreamDetails, message: Message) -> str
 
 
 async def _queued(visit: Visit, kind: str, name: str, sequence: int, *, dead: bool) -> MessageRow | None:
-    """A message of a queue, or a dead letter. Raises `NotFound` for the queue."""
+    """Return a message of a queue, or a dead letter. Raises `NotFound` for the queue."""
     query = MessagesQuery(kind=kind, name=name, dead=dead, after=sequence - 1, limit=1)
     return next((row for row in await visit.ask(query) if row.sequence == sequence), None)
 
@@ -148,12 +148,12 @@ async def _explain_queue(visit: Visit, arguments: Arguments) -> dict[str, Any]:
 
 
 def _consumer(kind: str, one: WorkerRow, message: MessageRow | None) -> str:
-    """What a consumer takes and holds, and whether it takes a message."""
+    """The criteria and the messages in flight of a consumer, and whether it accepts a message."""
     patterns = [pattern for pattern in one.patterns if pattern]
     words = f"{one.address or one.client} takes {', '.join(patterns) or 'all of it'}, {_holding(one)}"
     if message is None:
         return words
-    # Mail is chosen by its sender.
+    # Messages of a mailbox are selected by their sender.
     subject = message.subject if kind == "service" else message.sender
     selector = Selector.parse([("topic", pattern) for pattern in patterns] or [("all", "")])
     reason = reason_of(selector, subject, {}, "")
@@ -176,12 +176,16 @@ ENDPOINTS = (
         explain,
         "Explain",
         (
-            Parameter("kind", "What it is in.", {"type": "string", "enum": [*KINDS], "default": "stream"}),
+            Parameter(
+                "kind",
+                "The kind of the stream or queue.",
+                {"type": "string", "enum": [*KINDS], "default": "stream"},
+            ),
             _text("name", "The stream or the queue."),
-            _text("sequence", "The message; empty: one that is typed."),
-            _text("subject", "The subject of a message that is typed."),
+            _text("sequence", "The message; empty: a typed one."),
+            _text("subject", "The subject of a typed message."),
             _text("headers", "Its headers."),
-            _text("sender", "Who would have published it."),
+            _text("sender", "Its sender."),
             _text("subscriber", "A client, by its id or address."),
         ),
     ),

@@ -1,4 +1,4 @@
-"""What people type into forms, as values: quantities with units, headers, criteria, lists."""
+"""Values of form fields: quantities with units, headers, criteria, lists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def duration(text: str) -> float:
 
 
 def number(text: str) -> int:
-    """A whole number. Raises `InvalidValue`."""
+    """Return a whole number. Raises `InvalidValue`."""
     text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise InvalidValue(f"invalid number {text[:50]!r}: expected a whole one")
@@ -37,22 +37,22 @@ def number(text: str) -> int:
 
 
 def flag(text: str) -> bool:
-    """Whether a box is ticked."""
+    """Return whether a box is ticked."""
     return text in ("true", "yes", "on")
 
 
 def names(text: str) -> list[str]:
-    """Names with spaces or commas between them."""
+    """Return names with spaces or commas between them."""
     return text.replace(",", " ").split()
 
 
 def lines(text: str) -> list[str]:
-    """Lines that are not empty."""
+    """Return the lines that are not empty."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def headers(text: str) -> dict[str, Any]:
-    """Headers, NAME=VALUE in each line. Raises `InvalidValue`."""
+    """Return headers from lines NAME=VALUE. Raises `InvalidValue`."""
     found: dict[str, Any] = {}
     for line in lines(text):
         name, equals, value = line.partition("=")
@@ -63,7 +63,7 @@ def headers(text: str) -> dict[str, Any]:
 
 
 def criteria(text: str) -> list[tuple[str, str]]:
-    """Criteria, a family and a pattern in each line; a pattern alone is a topic."""
+    """Return criteria from lines of a family and a pattern; a pattern alone is a topic."""
     found = []
     for line in lines(text):
         family, _, pattern = line.partition(" ")
@@ -72,7 +72,7 @@ def criteria(text: str) -> list[tuple[str, str]]:
 
 
 def first_of(fields: Mapping[str, Sequence[str]], name: str, default: str = "") -> str:
-    """A field of a form that is there once."""
+    """Return the first value of a form field."""
     return fields[name][0] if fields.get(name) else default
 
 

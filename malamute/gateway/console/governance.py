@@ -1,4 +1,4 @@
-"""Feeds, users and rules, and the settings that are in force."""
+"""Pages of feeds, users and rules, and of the settings in force."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SECRET = frozenset({"credentials"})
 
 
 async def feeds(request: Request, arguments: Arguments) -> Response:
-    """The feeds."""
+    """Show the feeds."""
     visit = visit_of(request)
     listed = await visit.listed("feeds", FeedsQuery())
     return visit.page("feeds.html", listed=listed)
 
 
 async def users(request: Request, arguments: Arguments) -> Response:
-    """The users who may log in, what each may do, and what each has of its quota."""
+    """Show the users, their rules, and the use of their quota."""
     visit = visit_of(request)
     listed = await visit.listed("users", UsersQuery())
     quotas = await visit.listed("quotas", QuotasQuery())
@@ -63,7 +63,7 @@ async def users(request: Request, arguments: Arguments) -> Response:
 
 
 async def settings(request: Request, arguments: Arguments) -> Response:
-    """What is in force, in the broker and in the gateway, and since when."""
+    """Show the settings in force in the broker and in the gateway, and since when."""
     visit = visit_of(request)
     status, no_status = await _tried(visit, StatusQuery())
     options, _ = await _tried(visit, OptionsQuery())
@@ -86,7 +86,7 @@ async def settings(request: Request, arguments: Arguments) -> Response:
 
 
 async def _tried(visit: Visit, query: AdminQuery[Any]) -> tuple[Any, str]:
-    """The answer to a query, or why there is none."""
+    """Return the answer to a query, or the reason why it has none."""
     try:
         return await visit.ask(query), ""
     except MalamuteError as error:
@@ -107,9 +107,9 @@ ENDPOINTS = (
         (
             FIND,
             PAGE,
-            _text("user", "Who would do it."),
-            _text("action", "What the user would do."),
-            _text("target", "With what."),
+            _text("user", "The user of the check."),
+            _text("action", "The action of the check."),
+            _text("target", "The resource of the check."),
         ),
     ),
     Endpoint("GET", "/console/settings", settings, "Settings"),

@@ -1,4 +1,4 @@
-"""The first page: rates, lag and its trend, and what is wrong now."""
+"""The first page: rates, lag and its trend, and the symptoms of the broker."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from malamute.gateway.routes import Arguments, Endpoint
 from malamute.protocol.admin import MailboxesQuery, ServicesQuery, StreamsQuery
 
 FIRST_LOOK_SECONDS = 0.25
-"""How long the very first page waits for the first look; after that the page renews itself."""
+"""How long the very first page waits for the first sample; after that the page refreshes itself."""
 
 TOP_ROWS = 8
-"""Streams and queues on this page: the busiest."""
+"""Number of streams and queues on this page: the busiest."""
 
 POINTS = 150
-"""Points of a chart."""
+"""Number of points in a chart."""
 
 
 async def overview(request: Request, arguments: Arguments) -> Response:
-    """The broker at a glance."""
+    """Show the broker at a glance."""
     visit = visit_of(request)
     watch = visit.watch
     figures = await watch.wait_for("figures", FIRST_LOOK_SECONDS)
@@ -71,7 +71,7 @@ def _symptoms(watch: BrokerWatch, mailboxes: list[Any], services: list[Any]) -> 
 
 
 def _series(samples: list[RateSample]) -> list[list[float]]:
-    """The columns of the charts, in so many points: each is the mean of some samples."""
+    """Return the columns of the charts, in `count` points: each is the mean of some samples."""
     each = max(1, -(-len(samples) // POINTS))
     runs = [samples[place : place + each] for place in range(0, len(samples), each)]
     columns = zip(

@@ -1,4 +1,4 @@
-"""Mailboxes and services: depth, age, what is in flight and with whom, and dead letters."""
+"""Mailboxes and services: depth, age, messages in flight with their consumers, and dead letters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAME = Parameter("name", "The name of the queue.", {"type": "string", "default":
 WHERE = Parameter("where", "Only headers that meet it.", {"type": "string", "default": ""})
 
 SHOWN = ("all", "waiting", "outstanding", "delayed", "dead")
-"""What of a queue is shown: a state of its messages, or its dead letters."""
+"""Selections of a queue's messages: a state, or the dead letters."""
 
 ORDERS: dict[str, Callable[[tuple[str, QueueRow]], Any]] = {
     "messages": lambda pair: (-pair[1].messages, -pair[1].dead, pair[1].name),
@@ -47,11 +47,11 @@ ORDERS: dict[str, Callable[[tuple[str, QueueRow]], Any]] = {
     "outstanding": lambda pair: (-pair[1].outstanding, pair[1].name),
     "dead": lambda pair: (-pair[1].dead, pair[1].name),
 }
-"""How the list may be in order."""
+"""Sort keys of the list."""
 
 
 async def queues(request: Request, arguments: Arguments) -> Response:
-    """All queues, the longest first."""
+    """Show all queues, the longest first."""
     visit = visit_of(request)
     mailboxes = await visit.listed("mailboxes", MailboxesQuery())
     services = await visit.listed("services", ServicesQuery())
@@ -68,7 +68,7 @@ async def queues(request: Request, arguments: Arguments) -> Response:
 
 
 async def queue(request: Request, arguments: Arguments) -> Response:
-    """One queue with its messages. Raises `NotFound`."""
+    """Show one queue with its messages. Raises `NotFound`."""
     visit = visit_of(request)
     kind, name, show = arguments["kind"], arguments["name"], arguments["show"]
     row, workers, reader = await found_queue(visit, kind, name)
@@ -103,7 +103,7 @@ async def queue(request: Request, arguments: Arguments) -> Response:
 
 
 async def found_queue(visit: Visit, kind: str, name: str) -> tuple[QueueRow, list[Any], MailboxReader | None]:
-    """A queue, who works for it, and how the owner of a mailbox reads it. Raises `NotFound`."""
+    """Return a queue, its workers, and the owner's reading of a mailbox. Raises `NotFound`."""
     if kind == "service":
         details = await visit.ask(ServiceQuery(name=name))
         return details, details.workers, None
@@ -111,18 +111,18 @@ async def found_queue(visit: Visit, kind: str, name: str) -> tuple[QueueRow, lis
     row = next((row for row in listed.rows if row.name == name), None)
     if row is None:
         raise NotFound(f"there is no mailbox {name!r}" if not listed.refusal else listed.refusal)
-    # Those who consume beside the owner are found among all clients.
+    # Shared consumers of a mailbox are found among all clients.
     await visit.watch.wait_for("consumers", FIRST_LOOK_SECONDS)
     others = visit.watch.consumption.by_queue.get((kind, name), [])
     try:
         return row, others, (await visit.ask(ClientQuery(id=name))).mailbox
     except MalamuteError:
-        # Its owner is away, or this user may not see who it is.
+        # The owner is away, or this user may not view clients.
         return row, others, None
 
 
 async def again(request: Request, arguments: Arguments) -> Response:
-    """A dead letter as a form, to be sent again otherwise. Raises `NotFound`."""
+    """Show a dead letter as a form, to be sent again with changes. Raises `NotFound`."""
     visit = visit_of(request)
     kind, name, sequence = arguments["kind"], arguments["name"], arguments["sequence"]
     message = await visit.ask(MessageQuery(kind=kind, name=name, sequence=sequence, dead=True))
@@ -130,7 +130,7 @@ async def again(request: Request, arguments: Arguments) -> Response:
 
 
 async def send_again(request: Request, arguments: Arguments) -> Response:
-    """Send the message of a form to a queue, and drop the dead letter that it was if that is wanted."""
+    """Send the message of a form to a queue, and drop the original dead letter if asked for."""
     visit = visit_of(request)
     fields: dict[str, list[str]] = request.state.form
     kind, name = first_of(fields, "kind"), first_of(fields, "name")
@@ -177,7 +177,9 @@ ENDPOINTS = (
             KIND,
             NAME,
             WHERE,
-            Parameter("show", "What is shown.", {"type": "string", "enum": [*SHOWN], "default": "all"}),
+            Parameter(
+                "show", "The messages to show.", {"type": "string", "enum": [*SHOWN], "default": "all"}
+            ),
             Parameter("after", "Behind this sequence.", {"type": "integer", "minimum": 0, "default": 0}),
         ),
     ),

@@ -21,11 +21,11 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""What a page may load and run: the files of the console, and nothing that stands in the page."""
+"""The content security policy: only the console's own files, no script in the page itself."""
 
 HEADERS = {
     "content-security-policy": POLICY,
-    # With none at all a browser sends `Origin: null` with a form.
+    # Without a referrer policy a browser sends `Origin: null` with a form.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
@@ -35,7 +35,7 @@ HEADERS = {
 STATIC = "/console/static/"
 
 _LINK = re.compile(r'\b(href|src|action|data-[a-z]+)="(/[^"]*)"')
-"""An attribute of a page that leads to a path of the gateway."""
+"""An attribute of a page with a path of the gateway."""
 
 _TYPES = {
     "css": "text/css",
@@ -46,7 +46,7 @@ _TYPES = {
 
 
 class StaticFile(NamedTuple):
-    """A file of the console: what it is, and a name of its content."""
+    """A file of the console: its content and type, and a digest for its address."""
 
     data: bytes
     media_type: str
@@ -65,12 +65,12 @@ def static_files() -> dict[str, StaticFile]:
 
 
 def static_url(name: str) -> str:
-    """Where a page loads a file. Another content has another address, so that browsers may keep it."""
+    """Return the address of a file. New content has a new address, so browsers may cache it."""
     return f"{STATIC}{name}?v={static_files()[name].version}"
 
 
 async def static(request: Request, arguments: Arguments) -> Response:
-    """A file of the console. Raises `NoSuchResource`."""
+    """Return a file of the console. Raises `NoSuchResource`."""
     file = static_files().get(arguments["name"])
     if file is None:
         raise NoSuchResource(f"the console has no file {arguments['name'][:100]!r}")
@@ -81,7 +81,7 @@ async def static(request: Request, arguments: Arguments) -> Response:
 
 @cache
 def environment() -> Environment:
-    """The templates. All of them escape, and what a template names and nobody gave is a fault."""
+    """Return the templates. All of them escape, and an undefined name in a template is an error."""
     found = Environment(
         loader=PackageLoader(__package__),
         autoescape=True,
@@ -97,6 +97,6 @@ def environment() -> Environment:
 def render(template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Fill a template."""
     text = environment().get_template(template).render(**values)
-    # What others have written has no quotes of its own in it, and is in no such attribute.
+    # Escaped text from others has no quotes of its own, and is in no such attribute.
     text = _LINK.sub(lambda link: f'{link[1]}="{outside(link[2])}"', text)
     return HTMLResponse(text, status, HEADERS)

@@ -1,4 +1,4 @@
-"""Who is signed in to the console: a random name in a cookie, and the credentials in this process alone."""
+"""Sessions of the console: a random name in a cookie, the credentials in this process alone."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from malamute.gateway.users import ANONYMOUS, Identity
 
 COOKIE = "malamute_session"
 SECURE_COOKIE = f"__Host-{COOKIE}"
-"""The cookie of a browser that comes by TLS: it takes one of this name from this very host alone."""
+"""The cookie over TLS: browsers accept a cookie of this name from this very host alone."""
 
 SESSIONS_MAX = 1_000
-"""Sessions at a time. One more ends that of the user with the most which was unused for the longest time."""
+"""Maximum sessions. One more ends the longest unused session of the user with the most."""
 
 IDLE_SECONDS = 3600.0
-"""After how long without a request a session ends. A page that is open asks every few seconds."""
+"""Time without a request after which a session ends. An open page sends one every few seconds."""
 
 LIFE_SECONDS = 12 * 3600.0
-"""After how long a session ends in any case."""
+"""Time after which a session ends in any case."""
 
 NOTES_MAX = 5
 
 
 class ConsoleSession:
-    """A browser that is signed in, or all those that are not, where they are served."""
+    """A signed-in browser, or all others where anonymous requests are served."""
 
     def __init__(self, identity: Identity, now: float, user: str = "") -> None:
         self.identity = identity
@@ -37,35 +37,37 @@ class ConsoleSession:
         self.csrf = token_urlsafe(32)
         self.started_at = self.used_at = now
         self.notes: list[str] = []
-        """What was done, for the next page to say."""
+        """Messages for the next page."""
 
     def note(self, words: str) -> None:
-        """Say something on the next page."""
+        """Add a message for the next page."""
         self.notes = [*self.notes, words][-NOTES_MAX:]
 
     def pop_notes(self) -> list[str]:
-        """What is to be said; it is said once."""
+        """Return the messages and forget them: each is shown once."""
         notes, self.notes = self.notes, []
         return notes
 
 
 class ConsoleSessions:
-    """The sessions by their names, the one that was used last at the end."""
+    """The sessions by name, the most recently used last."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._by_name: OrderedDict[str, ConsoleSession] = OrderedDict()
         self.anonymous = ConsoleSession(ANONYMOUS, clock())
-        """That of requests without a cookie. Its secret is on pages only, which no other site can read."""
+        """The session of requests without a cookie. Its secret is on pages only, which no other site can
+        read.
+        """
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def start(self, identity: Identity, user: str) -> ConsoleSession:
-        """Begin a session of credentials that the broker has accepted as those of a user."""
+        """Begin a session for credentials that the broker has accepted."""
         self._forget_old()
         while len(self._by_name) >= SESSIONS_MAX:
-            # Who has the most makes room, and so nobody signs all others out.
+            # The user with the most sessions loses one, so that no user can sign all others out.
             most, _ = Counter(one.user for one in self._by_name.values()).most_common(1)[0]
             self.end_named(next(name for name, one in self._by_name.items() if one.user == most))
         session = ConsoleSession(identity, self._clock(), user)
@@ -73,16 +75,16 @@ class ConsoleSessions:
         return session
 
     def of(self, connection: HTTPConnection) -> ConsoleSession | None:
-        """The session of a request, by its cookie; None if there is none, or it is over."""
+        """Return the session of a request, by its cookie; None without one, or after its end."""
         cookies = connection.cookies
         name = cookies.get(SECURE_COOKIE, "")
         if connection.url.scheme != "https":
-            # A proxy may have TLS for it.
+            # A proxy may terminate TLS.
             name = name or cookies.get(COOKIE, "")
         return self.find(name) if name else None
 
     def find(self, name: str) -> ConsoleSession | None:
-        """The session of this name; None if it is over."""
+        """Return the session of this name; None after its end."""
         self._forget_old()
         session = self._by_name.get(name)
         if session is not None:
@@ -91,7 +93,7 @@ class ConsoleSessions:
         return session
 
     def lasts(self, session: ConsoleSession) -> bool:
-        """Whether a session is not over, to an answer without end that uses it."""
+        """Return whether a session goes on, for an endless answer that uses it."""
         now = self._clock()
         if session is self.anonymous:
             return True
@@ -102,15 +104,15 @@ class ConsoleSessions:
         return True
 
     def has(self, identity: Identity) -> bool:
-        """Whether somebody is signed in with these credentials."""
+        """Return whether some session has these credentials."""
         return any(session.identity == identity for session in self._by_name.values())
 
     def end(self, session: ConsoleSession) -> None:
-        """Forget a session with its credentials."""
+        """Remove a session with its credentials."""
         self.end_named(session.name)
 
     def end_named(self, name: str) -> None:
-        """Forget the session of a cookie, if there is one."""
+        """Remove the session of a cookie, if it has one."""
         self._by_name.pop(name, None)
 
     def _forget_old(self) -> None:

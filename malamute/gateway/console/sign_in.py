@@ -20,7 +20,7 @@ NEXT = Parameter("next", "The page to go on with.", {"type": "string", "default"
 
 
 async def show(request: Request, arguments: Arguments) -> Response:
-    """The page that asks who comes."""
+    """Show the page that asks for credentials."""
     return render("sign_in.html", next=own_path(arguments["next"]), problem="")
 
 
@@ -38,7 +38,7 @@ async def sign_in(request: Request, arguments: Arguments) -> Response:
         if not (identity.token or identity.user):
             raise LoginNeeded("no credentials: expected user and password, or a token")
         owner = await console.gateway.users.prove(identity)
-        # Nobody else is to find the credentials of who was here before.
+        # The next user of this browser must not find the credentials of the last one.
         if former := console.sessions.of(request):
             console.sessions.end(former)
         session = console.sessions.start(identity, owner.user)
@@ -54,7 +54,7 @@ async def sign_in(request: Request, arguments: Arguments) -> Response:
 
 
 async def sign_out(request: Request, arguments: Arguments) -> Response:
-    """End a session."""
+    """End the session."""
     visit = visit_of(request)
     console, session = visit.console, visit.session
     console.sessions.end(session)
@@ -67,7 +67,7 @@ async def sign_out(request: Request, arguments: Arguments) -> Response:
 
 
 def own_path(path: str) -> str:
-    """A path of this console: a link from elsewhere must not lead away from it."""
+    """Return a path of this console: a link from elsewhere must not lead away from it."""
     inside = path == "/" or path.startswith("/console/")
     return path if inside and path.isprintable() and "\\" not in path else "/"
 
@@ -76,6 +76,6 @@ ENDPOINTS = (
     Endpoint("GET", SIGN_IN, show, "Sign in.", (NEXT,)),
     Endpoint("POST", SIGN_IN, sign_in, "Sign in."),
 )
-"""What is there for those who are not signed in."""
+"""The paths for requests without a session."""
 
 SIGNED_IN = (Endpoint("POST", SIGN_OUT, sign_out, "Sign out."),)

@@ -37,7 +37,7 @@ STATIC_FILE = Endpoint(
 )
 
 OPEN: tuple[Endpoint, ...] = (STATIC_FILE, *sign_in.ENDPOINTS)
-"""What is there for those who are not signed in."""
+"""The paths for requests without a session."""
 
 PAGES: tuple[Endpoint, ...] = (
     *overview.ENDPOINTS,
@@ -60,7 +60,7 @@ class ConsolePath:
     def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
         self._endpoints = {**endpoints}
         if "GET" in endpoints and endpoints["GET"].handler is not stream_pages.events:
-            # What has no end has no answer without its body either.
+            # HEAD is served except for endless answers, which have no answer without a body either.
             self._endpoints["HEAD"] = endpoints["GET"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,8 +84,7 @@ class ConsolePath:
         if endpoint not in OPEN:
             visit = visit_of(request)
             if endpoint.method == "POST":
-                # Before anything is looked at: a page that cannot send a form of this session gets no
-                # further.
+                # The secret of the form is checked before anything else is read.
                 request.state.form = await visit.form()
         return await endpoint.handler(request, endpoint.read(request))
 
@@ -108,7 +107,7 @@ def _problem(request: Request, error: MalamuteError) -> Response:
 
 
 def routes() -> Sequence[Route]:
-    """The paths of the console."""
+    """Return the paths of the console."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for endpoint in (*OPEN, *PAGES):
         by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint

@@ -1,4 +1,4 @@
-"""One stream: its history to any depth, its subjects as a tree, the live tail, and publishing to it."""
+"""Pages of one stream: its history, its subjects as a tree, the live tail, and publishing to it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from malamute.protocol.start import NEW
 
 HISTORY_MESSAGES = 50
 SUBJECTS_MAX = 1_000
-"""Subjects of a tree: those whose last message is the oldest; the page says if there are more."""
+"""Maximum subjects of a tree: those with the oldest last messages; the page says if there are more."""
 
 TAIL_PER_SECOND = 200
-"""Messages that a live tail shows in a second; what is beyond is counted. Nobody reads as many."""
+"""Messages that a live tail shows in a second, more than a person reads; the others are counted."""
 
 _SEQUENCE_START = re.compile(r"seq:([0-9]{1,19})")
 
@@ -52,14 +52,14 @@ def _selection(arguments: Arguments) -> dict[str, Any]:
 
 
 async def read(visit: Visit, name: str, limit: int, **options: Any) -> tuple[list[Message], bool]:
-    """Messages that a stream holds, and whether there are no more. Raises as `Client.subscribe`."""
+    """Return stored messages of a stream, and whether there are no more. Raises as `Client.subscribe`."""
     async with visit.client() as client:
         page = await read_page(visit.console.gateway, client, name, limit, **options)
         return page.messages, page.is_last
 
 
 async def message_at(visit: Visit, stream: StreamDetails, sequence: int) -> Message:
-    """A message that a stream holds. Raises `NotFound` with the words why it does not."""
+    """Return a stored message. Raises `NotFound` with the reason."""
     if sequence > stream.last:
         raise NotFound(
             f"{sequence} is not published yet: the newest message of {stream.name} is {stream.last}"
@@ -73,16 +73,16 @@ async def message_at(visit: Visit, stream: StreamDetails, sequence: int) -> Mess
 
 
 async def history(request: Request, arguments: Arguments) -> Response:
-    """A page of what a stream holds, the newest one unless another is asked for. Raises `NotFound`."""
+    """Show a page of stored messages, the newest by default. Raises `NotFound`."""
     visit = visit_of(request)
-    # Subscribing would make a stream that is not there.
+    # Subscribing would create a missing stream.
     stream = await visit.ask(StreamQuery(name=arguments["name"]))
     newest = max(stream.first, stream.last - HISTORY_MESSAGES + 1)
     start = arguments["start"].strip() or f"seq:{max(newest, 1)}"
     messages, is_last = await read(visit, stream.name, HISTORY_MESSAGES, start=start, **_selection(arguments))
     first = messages[0].sequence if messages else stream.last + 1
     if asked := _SEQUENCE_START.fullmatch(start):
-        # What is selected may lie far apart: the way back must not end where nothing was found.
+        # Selected messages may lie far apart: the way back must not end at a page without any.
         first = min(first, int(asked[1]))
     selected = {"name": stream.name, "pattern": arguments["pattern"], "where": arguments["where"]}
     earlier = max(first - HISTORY_MESSAGES, stream.first)
@@ -106,7 +106,7 @@ def _typed(arguments: Arguments) -> dict[str, Any]:
 
 
 async def subjects(request: Request, arguments: Arguments) -> Response:
-    """The subjects of a stream as a tree, each with its last message. Raises `NotFound`."""
+    """Show the subjects of a stream as a tree, each with its last message. Raises `NotFound`."""
     visit = visit_of(request)
     stream = await visit.ask(StreamQuery(name=arguments["name"]))
     messages, is_last = await read(
@@ -124,7 +124,7 @@ async def subjects(request: Request, arguments: Arguments) -> Response:
 
 
 class SubjectNode:
-    """A part of subjects: what is below it, and the last message of the subject that ends here."""
+    """A level of the subject tree: its children, and the last message of the subject that ends here."""
 
     def __init__(self, part: str) -> None:
         self.part = part
@@ -134,9 +134,9 @@ class SubjectNode:
 
 
 def tree_of(messages: Iterable[Message]) -> SubjectNode:
-    """The subjects of messages by their parts, each with its last message."""
+    """Return the subjects of messages by their levels, each with its last message."""
     root = SubjectNode("")
-    # Of a stream that is live, some have further messages meanwhile.
+    # Some subjects of a live stream get further messages meanwhile.
     for message in {message.subject: message for message in messages}.values():
         node = root
         node.subjects += 1
@@ -149,7 +149,7 @@ def tree_of(messages: Iterable[Message]) -> SubjectNode:
 
 
 def _sort(root: SubjectNode) -> None:
-    # A subject may have many parts: no recursion.
+    # A subject may have many levels: no recursion.
     left = [root]
     while left:
         node = left.pop()
@@ -158,7 +158,7 @@ def _sort(root: SubjectNode) -> None:
 
 
 async def tail(request: Request, arguments: Arguments) -> Response:
-    """The page that follows a stream. Raises `NotFound`."""
+    """Show the page that follows a stream. Raises `NotFound`."""
     visit = visit_of(request)
     stream = await visit.ask(StreamQuery(name=arguments["name"]))
     start = arguments["start"].strip() or NEW
@@ -167,7 +167,7 @@ async def tail(request: Request, arguments: Arguments) -> Response:
 
 
 async def events(request: Request, arguments: Arguments) -> Response:
-    """The messages of the live tail, as Server-Sent Events."""
+    """Send the messages of the live tail, as Server-Sent Events."""
     visit = visit_of(request)
     last, start = arguments["last_event_id"], arguments["start"].strip() or NEW
     writer = SampledWriter if start == NEW else EventWriter
@@ -185,7 +185,7 @@ async def events(request: Request, arguments: Arguments) -> Response:
 
 
 async def _while_signed_in(visit: Visit, parts: Any) -> AsyncIterator[Any]:
-    """The parts of an answer until its session is over: another window of the browser may sign out."""
+    """Yield the parts of an answer until its session ends: another window of the browser may sign out."""
     async with aclosing(parts):
         async for part in parts:
             if not visit.console.sessions.lasts(visit.session):
@@ -194,7 +194,7 @@ async def _while_signed_in(visit: Visit, parts: Any) -> AsyncIterator[Any]:
 
 
 class SampledWriter(EventWriter):
-    """Writes the newest messages of what came, so many in a second, and how many it left out."""
+    """Writes the newest messages of each batch, at most so many in a second, and the number left out."""
 
     def __init__(self, last: int, store: str) -> None:
         super().__init__(last, store)
@@ -203,7 +203,7 @@ class SampledWriter(EventWriter):
         self._left_out = 0
 
     def parts(self, columns: Columns | None) -> Iterator[bytes]:
-        """Write some of the messages. Where gaps lie among them all are written."""
+        """Write some of the messages. With gaps among them all are written."""
         if columns is not None and not self.gaps:
             now = monotonic()
             self._room = min(self._room + (now - self._seen_at) * TAIL_PER_SECOND, TAIL_PER_SECOND)
@@ -224,7 +224,7 @@ class SampledWriter(EventWriter):
 
 
 async def again(request: Request, arguments: Arguments) -> Response:
-    """A message as a form, to be published again, perhaps otherwise. Raises `NotFound`."""
+    """Show a message as a form, to be published again with changes. Raises `NotFound`."""
     visit = visit_of(request)
     stream = await visit.ask(StreamQuery(name=arguments["name"]))
     message = await message_at(visit, stream, arguments["sequence"])
@@ -242,7 +242,7 @@ class TypedMessage(NamedTuple):
     body: str
 
     def headers_given(self) -> dict[str, Any]:
-        """The headers. Raises `FieldRefused`, also for a subject that is not there."""
+        """Return the headers. Raises `FieldRefused`, also for a missing subject."""
         if not self.subject:
             raise FieldRefused("subject", "no subject: expected one, such as temp.oslo")
         try:
@@ -252,7 +252,7 @@ class TypedMessage(NamedTuple):
 
 
 class FieldRefused(InvalidValue):
-    """Raised when a field of a form has what it cannot have."""
+    """Raised for an invalid field of a form."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(text)
@@ -266,7 +266,7 @@ def _form(
     error: MalamuteError | None = None,
     message: Message | None = None,
 ) -> Response:
-    """The form with what was typed, and what is wrong beside the field that it is about."""
+    """Show the form as it was typed, with each error beside its field."""
     return visit.page(
         "publish_again.html",
         problems.status_of(type(error)) if error is not None else 200,

@@ -1,4 +1,4 @@
-"""The list of streams, and one of them: what is kept, who reads it, what it holds, and what comes."""
+"""The list of streams, and one stream: retention, readers, contents, and traffic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from malamute.protocol.admin import StoredQuery, StreamQuery, StreamRow, Streams
 
 PAGE_ROWS = 100
 
-FIND = Parameter("find", "Only what has this in its name.", {"type": "string", "default": ""})
+FIND = Parameter("find", "A part of the name.", {"type": "string", "default": ""})
 PAGE = Parameter("page", "Which page.", {"type": "integer", "minimum": 1, "default": 1})
 
 NAME = Parameter("name", "The name of the stream.", {"type": "string", "default": ""})
@@ -26,11 +26,11 @@ ORDERS: dict[str, Callable[[StreamRow], Any]] = {
     "kept": lambda row: (row.first - row.last, row.name),
     "selectors": lambda row: (-row.selectors, row.name),
 }
-"""How the list may be in order."""
+"""Sort keys of the list."""
 
 
 def sheet(rows: list[Any], page: int) -> dict[str, Any]:
-    """The rows of one page of a list, and where it stands."""
+    """The rows of one page of a list, and its position."""
     pages = max(1, -(-len(rows) // PAGE_ROWS))
     page = min(page, pages)
     return {
@@ -42,7 +42,7 @@ def sheet(rows: list[Any], page: int) -> dict[str, Any]:
 
 
 async def streams(request: Request, arguments: Arguments) -> Response:
-    """The streams."""
+    """Show the streams."""
     visit = visit_of(request)
     watch = visit.watch
     listed = await visit.listed("streams", StreamsQuery())
@@ -58,12 +58,12 @@ async def streams(request: Request, arguments: Arguments) -> Response:
 
 
 def arguments_of(arguments: Arguments) -> dict[str, Any]:
-    """What a list goes by, for its template."""
+    """Return order and filter of a list, for its template."""
     return {"find": arguments["find"], "order": arguments.get("order", "")}
 
 
 async def stream(request: Request, arguments: Arguments) -> Response:
-    """One stream. Raises `NotFound`."""
+    """Show one stream. Raises `NotFound`."""
     visit = visit_of(request)
     details = await visit.ask(StreamQuery(name=arguments["name"]))
     refusal, stored = "", None

@@ -1,4 +1,4 @@
-"""What is wrong with a broker now, in words, and where to look."""
+"""Symptoms: present faults of a broker in words, with a link to the page concerned."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CRITICAL, WARNING, NOTE = SEVERITY = ("critical", "warning", "note")
 
 
 class LagLevels(NamedTuple):
-    """From which lag on a reader is named, and how severe that is while its lag is falling, steady or rising.
+    """Lag from which a reader is named, and the severity while its lag is falling, steady or rising.
 
-    The lag in messages counts where nobody knows it in seconds.
+    The lag in messages counts where the lag in seconds is unknown.
     """
 
     seconds: float
@@ -37,25 +37,25 @@ LAG_LEVELS = (
     LagLevels(60.0, 100_000, NOTE, WARNING, WARNING),
     LagLevels(10.0, 10_000, NOTE, NOTE, WARNING),
 )
-"""The largest lag first. Whoever stands still is as bad as whoever falls behind, once the lag is large."""
+"""The levels, the largest lag first. At a large lag a steady reader is as bad as a falling-behind one."""
 
 CURSOR_LAG = 10_000
-"""From which lag on a cursor is named, in messages: its reader may be gone."""
+"""Lag in messages from which a cursor is named: its reader may be gone."""
 
 LIMIT_WARNING = 0.9
-"""From which part of a limit on it is named."""
+"""Fraction of a limit from which its use is named."""
 
 AGE_SECONDS = 300.0
-"""From which age on the oldest message of a queue is named."""
+"""Age of the oldest message from which a queue is named."""
 
 FILL_WARNING, FILL_CRITICAL = 0.8, 0.95
 
 NAMED_MAX = 5
-"""So many readers or queues are named one by one."""
+"""Maximum readers or queues that are named one by one."""
 
 
 class Symptom(NamedTuple):
-    """Something that is wrong."""
+    """A symptom: one present fault."""
 
     level: str
     words: str
@@ -90,7 +90,7 @@ _FAULTS = (
     _Fault(
         WARNING,
         lambda s: s.dead_excess,
-        lambda s: f"{s.dead_excess} dead letters are beyond a lowered limit: the next one drops them",
+        lambda s: f"{s.dead_excess} dead letters exceed a lowered limit: the next dead letter drops them",
     ),
     _Fault(
         NOTE,
@@ -107,14 +107,14 @@ _FAULTS = (
 
 
 def of_broker(status: BrokerStatus) -> Iterator[Symptom]:
-    """What the broker itself reports."""
+    """Yield the symptoms that the broker itself reports."""
     for fault in _FAULTS:
         if fault.wrong(status):
             yield Symptom(fault.level, fault.words(status), fault.path)
 
 
 def of_store(storage: StoreUsage) -> Iterator[Symptom]:
-    """How full it is."""
+    """Yield a symptom of a store that is nearly full."""
     fill = storage.used / storage.size if storage.size else 0.0
     if fill >= FILL_WARNING:
         level = CRITICAL if fill >= FILL_CRITICAL else WARNING
@@ -122,7 +122,7 @@ def of_store(storage: StoreUsage) -> Iterator[Symptom]:
 
 
 def of_limits(totals: BrokerTotals) -> Iterator[Symptom]:
-    """Which limits are used up or nearly so, and whether clients are refused."""
+    """Yield limits that are reached or nearly so, and refused clients."""
     for one in totals.limits:
         if one.refuses and one.limit and one.used >= LIMIT_WARNING * one.limit:
             words = (
@@ -136,7 +136,7 @@ def of_limits(totals: BrokerTotals) -> Iterator[Symptom]:
 
 
 def of_readers(consumers: list[StreamConsumer]) -> Iterator[Symptom]:
-    """Who is far behind."""
+    """Yield readers with a large lag."""
     found = [symptom for one in consumers for symptom in _of_reader(one)]
     yield from _named(found, "more readers are behind", "/console/consumers")
 
@@ -154,7 +154,7 @@ def _of_reader(one: StreamConsumer) -> Iterator[Symptom]:
 
 
 def of_cursors(cursors: list[StreamCursor]) -> Iterator[Symptom]:
-    """Which of them have lost their place, or are far behind."""
+    """Yield cursors that have lost their position, or have a large lag."""
     found = [symptom for one in cursors for symptom in _of_cursor(one)]
     yield from _named(found, "more cursors are lost or behind", "/console/streams")
 
@@ -170,12 +170,12 @@ def _of_cursor(one: StreamCursor) -> Iterator[Symptom]:
 
 
 def by_severity(found: Iterable[Symptom]) -> list[Symptom]:
-    """Symptoms, the most severe first."""
+    """Return the symptoms, the most severe first."""
     return sorted(found, key=lambda symptom: SEVERITY.index(symptom.level))
 
 
 def _named(found: list[Symptom], more: str, path: str) -> Iterator[Symptom]:
-    """Some symptoms one by one, the most severe first, and the others as one that is as severe."""
+    """Yield some symptoms one by one, the most severe first, and the others as one of the same severity."""
     found = by_severity(found)
     yield from found[:NAMED_MAX]
     if rest := found[NAMED_MAX:]:
@@ -183,7 +183,7 @@ def _named(found: list[Symptom], more: str, path: str) -> Iterator[Symptom]:
 
 
 def of_queues(kind: str, rows: list[QueueRow | ServiceDetails]) -> Iterator[Symptom]:
-    """Queues that nobody works on, that are old, or have dead letters."""
+    """Yield queues without a worker, with old messages, or with dead letters."""
     found = [symptom for row in rows for symptom in _of_queue(kind, row)]
     yield from _named(found, "more like this", "/console/queues")
 
@@ -191,7 +191,7 @@ def of_queues(kind: str, rows: list[QueueRow | ServiceDetails]) -> Iterator[Symp
 def _of_queue(kind: str, row: QueueRow) -> Iterator[Symptom]:
     path = link("/console/queue", kind=kind, name=row.name)
     if kind == "service" and row.waiting and not row.consumers:
-        words = f"{count(row.waiting)} requests to {row.name} wait, and nobody works for it"
+        words = f"{count(row.waiting)} requests to {row.name} wait for a worker"
         yield Symptom(WARNING, words, path)
     elif row.waiting and row.consumers and (row.oldest_age or 0.0) >= AGE_SECONDS:
         words = f"The oldest message for {row.name} has waited for {span(row.oldest_age)}"

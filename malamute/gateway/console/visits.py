@@ -1,4 +1,4 @@
-"""One request to the console: who sends it, and how its page asks the broker."""
+"""One request to the console: its user, and the queries of its page to the broker."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ANSWER_SECONDS = 5.0
 FORM_FIELDS_MAX = 1_000
 
 LIST_ROWS = 200
-"""Rows that a page asks for itself; of longer lists it shows what the watch has found."""
+"""Rows that a page queries itself; longer lists come from the watch."""
 
 SIGN_IN = "/console/sign-in"
 
 RENEWS = "malamute-renews"
-"""The header of a request of a page that renews itself."""
+"""The header of a request by a page that refreshes itself."""
 
 NAVIGATION = (
     ("/", "Overview", "o"),
@@ -48,11 +48,11 @@ NAVIGATION = (
     ("/console/users", "Users and rules", "u"),
     ("/console/settings", "Settings", "t"),
 )
-"""The pages that all others lead to: path, name, and the key that leads there after `g`."""
+"""The pages of the menu: path, name, and the key that leads there after `g`."""
 
 
 class Console:
-    """What the pages of a gateway share."""
+    """The state shared by the pages of a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -62,7 +62,7 @@ class Console:
 
 
 class Listed(NamedTuple):
-    """The rows of a list, and whether that is all; why there are none if the user may not see them."""
+    """The rows of a list, and whether they are all; the reason if the user may not view them."""
 
     rows: list[Any]
     complete: bool = True
@@ -70,36 +70,36 @@ class Listed(NamedTuple):
 
 
 class Visit:
-    """A request to the console, of somebody who may come."""
+    """A request to the console, of an admitted user."""
 
     def __init__(self, request: Request, console: Console, session: ConsoleSession) -> None:
         self.request = request
         self.console = console
         self.session = session
-        # What serves the gateway's own paths acts as this user, too.
+        # The gateway's own paths act as this user, too.
         request.scope["malamute.identity"] = session.identity
 
     @property
     def watch(self) -> BrokerWatch:
-        """What is known of the last while."""
+        """Return the watch, with the figures of the last while."""
         return self.console.watches.of(self.session.identity)
 
     def client(self) -> AbstractAsyncContextManager[Client]:
-        """A client that acts as the user. Raises as `Users.session`."""
+        """Return a client that acts as the user. Raises as `Users.session`."""
         return self.console.gateway.users.session(self.session.identity)
 
     async def ask(self, query: AdminQuery[Answer]) -> Answer:
-        """Ask the broker. Raises what it is refused with."""
+        """Query the broker. Raises its refusal."""
         async with self.client() as client:
             return await client.query(query, timeout=self.console.answer_seconds)
 
     async def change(self, change: AdminChange[Answer]) -> Answer:
-        """Change something in the broker, or see what would be. Raises what it is refused with."""
+        """Change something in the broker, or make a dry run. Raises its refusal."""
         async with self.client() as client:
             return await client.change(change, timeout=self.console.answer_seconds)
 
     async def listed(self, what: str, query: AdminQuery[Any]) -> Listed:
-        """All rows of a query that comes in pages: from the broker, or if they are many, from the watch."""
+        """Return all rows of a paged query: from the broker, or from the watch if they are many."""
         try:
             if not self.watch.looks_at(what):
                 return Listed(await self.ask(query))
@@ -113,12 +113,11 @@ class Visit:
         return Listed(rows, complete=False) if known is None else Listed(known)
 
     async def form(self) -> dict[str, list[str]]:
-        """The fields of a form that a page of this console has sent.
+        """Return the fields of a form that a page of this console has sent.
 
         Raises:
             OriginRefused: a page of another site may have sent it.
-            Malformed: it is no form.
-
+            Malformed: the body is no form.
         """
         check_origin(self.request)
         fields = await read_form(self.request, self.session.user)
@@ -137,7 +136,7 @@ class Visit:
             address=str(self.request.url.path) + (f"?{q}" if (q := self.request.url.query) else ""),
             navigation=NAVIGATION,
             session=self.session,
-            # A page that renews itself would take them, and not show them.
+            # A page that refreshes itself would take the notes without showing them.
             notes=[] if RENEWS in self.request.headers else self.session.pop_notes(),
             broker=settings.broker,
             version=__version__,
@@ -160,19 +159,19 @@ def check_origin(request: Request) -> None:
 
 
 async def read_form(request: Request, who: str, limit_bytes: int = 0) -> dict[str, list[str]]:
-    """The fields of a form. Raises as `fields_of`, and as `BodyRoom.read`."""
+    """Return the fields of a form. Raises as `fields_of`, and as `BodyRoom.read`."""
     room = gateway_of(request).bodies
     body = await room.read(request, who, limit_bytes)
     pairs = await room.built(body, partial(fields_of, body, FORM_FIELDS_MAX))
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
-        # A form sends every end of a line as two characters.
+        # Forms send line ends as two characters.
         fields.setdefault(name, []).append(value.replace("\r\n", "\n"))
     return fields
 
 
 def visit_of(request: Request) -> Visit:
-    """The visit that a request is. Raises `LoginNeeded`."""
+    """Return the visit of a request. Raises `LoginNeeded`."""
     visit: Visit | None = getattr(request.state, "visit", None)
     if visit is None:
         console: Console = request.app.state.console
@@ -185,9 +184,9 @@ def _session_of(request: Request, console: Console) -> ConsoleSession:
         return session
     if console.gateway.serves_anonymous(request):
         return console.sessions.anonymous
-    raise LoginNeeded("the console does not know who you are: sign in")
+    raise LoginNeeded("no session of the console: sign in")
 
 
 def redirect(path: str) -> Response:
-    """Lead a browser to a page of the console."""
+    """Redirect a browser to a page of the console."""
     return RedirectResponse(outside(path), 303, HEADERS)

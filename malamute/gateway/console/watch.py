@@ -1,8 +1,8 @@
-"""What a broker does over time, as one user may see it: the figures that pages have no time to wait for.
+"""Figures of a broker over time, as one user may see them, for pages without the time to wait.
 
-While somebody looks at the console, its broker is asked again and again with that user's rights, and what
-was found is kept here: rates are differences between two looks. A list that takes long is looked at less
-often, so a broker with many streams is not busy with being watched.
+While a user has a page open, the broker is queried periodically with that user's rights, and the answers are
+kept here: rates are differences between two samples. A slow list is queried less often, so a broker with many
+streams is not busy with being watched.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from malamute.protocol.admin import (
 )
 
 INTERVAL_SECONDS = 2.0
-"""How often the broker is looked at."""
+"""Seconds between two queries."""
 
 RESTING = 20
-"""A look that took a second is repeated after so many."""
+"""Pause after a query, as a multiple of its duration."""
 
 REST_SECONDS_MAX = 30.0
-"""How long it rests at the most."""
+"""Maximum pause."""
 
 SAMPLES = 900
-"""Samples of the broker as a whole that are kept: half an hour."""
+"""Number of samples of the whole broker: half an hour."""
 
 TRAIL = 60
-"""Rates of one stream that are kept."""
+"""Number of rates of one stream."""
 
 IDLE_SECONDS = 900.0
-"""How long it goes on when nobody looks."""
+"""Time after the last page until a watch ends."""
 
 WATCHES_MAX = 20
 
 
 class Sample(NamedTuple):
-    """What the broker had done at one moment, and what there was."""
+    """Totals and contents of the broker at one time."""
 
     at: float
     published: int
@@ -63,7 +63,7 @@ class Sample(NamedTuple):
 
 
 class RateSample(NamedTuple):
-    """What it did in a second, between two samples; `at` is in seconds since the epoch."""
+    """Rates per second between two samples; `at` is in seconds since the epoch."""
 
     at: float
     published: float
@@ -74,7 +74,7 @@ class RateSample(NamedTuple):
 
 
 def rates(samples: deque[Sample]) -> list[RateSample]:
-    """The rates between samples. A broker that began anew has none at that moment."""
+    """Return the rates between samples. A broker that was restarted has none at that moment."""
     found = []
     for before, now in zip(samples, list(samples)[1:], strict=False):
         seconds = now.at - before.at
@@ -86,7 +86,7 @@ def rates(samples: deque[Sample]) -> list[RateSample]:
 
 
 class _Question:
-    """One kind of question: when it is due, what was found, and why not."""
+    """One kind of query: its due time, its last result, or its refusal."""
 
     def __init__(self, ask: Callable[[Client], Awaitable[Any]], resting: float = RESTING) -> None:
         self.ask = ask
@@ -97,7 +97,7 @@ class _Question:
 
 
 class BrokerWatch:
-    """What is kept for one user. `run` asks, until nobody has looked for a while."""
+    """The figures kept for one user. `run` queries the broker until the user has gone."""
 
     def __init__(self, users: Users, identity: Identity, timeout_seconds: float) -> None:
         self._users = users
@@ -108,10 +108,10 @@ class BrokerWatch:
         self.trails: dict[str, deque[float]] = {}
         self.consumption = Consumption()
         self.failure = ""
-        """Why the broker does not answer; empty while it does."""
+        """The reason why the broker does not answer; empty while it does."""
         self._looked = asyncio.Condition()
         self._looks = {
-            # Three short answers, however much there is.
+            # These are three short answers for a broker of any size.
             "figures": _Question(self._figures, resting=0),
             "streams": _Question(self._streams),
             "consumers": _Question(self._consumers),
@@ -123,25 +123,25 @@ class BrokerWatch:
         self.task = asyncio.create_task(self._run())
 
     def looks_at(self, what: str) -> bool:
-        """Whether this is among what is looked at."""
+        """Return whether the query `what` exists."""
         return what in self._looks
 
     def found(self, what: str) -> Any:
-        """What the last look at something has found; None before the first, or if the user may not look."""
+        """Return the last result of a query; None before the first, or without permission."""
         return self._looks[what].found
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """What this user may not see, and why."""
+        """Return refusals by the broker, by query."""
         return {what: look.refusal for what, look in self._looks.items() if look.refusal}
 
     def hurry(self) -> None:
-        """Look at everything anew: something was changed."""
+        """Query everything anew after a change."""
         for look in self._looks.values():
             look.due = 0.0
 
     async def wait_for(self, what: str, seconds: float) -> Any:
-        """What was found, when there is something, or after so many seconds."""
+        """Return the result of a query, once there is one, or after `seconds`."""
         look = self._looks[what]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._looked:
@@ -209,7 +209,7 @@ class BrokerWatch:
 
 
 class Watches:
-    """The watches of all users who have a page open. To be closed at the end."""
+    """The watches of all users with an open page. To be closed at the end."""
 
     def __init__(self, users: Users, timeout_seconds: float) -> None:
         self._users = users
@@ -220,7 +220,7 @@ class Watches:
         return identity in self._by_identity
 
     def of(self, identity: Identity) -> BrokerWatch:
-        """The watch of a user. It begins with the first page."""
+        """Return the watch of a user. The first page starts it."""
         watch = self._by_identity.pop(identity, None)
         if watch is None or watch.task.done():
             while len(self._by_identity) >= WATCHES_MAX:
@@ -237,7 +237,7 @@ class Watches:
             watch.task.cancel()
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all watches."""
         tasks = [watch.task for watch in self._by_identity.values()]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""How figures and messages are written on pages: the filters of the templates."""
+"""Figures and messages in words: the filters of the templates."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from malamute.protocol.batch import pack_plain
 from malamute.protocol.time_units import to_seconds
 
 BODY_CHARACTERS = 160
-"""How much of a body stands in a table."""
+"""Length of a body's beginning in a table."""
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 SPANS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def count(value: float | None) -> str:
-    """A number for people; a dash where there is none."""
+    """Return a number for people; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, float) and 0 < abs(value) < 100:
@@ -29,7 +29,7 @@ def count(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes with a unit."""
+    """Return bytes with a unit."""
     if value is None:
         return "-"
     unit = UNITS[0]
@@ -41,7 +41,7 @@ def size(value: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A duration in its two largest units."""
+    """Return a duration in its two largest units."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -58,23 +58,23 @@ def span(seconds: float | None) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """A time of day in UTC, from seconds since the epoch."""
+    """Return a time in UTC, from seconds since the epoch."""
     return "-" if not seconds else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def moment_ns(nanoseconds: int) -> str:
-    """A time of day in UTC with milliseconds, from nanoseconds since the epoch."""
+    """Return a time in UTC with milliseconds, from nanoseconds since the epoch."""
     at = datetime.fromtimestamp(to_seconds(nanoseconds), UTC)
     return at.strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03}"
 
 
 def credit(value: int) -> str:
-    """What is left of a credit."""
+    """Return the remaining credit."""
     return "unlimited" if value < 0 else count(value)
 
 
 def body(data: bytes, most: int | None = None) -> str:
-    """A body as text, or what it is."""
+    """Return a body as text, or a description of its bytes."""
     text = _decoded(data)
     if text is None:
         return f"{len(data):,} bytes that are no text"
@@ -82,12 +82,12 @@ def body(data: bytes, most: int | None = None) -> str:
 
 
 def excerpt(data: bytes) -> str:
-    """The beginning of a body for a row of a table."""
+    """Return the beginning of a body for a row of a table."""
     return body(data[: 4 * BODY_CHARACTERS], BODY_CHARACTERS) if _decoded(data) is not None else body(data)
 
 
 def is_text(data: bytes) -> bool:
-    """Whether a body is text, so that it can be edited."""
+    """Return whether a body is text, so that it can be edited."""
     return _decoded(data) is not None
 
 
@@ -99,20 +99,20 @@ def _decoded(data: bytes) -> str | None:
 
 
 def header_lines(headers: Mapping[str, Any] | None) -> str:
-    """Headers as they are typed: NAME=VALUE, one in a line."""
+    """Return headers as lines NAME=VALUE, as in forms."""
     return "\n".join(f"{name}={_typed(value)}" for name, value in (headers or {}).items())
 
 
 def _typed(value: Any) -> str:
-    """A value that is read again as the same: text that looks like another value is quoted."""
+    """Return a value so that it is read back unchanged: text that looks like another value is quoted."""
     if isinstance(value, str) and parse_value(value) == value and "\n" not in value:
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def parse_value(text: str) -> str | float | bool | None:
-    """The value of a header as it is typed: JSON that a header can have, otherwise text."""
-    # A publisher may nest lists without end: what cannot be a value is not looked into.
+    """Return the value of a typed header: JSON that a header can have, otherwise text."""
+    # A publisher may nest lists endlessly: other types are not decoded.
     if text.lstrip()[:1] in ("[", "{"):
         return text
     try:
@@ -124,12 +124,12 @@ def parse_value(text: str) -> str | float | bool | None:
 
 
 def criteria(pairs: Iterable[Sequence[Any]]) -> str:
-    """Criteria in words, as the command line has them."""
+    """Return criteria in words, as the command line has them."""
     return " | ".join(f"{family} {pattern}".rstrip() for family, pattern in pairs)
 
 
 def plain(value: Any) -> str:
-    """Any value of an answer in words."""
+    """Return any value of an answer in words."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -140,18 +140,18 @@ def plain(value: Any) -> str:
 
 
 def spaced(name: str) -> str:
-    """The name of a field in words."""
+    """Return the name of a field in words."""
     return name.replace("_", " ")
 
 
 def link(path: str, /, **arguments: Any) -> str:
-    """A path of the console with its parameters. Those that are empty are left out."""
+    """Return a path of the console with its parameters, without the empty ones."""
     given = {name: value for name, value in arguments.items() if value not in (None, "", [])}
     return f"{path}?{urlencode(given, doseq=True)}" if given else path
 
 
 def points(values: Sequence[float], width: int = 100, height: int = 24) -> str:
-    """The points of a line in a box, the last value at its right end."""
+    """Return the points of a line in a box, the last value at its right end."""
     if len(values) < 2:
         return ""
     top = max(values) or 1.0
@@ -180,4 +180,4 @@ _FUNCTIONS = (
     span,
 )
 FILTERS = {function.__name__: function for function in _FUNCTIONS}
-"""What templates write figures and messages with."""
+"""The filters of the templates."""

@@ -1,7 +1,7 @@
-"""Conditional requests: what a client has seen is compared by its ETag and by its time.
+"""Conditional requests: the client's copy is compared by its ETag and by its time.
 
-The time of HTTP counts seconds, the ETag everything: clients had better send both. `When-None-Match` and
-`When-Modified-After` are the conditions of RestTL: the answer waits until both hold.
+The time of HTTP counts seconds, the ETag covers the whole document: clients should send both.
+`When-None-Match` and `When-Modified-After` are the conditions of RestTL: the answer waits until both hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WRITE_CONDITIONS = tuple(
 
 
 class Page(NamedTuple):
-    """A document as it is sent, and when what it says was changed last."""
+    """A document as it is sent, with the time of its last change."""
 
     body: bytes
     media: str
@@ -52,47 +52,47 @@ class Page(NamedTuple):
 
     @property
     def etag(self) -> str:
-        """Its entity tag."""
+        """Return the entity tag."""
         return f'"{blake2b(self.media.encode() + self.body, digest_size=16).hexdigest()}"'
 
     @property
     def modified(self) -> int:
-        """When it was changed, in seconds since 1970."""
+        """Return the time of the last change, in seconds since 1970."""
         return self.modified_ns // NS_PER_SECOND
 
     def headers(self) -> Mapping[str, str]:
-        """What an answer with it says of it."""
+        """Return the headers of an answer with the document."""
         date = formatdate(self.modified, usegmt=True)
         return {
             "etag": self.etag,
             "last-modified": date,
             "date-modified": date,
             "vary": "accept",
-            # A copy may be kept, and is to be compared before it is used.
+            # A copy may be kept, and is to be revalidated before use.
             "cache-control": "private, no-cache",
         }
 
     def response(self, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-        """An answer with it."""
+        """Return an answer with the document."""
         return Response(self.body, status, {**self.headers(), **(headers or {})}, media_type=self.media)
 
     def plain(self) -> Response:
-        """An answer with it that is no resource: nothing is known of it later."""
+        """Return an answer without validators: the document is no resource that can be read again."""
         return Response(self.body, media_type=self.media)
 
 
 class Representation(NamedTuple):
-    """What a resource is now."""
+    """The present state of a resource."""
 
     elements: Iterable[Element]
     modified_ns: int
 
     def page(self, media: str) -> Page:
-        """It as a document of this type."""
+        """Return the document of this type."""
         return Page(write(Element(ROOT, children=[*self.elements]), media), media, self.modified_ns)
 
     def page_for(self, request: Request) -> Page:
-        """It as the document that a request accepts."""
+        """Return the document in the type that a request accepts."""
         return self.page(accepted(request.headers.get("accept", ""), media_type(request)))
 
 
@@ -104,7 +104,7 @@ async def show(
 ) -> Response:
     """Answer with a resource, once the conditions of the request hold.
 
-    `events` are what is to be waited for when they do not. Raises `TimedOut` after `wait_seconds`.
+    Until they hold, `events` are awaited. Raises `TimedOut` after `wait_seconds`.
     """
     headers = request.headers
     until = monotonic() + wait_seconds
@@ -136,13 +136,13 @@ async def check(request: Request, build: Callable[[], Awaitable[Representation]]
 
 
 def _due(page: Page, headers: Headers) -> bool:
-    """Whether an answer is not to wait any longer."""
+    """Return whether an answer waits no longer."""
     tags, after = _tags(headers, "when-none-match"), _time(headers, "when-modified-after")
     return (tags is None or page.etag not in tags) and (after is None or page.modified > after)
 
 
 def _is_known(page: Page, headers: Headers) -> bool:
-    """Whether a client has it already. An ETag says more than a time."""
+    """Return whether a client has the document already. An ETag decides before a time."""
     if (tags := _tags(headers, "if-none-match")) is not None:
         return "*" in tags or page.etag in tags
     since = _time(headers, "if-modified-since")
@@ -157,7 +157,7 @@ def _tags(headers: Headers, name: str) -> set[str] | None:
 
 
 def _time(headers: Headers, name: str) -> float | None:
-    """A time of a header; None if there is none, or it is none: HTTP passes over it."""
+    """Return the time of a header; None without a valid one: HTTP ignores others."""
     try:
         return parsedate_to_datetime(headers[name]).timestamp()
     except (KeyError, ValueError, OverflowError):
@@ -165,6 +165,6 @@ def _time(headers: Headers, name: str) -> float | None:
 
 
 def _check_time(headers: Headers, name: str) -> None:
-    """Check a time that must not be passed over: the answer would come at once. Raises `InvalidValue`."""
+    """Check a time that must be valid, since an ignored one would end the wait. Raises `InvalidValue`."""
     if name in headers and _time(headers, name) is None:
         raise InvalidValue(f"invalid {name}: expected a date as HTTP has it")

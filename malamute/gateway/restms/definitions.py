@@ -1,4 +1,4 @@
-"""What is defined in a domain, as values: feeds, pipes, joins, and contents that are staged."""
+"""Definitions of a domain, as values: feeds, pipes, joins, and staged contents."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Union
 import msgspec
 
 LOG = "restms"
-"""The stream that has the definitions: the last message of each subject counts, and none if it is empty."""
+"""The stream of definitions: the last message of each subject counts, an empty one deletes."""
 
 CONTENTS = "restms.contents"
-"""The stream that has the contents which are staged."""
+"""The stream of staged contents."""
 
 DEFAULT_FEED = "default"
 DEFAULT_STREAM = "restms.default"
 PRIVATE_PREFIX = "restms.feed."
 PIPE_PREFIX = "restms.pipe."
 OWN_PREFIX = "restms"
-"""How the names of streams and services begin that are the gateway's own."""
+"""The prefix of the gateway's own streams and services."""
 
 DISK = "disk"
 MEMORY = "memory"
@@ -27,7 +27,7 @@ PIPE_STORAGES = (DISK, MEMORY)
 
 
 class RestFeed(msgspec.Struct, frozen=True, tag="feed", tag_field="kind"):
-    """A feed. What it has is in the stream with its name."""
+    """A feed. Its messages are in the stream with its name."""
 
     name: str
     type: str = ""
@@ -35,25 +35,25 @@ class RestFeed(msgspec.Struct, frozen=True, tag="feed", tag_field="kind"):
     license: str = ""
     storage: str = DISK
     size: int = 0
-    """The most messages that a ring keeps; 0 is no limit."""
+    """Maximum messages of a ring; 0 is no limit."""
     password: str = ""
-    """What the password of posts is checked by; empty if there is none."""
+    """The salted hash of the password of posts; empty without one."""
     private: bool = False
     imported: str = ""
-    """`stream` or `service`: it is one of the broker's, and no feed was made for it."""
+    """`stream` or `service` for a feed that stands for one of the broker; empty for a defined feed."""
     owner: str = ""
-    """The user who has made it; empty for nobody in particular. The same of the others."""
+    """The user who created it; empty for anonymous ones. The same in the other definitions."""
 
     @property
     def stream(self) -> str:
-        """The stream that has its messages."""
+        """Return the stream of its messages."""
         if self.private:
             return PRIVATE_PREFIX + self.name
         return DEFAULT_STREAM if self.name == DEFAULT_FEED else self.name
 
 
 class Pipe(msgspec.Struct, frozen=True, tag="pipe", tag_field="kind"):
-    """A pipe. What is in it is in a service of the broker."""
+    """A pipe. Its messages are in a service of the broker."""
 
     name: str
     type: str = ""
@@ -63,7 +63,7 @@ class Pipe(msgspec.Struct, frozen=True, tag="pipe", tag_field="kind"):
 
     @property
     def service(self) -> str:
-        """The service whose requests are its messages."""
+        """Return the service whose requests are the messages."""
         return PIPE_PREFIX + self.name
 
 
@@ -78,9 +78,9 @@ class Join(msgspec.Struct, frozen=True, tag="join", tag_field="kind"):
     headers: dict[str, str] = {}
     user: str = ""
     default: bool = False
-    """Whether it came with the pipe, and goes with it."""
+    """Whether the join was created and is deleted with the pipe."""
     imported: str = ""
-    """What its feed is, if that is the broker's."""
+    """The kind of a feed of the broker; empty for a defined feed."""
     owner: str = ""
 
 
@@ -91,7 +91,7 @@ class Staged(msgspec.Struct, frozen=True, tag="content", tag_field="kind"):
     feed: str
     type: str
     sequence: int
-    """Where it is in `CONTENTS`."""
+    """The sequence in `CONTENTS`."""
     owner: str = ""
 
 
@@ -102,12 +102,12 @@ encode = msgspec.json.Encoder().encode
 
 
 def subject_of(definition: Definition) -> str:
-    """Under which subject a definition is published: its kind and its name."""
+    """Return the subject of a definition: its kind and its name."""
     return f"{type(definition).__struct_config__.tag}.{definition.name}"
 
 
 def decode(body: bytes) -> Definition:
-    """A definition out of the log. Raises `ValueError`."""
+    """Return a definition from the log. Raises `ValueError`."""
     return _decoder.decode(body)
 
 

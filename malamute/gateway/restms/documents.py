@@ -1,7 +1,7 @@
 """The documents of RestTL: one tree of elements, written and read as XML and as JSON.
 
 In XML the properties of a resource are attributes, in JSON texts; children are elements, or lists of objects.
-The text of an element, which only contents have, is called `$` in JSON: no attribute can be called so.
+The text of an element, which only contents have, is `$` in JSON, which no attribute can be.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DEPTH_MAX = 16
 ELEMENTS_MAX = 50_000
 ATTRIBUTES_MAX = 100
 PARTS_MAX = 250_000
-"""Elements and attributes together."""
+"""Maximum elements and attributes together."""
 
 SLICE_BYTES = 64 * 1024
 TAG_BYTES_MAX = 256 * 1024
-"""A tag, or a comment: expat keeps it until it has come as a whole, and then builds all of its attributes."""
+"""Maximum bytes of a tag or comment: expat keeps it until its end, and then builds all its attributes."""
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SPACE = {"\n": "&#10;", "\r": "&#13;", "\t": "&#9;"}
@@ -52,27 +52,26 @@ class Element:
     text: str = ""
 
     def get(self, name: str) -> str:
-        """A property; empty if it is not there."""
+        """Return a property; empty if it is missing."""
         return self.attributes.get(name, "")
 
     def each(self, name: str) -> Iterator[Element]:
-        """The children of a kind."""
+        """Return the children of a kind."""
         return (child for child in self.children if child.name == name)
 
 
 def can_be_xml(text: str) -> bool:
-    """Whether XML can carry a text."""
+    """Return whether XML can carry a text."""
     return _FORBIDDEN.search(text) is None
 
 
 def read(body: bytes, media: str) -> Element:
-    """The root of a document; its children are resources. No media type is that of XML.
+    """Return the root of a document; its children are resources. The default media type is XML.
 
     Raises:
-        MediaTypeRefused: it is of another type.
-        Malformed: it is not what its type says, or has a DTD.
-        TooLarge: it is too deep, or has too many elements.
-
+        MediaTypeRefused: the document is of another type.
+        Malformed: the document is invalid for its type, or has a DTD.
+        TooLarge: the document is too deep, or has too many elements.
     """
     parse = _READERS.get(media)
     if parse is None:
@@ -84,12 +83,12 @@ def read(body: bytes, media: str) -> Element:
 
 
 def write(root: Element, media: str) -> bytes:
-    """A document in one of `TYPES`. What XML cannot carry is replaced there."""
+    """Return a document in one of `TYPES`. Characters that XML cannot carry are replaced there."""
     return _WRITERS[media](root)
 
 
 def accepted(accept: str, sent: str = "") -> str:
-    """The type of an answer, by the header Accept; else that of the document `sent`, or `text/xml`."""
+    """Return the type of an answer by the header Accept, else of the document `sent`, or `text/xml`."""
     wanted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
     known = [_SYNONYMS.get(one, one) for one in (*wanted, sent)]
     return next((one for one in known if one in TYPES), TEXT_XML)
@@ -99,7 +98,7 @@ _SYNONYMS = {"application/json": RESTMS_JSON, "application/xml": TEXT_XML}
 
 
 class _Limits:
-    """How much of a document was read."""
+    """Counts of a document being read."""
 
     def __init__(self) -> None:
         self.elements = 0
@@ -120,7 +119,7 @@ class _Limits:
 
 
 class _XmlReader:
-    """Builds the tree. Entities are defined in a DTD, and a DTD is refused as soon as it begins."""
+    """Builds the tree. Entities need a DTD, and a DTD is refused at its beginning."""
 
     def __init__(self) -> None:
         self.root: Element | None = None
@@ -138,7 +137,7 @@ class _XmlReader:
         parser.CharacterDataHandler = self._text
         parser.StartDoctypeDeclHandler = self._refuse
         try:
-            # It is UTF-8, whatever it says itself.
+            # Documents are UTF-8, in spite of any other declaration.
             text = body.decode("utf-8-sig").encode()
             for start in range(0, len(text), SLICE_BYTES):
                 parser.Parse(text[start : start + SLICE_BYTES])
@@ -153,7 +152,7 @@ class _XmlReader:
     def _start(self, name: str, attributes: list[str]) -> None:
         self._limits.check(len(self._open) + 1, len(attributes) // 2)
         if not self._open:
-            # Published clients write it in several ways: the name space of a document is that of its root.
+            # Published clients write the namespace in several ways: the one of the root counts.
             self._space = name.rpartition(" ")[0]
         names = map(self._local, attributes[::2])
         element = Element(self._local(name), dict(zip(names, attributes[1::2], strict=True)))
@@ -166,11 +165,11 @@ class _XmlReader:
 
     def _end(self, name: str) -> None:
         element, text = self._open.pop(), "".join(self._texts.pop())
-        # What stands between elements is layout.
+        # Text between elements is layout.
         element.text = text if not element.children and (text.strip() or element.name == "content") else ""
 
     def _local(self, name: str) -> str:
-        """A name without the namespace of the document; one of another stays as it is, and is unknown."""
+        """Return a name without the namespace of the document; a name of another one stays, unknown."""
         space, _, local = name.rpartition(" ")
         return local if space in ("", self._space) else name
 
@@ -223,7 +222,7 @@ def _add_xml(parts: list[str], element: Element, indent: str) -> None:
             _add_xml(parts, child, f"{indent}  ")
         parts.append(f"{indent}</{element.name}>\n")
     elif element.text:
-        # A carriage return as such would be read as a line feed.
+        # A bare carriage return would be read as a line feed.
         text = escape(_FORBIDDEN.sub("\ufffd", element.text), {"\r": "&#13;"})
         parts.append(f"{head}>{text}</{element.name}>\n")
     else:

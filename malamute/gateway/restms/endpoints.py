@@ -1,4 +1,4 @@
-"""The paths of RestMS: the domain, its profiles, its feeds, and what the server has named."""
+"""The paths of RestMS: the domain, its profiles, its feeds, and resources with names given by the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSWORD = Parameter("RestMS-Password", "The password of the feed, if it has one
 
 
 HEADERS = tuple(one.name.lower() for one in (*READ_CONDITIONS, *WRITE_CONDITIONS, PASSWORD))
-"""The headers of requests that are particular to RestMS."""
+"""Request headers particular to RestMS."""
 
 
 def _domain(call: Call, name: str) -> None:
@@ -32,7 +32,7 @@ def _domain(call: Call, name: str) -> None:
 
 
 async def get_domain(request: Request, arguments: Arguments) -> Response:
-    """The domain, with its profiles and public feeds."""
+    """Answer with the domain, with its profiles and public feeds."""
     async with opened(request) as call:
         _domain(call, arguments["name"])
         registry = call.restms.registry
@@ -60,10 +60,10 @@ async def post_domain(request: Request, arguments: Arguments) -> Response:
 
 
 async def get_profile(request: Request, arguments: Arguments) -> Response:
-    """A profile.
+    """Answer with a profile.
 
     Raises:
-        NotFound: there is no such profile.
+        NotFound: the profile is unknown.
     """
     async with opened(request) as call:
         profiles = {profile.name: profile for profile in call.restms.profiles.all}
@@ -78,7 +78,7 @@ async def get_profile(request: Request, arguments: Arguments) -> Response:
 
 
 async def get_feed(request: Request, arguments: Arguments) -> Response:
-    """A public feed."""
+    """Answer with a public feed."""
     async with opened(request) as call:
         registry = call.restms.registry
 
@@ -104,7 +104,7 @@ async def put_feed(request: Request, arguments: Arguments) -> Response:
 
 
 async def delete_feed(request: Request, arguments: Arguments) -> Response:
-    """Delete a feed, with its joins. One that is not there is deleted already."""
+    """Delete a feed, with its joins. A missing one is deleted already."""
     async with opened(request) as call:
         with suppress(NotFound):
             feed = await call.restms.feed(call.client, arguments["name"])
@@ -113,7 +113,7 @@ async def delete_feed(request: Request, arguments: Arguments) -> Response:
 
 
 async def get_resource(request: Request, arguments: Arguments) -> Response:
-    """A pipe, a join, a private feed, a message or a content."""
+    """Answer with a pipe, a join, a private feed, a message or a content."""
     async with opened(request) as call:
         return await resources.get(call, arguments["name"], wait_of(arguments["prefer"]))
 
@@ -132,9 +132,9 @@ async def put_resource(request: Request, arguments: Arguments) -> Response:
 
 
 async def delete_resource(request: Request, arguments: Arguments) -> Response:
-    """Delete it: a pipe with its joins and messages, a message with all older ones.
+    """Delete a resource: a pipe with its joins and messages, a message with all older ones.
 
-    A resource that is not there is deleted already.
+    A missing resource is deleted already.
     """
     async with opened(request) as call:
         with suppress(NotFound):
@@ -154,7 +154,7 @@ _PUT = {200: Documented("It, as it is now.", TYPES), 204: Documented("There was 
 
 
 def _read_only(kind: str, method: str) -> Endpoint:
-    """What RestMS knows as a method, and not for this."""
+    """Answer a method of RestMS that this path does not have."""
 
     async def refuse(request: Request, arguments: Arguments) -> Response:
         raise AccessRefused(f"{method} of the {kind} {arguments['name'][:100]!r}: it is read only")
@@ -226,8 +226,7 @@ ENDPOINTS = (
         {
             "GET": _row(
                 get_resource,
-                "A pipe, a join, a message, a content: what the server has named. A message that is still to "
-                "come is waited for.",
+                "A pipe, a join, a message or a content, named by the server. The next message is awaited.",
                 READ_CONDITIONS,
                 answers={
                     200: Documented("It, as a document, or a content.", (*TYPES, ANY)),

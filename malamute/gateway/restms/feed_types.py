@@ -15,16 +15,16 @@ from malamute.errors import InvalidSelector, InvalidValue
 from malamute.protocol.names import signature
 
 Criterion = tuple[str, Any]
-"""A family of patterns, and a pattern of it."""
+"""A criterion: a family of patterns, and a pattern of it."""
 
 MATCH_MODE = "x-match"
 
 PLACE_HEADERS = ("lat", "lon")
-"""Where a message is: headers that are numbers, as a join of the type `geo` compares numbers."""
+"""Headers of a position as numbers, as a join of the type `geo` compares numbers."""
 
 
 class Wanted(NamedTuple):
-    """What a join asks for, and who has made it."""
+    """Pattern, headers and creator of a join."""
 
     address: str
     headers: Mapping[str, str]
@@ -35,11 +35,11 @@ Select = Callable[[Wanted], Criterion]
 
 
 class FeedType(NamedTuple):
-    """How a feed routes: by the criterion that a join without a type stands for."""
+    """Routing of a feed: the criterion of a join without a type."""
 
     select: Select
     counts: bool = False
-    """Whether a post is answered with how many joins have matched."""
+    """Whether a post is answered with the number of matching joins."""
     shared: bool = False
     """Whether each message goes to one pipe only, out of a service of the broker."""
     leaves: bool = False
@@ -47,14 +47,14 @@ class FeedType(NamedTuple):
 
 
 class PipeType(NamedTuple):
-    """How a pipe is read."""
+    """Reading of a pipe."""
 
     credit: int = 100
-    """The most messages that are in its document."""
+    """Maximum messages in its document."""
     shared_only: bool = False
-    """Whether it may be joined to shared feeds alone."""
+    """Whether joins to shared feeds alone are allowed."""
     streams: bool = False
-    """Whether it can be read as one answer without end."""
+    """Whether the pipe can be read as one endless answer."""
 
 
 class Profile(NamedTuple):
@@ -62,11 +62,11 @@ class Profile(NamedTuple):
 
     name: str
     href: str
-    """Where its specification is; empty: at its own path."""
+    """The address of its specification; empty: its own path."""
     title: str = ""
     feeds: Mapping[str, FeedType] = {}
     joins: Mapping[str, Select | None] = {}
-    """None: what the type of the feed says."""
+    """None: the type of the feed decides."""
     pipes: Mapping[str, PipeType] = {}
 
 
@@ -94,7 +94,7 @@ def _fields(wanted: Wanted) -> Mapping[str, str]:
 
 
 def with_place(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Headers in which the place is two numbers. All others are text, as RestMS has it."""
+    """Headers in which a position is two numbers. All others are text, as RestMS has it."""
     return {name: _number(value) if name in PLACE_HEADERS else value for name, value in headers.items()}
 
 
@@ -151,7 +151,7 @@ DEFAULT_PROFILES = (
         pipes={"ondemand": PipeType(credit=1, shared_only=True)},
     ),
     Profile("malamute/Stream", "", "Pipes without end", pipes={"stream": PipeType(streams=True)}),
-    Profile("malamute/Loopback", "", "Who posts gets it back", {"loopback": FeedType(_own)}),
+    Profile("malamute/Loopback", "", "Posts return to their sender", {"loopback": FeedType(_own)}),
     Profile(
         "malamute/Patterns",
         "",
@@ -172,13 +172,13 @@ class Profiles:
         self.pipes = {name: kind for profile in self.all for name, kind in profile.pipes.items()}
 
     def criterion(self, feed_type: str, join_type: str, wanted: Wanted) -> Criterion:
-        """What a join asks the broker for. Raises `InvalidSelector`."""
+        """Return the criterion and headers for a join. Raises `InvalidSelector`."""
         select = self.joins[join_type] or self.feeds[feed_type].select
         return select(wanted)
 
 
 def check_type(what: str, value: str, known: Mapping[str, object]) -> None:
-    """Check that a type is one that there is. Raises `InvalidValue`."""
+    """Check that a type exists. Raises `InvalidValue`."""
     if value not in known:
         names = ", ".join(name or "none" for name in known)
         raise InvalidValue(f"unknown {what} type {value[:100]!r}: expected {names}")

@@ -1,4 +1,4 @@
-"""What the broker has as feeds: its streams, and the services that are in use. They are locked."""
+"""Streams and used services of the broker as feeds. They are locked."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from malamute.protocol.admin import QueueRow, ServiceQuery, ServicesQuery, Strea
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is the broker's or the gateway's own."""
+    """Return whether a name belongs to the broker or the gateway itself."""
     return name.startswith("$") or name == OWN_PREFIX or name.startswith(f"{OWN_PREFIX}.")
 
 
 def feed_of(name: str, kind: str) -> RestFeed:
-    """The feed that a stream or a service is."""
+    """Return the feed that stands for a stream or a service."""
     return RestFeed(name, "topic" if kind == "stream" else "rotator", imported=kind)
 
 
 async def find(client: Client, name: str, timeout: float) -> RestFeed | None:
-    """The stream or the service with a name, as a feed. What a user must not view is not there for that user.
+    """Return the stream or service with a name, as a feed. Without permission to view it does not exist.
 
     `timeout` is in seconds.
     """
@@ -37,7 +37,7 @@ async def find(client: Client, name: str, timeout: float) -> RestFeed | None:
 
 
 async def find_all(client: Client, timeout: float) -> list[RestFeed]:
-    """All that a user may see. `timeout` is in seconds, for each query."""
+    """Return all feeds that a user may view. `timeout` is in seconds, for each query."""
     found: dict[str, RestFeed] = {}
     with suppress(AccessRefused):
         for row in await client.query(StreamsQuery(), timeout=timeout):
@@ -49,5 +49,5 @@ async def find_all(client: Client, timeout: float) -> list[RestFeed]:
 
 
 def _is_used(service: QueueRow) -> bool:
-    """Whether a service is one still: the broker keeps the queue for a while when nobody uses it."""
+    """Return whether a service is in use: the broker keeps an unused queue for a while."""
     return bool(service.consumers or service.messages)

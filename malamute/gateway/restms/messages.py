@@ -1,4 +1,4 @@
-"""Messages as documents: what is posted becomes messages of a stream, and what is held becomes documents.
+"""Messages as documents: posts become messages of a stream, held messages become documents.
 
 The address is the subject, headers are headers, and the content is the body with its type in `content-type`,
 as everywhere else in the gateway. Properties are headers that begin with `restms.`.
@@ -34,19 +34,20 @@ PROPERTIES = (
     "timestamp",
     "type",
 )
-"""What a sender may say of a message. Who it is from is not for it to say: `user_id`, `app_id` and
-`sender_id` of a post are dropped, and shown by the sender that the broker has stamped."""
+"""Properties that a sender may set. The sender is not among them: `user_id`, `app_id` and `sender_id` of a
+post are replaced by the sender that the broker has stamped.
+"""
 
 _MEDIA = re.compile(r"[\x21-\x7e]+/[\x20-\x7e]+(;[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*)?")
 
 MEDIA_CHARACTERS_MAX = 255
 
 EMBEDDED_BYTES_MAX = 64 * 1024
-"""The most bytes of a content that is in the document of its message. A longer one is fetched by itself."""
+"""Maximum bytes of a content inside the document of its message. A longer one is fetched by itself."""
 
 
 class PostedContent(NamedTuple):
-    """The content of a message that is posted: here, or staged before."""
+    """The content of a posted message: inside it, or staged before."""
 
     type: str = ""
     body: bytes = b""
@@ -54,7 +55,7 @@ class PostedContent(NamedTuple):
 
 
 class PostedMessage(NamedTuple):
-    """A message that is posted."""
+    """A posted message."""
 
     address: str
     headers: dict[str, Any]
@@ -62,7 +63,7 @@ class PostedMessage(NamedTuple):
 
 
 def posted(element: Element) -> PostedMessage:
-    """A message out of its document. Raises `InvalidValue`."""
+    """Return the message of its document. Raises `InvalidValue`."""
     headers = with_place(headers_of(element))
     headers |= {f"{PREFIX}{name}": element.get(name) for name in PROPERTIES if element.get(name)}
     contents = [*element.each("content")]
@@ -73,7 +74,7 @@ def posted(element: Element) -> PostedMessage:
 
 
 def headers_of(element: Element) -> dict[str, str]:
-    """The headers in a document. Raises `InvalidValue`."""
+    """Return the headers in a document. Raises `InvalidValue`."""
     headers: dict[str, str] = {}
     for header in element.each("header"):
         name = header.get("name")
@@ -94,19 +95,19 @@ def _content(element: Element) -> PostedContent:
     if encoding != "base64":
         raise InvalidValue(f"invalid encoding {encoding[:50]!r}: expected plain or base64")
     try:
-        # Lines may be broken in it.
+        # Base64 may be broken into lines.
         return PostedContent(kind, b64decode("".join(element.text.split()), validate=True))
     except (Base64Error, ValueError) as error:
         raise InvalidValue(f"invalid base64 in a content: {error}") from None
 
 
 def summary(mail: Mail, href: str) -> Element:
-    """A message as it stands in its pipe."""
+    """A message in its pipe."""
     return Element("message", {"href": href, **_properties(mail, "message_id")})
 
 
 def delivered(mail: Mail, href: str, reply_to: str = "") -> Element:
-    """A message as it is delivered, at this URI. `reply_to` is where the reply to a native request goes."""
+    """Return a delivered message, at this URI. `reply_to` is the address for replies to a native request."""
     element = Element("message", {"href": href, **_properties(mail, *PROPERTIES)})
     if reply_to and mail.correlation is not None:
         element.attributes.setdefault("reply_to", reply_to)
@@ -143,16 +144,16 @@ def _embedded(mail: Mail, href: str, headers: Mapping[str, Any]) -> Element:
 
 
 def content_href(href: str) -> str:
-    """Where the content of a message is."""
+    """The place of a message's content."""
     return f"{href}.content"
 
 
 def media_of(value: object) -> str:
-    """A media type as a header of HTTP may have it; that of any bytes for what is none."""
+    """Return a media type that is valid in an HTTP header; the one of any bytes for an invalid one."""
     is_one = isinstance(value, str) and len(value) <= MEDIA_CHARACTERS_MAX and _MEDIA.fullmatch(value)
     return str(value) if is_one else "application/octet-stream"
 
 
 def _shown(value: Any) -> str:
-    """A header as text: others than RestMS's clients have numbers and such, too."""
+    """Return a header as text: clients other than RestMS's have numbers and such, too."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""The passwords of feeds, which are kept as what they are checked by."""
+"""Passwords of feeds, which are kept as salted hashes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hmac import compare_digest
 
 
 async def hashed(password: str) -> str:
-    """What a password is checked by; empty for none."""
+    """Return the salted hash of a password; empty without one."""
     return await asyncio.to_thread(_hashed, password, secrets.token_hex(16)) if password else ""
 
 
 async def is_password(kept: str, given: str) -> bool:
-    """Whether this is the password that was kept as `kept`."""
+    """Return whether a password matches the hash `kept`."""
     found = await asyncio.to_thread(_hashed, given, kept.partition("$")[0])
     return compare_digest(found.encode(), kept.encode())
 

@@ -1,8 +1,8 @@
-"""What is held for the reader of a pipe: requests of its service, and of the shared feeds it is joined to.
+"""Readers of pipes: messages of a pipe's service, and of the shared feeds it is joined to.
 
-While somebody reads a pipe the gateway works for it, as the user who reads: it offers to take its messages,
-holds what is delivered, and acknowledges what is deleted. Nothing that is not deleted is lost: when nobody
-has come for a while, or the gateway stops, all of it goes back to the broker.
+While a pipe is read, the gateway is a worker of its service, as the user who reads: it holds delivered
+messages, and acknowledges deleted ones. Messages that are not deleted are not lost: when the pipe is not read
+for a while, or the gateway stops, they return to the broker.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.users import Identity, ProvedUser, Users
 
 OWN = "0"
-"""The source of what comes through the pipe's own service."""
+"""The source of messages from the pipe's own service."""
 
 NEXT = "next"
-"""The source in the name of a message that is still to come."""
+"""The source in the name of the next message, before its arrival."""
 
 ACK_TIMEOUT_SECONDS = 30 * 86_400.0
-"""How long a reader may keep a message. It has no timeout of its own, and the broker asks for one."""
+"""Ack timeout of messages in a pipe. RestMS has none, and the broker needs one."""
 
 CREDIT_BYTES = 1024 * 1024
 READERS_MAX = 1000
 IDLE_SECONDS = 300.0
 DELETED_MAX = 1000
-"""How many of the messages that were deleted last are known as such."""
+"""Number of recently deleted messages with a remembered name."""
 
 
 class PipeReader:
-    """A pipe that is read. Messages are named by their source and sequence, and stand in order of arrival."""
+    """A pipe that is read. Messages are named by source and sequence, and kept in order of arrival."""
 
     def __init__(self, pipe: Pipe, identity: Identity, owner: ProvedUser, credit: int) -> None:
         self.pipe = pipe
@@ -59,15 +59,15 @@ class PipeReader:
         self._arrived = 0
         self._epoch = secrets.token_hex(4)
         self._names: OrderedDict[int, str] = OrderedDict()
-        """The names of messages by the numbers of their arrival, deleted ones too."""
+        """Names of messages by the numbers of their arrival, with deleted ones."""
         self._works: dict[str, tuple[Work, asyncio.Task[None]]] = {}
         self._services: dict[str, str] = {}
-        """The services by the sources of their messages."""
+        """Services by the sources of their messages."""
         self._client: Client | None = None
         self._stack = AsyncExitStack()
 
     async def open(self, users: Users, timeout: float) -> None:
-        """Offer to take its messages, within `timeout` seconds. Raises what the broker refuses it with."""
+        """Start to work for the pipe's service, within `timeout` seconds. Raises the broker's refusal."""
         session = users.session(self.identity, listener=self._on_event, followers=1)
         try:
             self._client = await self._stack.enter_async_context(session)
@@ -78,9 +78,9 @@ class PipeReader:
             raise
 
     async def join(self, shared: Mapping[str, str]) -> None:
-        """Take messages of these services, by the names of their joins, and of no others beside its own.
+        """Consume these services, given by the names of their joins, and no others beside the pipe's own.
 
-        A service that the user may not offer for any more is left out: its join does not block the pipe.
+        A service that the user may no longer work for is left out: its join does not block the pipe.
         """
         for source in [*self._works]:
             if source != OWN and source not in shared:
@@ -90,7 +90,7 @@ class PipeReader:
                 await self.take(source, service)
 
     async def take(self, source: str, service: str) -> None:
-        """Take messages of a service, if it does not yet. Raises what the broker refuses it with."""
+        """Consume a service, unless it is consumed already. Raises the broker's refusal."""
         if source not in self._works:
             await self._offer(source, service, min(self._credit, 10))
 
@@ -106,7 +106,8 @@ class PipeReader:
         try:
             async for mail in work:
                 if not is_readable(mail):
-                    # The pipe could not be shown with it, and nobody would learn the name to delete it by.
+                    # The pipe could not be shown with this message, so no client would learn the name to
+                    # delete it by.
                     mail.reject(UNREADABLE)
                     continue
                 self._arrived += 1
@@ -117,7 +118,7 @@ class PipeReader:
                     self._names.popitem(last=False)
                 self._note()
         except MalamuteError:
-            # What it was allowed it is not any more, or the session has ended: the next request asks anew.
+            # The permission was withdrawn, or the session has ended: the next request starts anew.
             pass
         if source in self._works:
             self.end()
@@ -127,7 +128,7 @@ class PipeReader:
         self.changed.notify()
 
     def end(self) -> None:
-        """Give nothing more to anybody who waits."""
+        """End the waits for messages."""
         self.over = True
         self._note()
 
@@ -148,7 +149,7 @@ class PipeReader:
         work.cancel()
 
     async def close(self) -> None:
-        """Give back what is held."""
+        """Return held messages to the broker."""
         self.end()
         for source in [*self._works]:
             await self._leave(source)
@@ -156,15 +157,14 @@ class PipeReader:
 
     @property
     def next_name(self) -> str:
-        """The name of the next message, before it is there."""
+        """Return the name of the next message, before its arrival."""
         return f"{NEXT}.{self._epoch}.{self._arrived + 1}"
 
     def name_of(self, name: str) -> str | None:
-        """The name by source of a message; None if it is still to come.
+        """Return the name of a message by source; None before its arrival.
 
         Raises:
-            NotFound: it was to come to another reader, or was deleted long ago.
-
+            NotFound: the name is of another reader, or was deleted long ago.
         """
         source, _, rest = name.partition(".")
         if source != NEXT:
@@ -179,7 +179,7 @@ class PipeReader:
         return found
 
     def find(self, name: str) -> Mail | None:
-        """A message that is held; None if it is still to come. Raises `NotFound`."""
+        """Return a held message; None before its arrival. Raises `NotFound`."""
         found = self.name_of(name)
         if found is None:
             return None
@@ -188,9 +188,9 @@ class PipeReader:
         return self.held[found]
 
     async def delete(self, name: str, timeout: float) -> None:
-        """Delete a message, and all that came before it, at the broker too.
+        """Delete a message, and all older ones, at the broker too.
 
-        `timeout` is in seconds. Raises `NotFound`, and `NoSuchResource` for one that is still to come.
+        `timeout` is in seconds. Raises `NotFound`, and `NoSuchResource` for one that has not arrived.
         """
         found = self.name_of(name)
         if found is None:
@@ -207,7 +207,7 @@ class PipeReader:
         await self._client.flush(timeout)
 
     async def reply(self, name: str, body: bytes, headers: Mapping[str, Any]) -> bool:
-        """Send the reply to a native request that is held, which ends it; False if it is none."""
+        """Send the reply to a held native request, which settles it; return False for another message."""
         mail = self.held.get(name)
         if not isinstance(mail, Request) or mail.correlation is None:
             return False
@@ -221,7 +221,7 @@ class PipeReader:
 
 
 class PipeReaders:
-    """The pipes that are read."""
+    """The readers of pipes."""
 
     def __init__(self, settings: GatewaySettings, users: Users) -> None:
         self._settings = settings
@@ -233,19 +233,18 @@ class PipeReaders:
         return len(self._opening)
 
     def find(self, pipe: Pipe) -> PipeReader | None:
-        """The reader of a pipe, if there is one."""
+        """Return the reader of a pipe, if there is one."""
         reader = self._readers.get(pipe.name)
         return None if reader is None or reader.over else reader
 
     async def get(
         self, pipe: Pipe, identity: Identity, credit: int, shared: Callable[[], Mapping[str, str]]
     ) -> PipeReader:
-        """The reader of a pipe. `shared` are the services of shared feeds that it is joined to.
+        """Return the reader of a pipe. `shared` are the services of shared feeds that it is joined to.
 
         Raises:
-            AccessRefused: the broker refuses it, or somebody else reads the pipe.
-            TooMany: as many pipes are read as may be.
-
+            AccessRefused: the broker refuses, or another user reads the pipe.
+            TooMany: the limit of read pipes is reached.
         """
         lock = self._opening.setdefault(pipe.name, asyncio.Lock())
         async with lock:
@@ -266,13 +265,13 @@ class PipeReaders:
         return reader
 
     async def drop_idle(self, before: float) -> None:
-        """Read no longer what nobody has used since `before`, a time of `monotonic`."""
+        """End the readers unused since `before`, a time of `monotonic`."""
         for reader in [*self._readers.values()]:
             if not reader.uses and reader.used_at <= before:
                 await self.drop(reader.pipe)
 
     def end(self) -> None:
-        """End all that waits for messages."""
+        """End all waits for messages."""
         for reader in self._readers.values():
             reader.end()
 
@@ -285,18 +284,18 @@ class PipeReaders:
             )
         if own >= (most := self._settings.restms_pipes):
             raise TooMany(
-                f"{own} pipes are read by this user: expected at most {most}; those that nobody reads end in "
+                f"{own} pipes are read by this user: expected at most {most}; unused readers end in "
                 f"{IDLE_SECONDS:.0f} s"
             )
 
     async def drop(self, pipe: Pipe) -> None:
-        """Read a pipe no longer."""
+        """End the reader of a pipe."""
         if (reader := self._readers.pop(pipe.name, None)) is not None:
             await reader.close()
         if (lock := self._opening.get(pipe.name)) is not None and not lock.locked():
             del self._opening[pipe.name]
 
     async def close(self) -> None:
-        """Read none any longer."""
+        """End all readers."""
         for reader in [*self._readers.values()]:
             await self.drop(reader.pipe)

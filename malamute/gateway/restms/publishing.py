@@ -1,4 +1,4 @@
-"""What is posted to a feed: messages, and contents that are staged for them."""
+"""Posts to a feed: messages, and contents that are staged for them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def post(
     """Publish the messages of a document, or stage a content of any other type.
 
     Raises:
-        InvalidValue: it has no message.
-        TooLarge: it has too many messages.
+        InvalidValue: the document has no message.
+        TooLarge: the document has too many messages.
     """
     media = media_type(request)
     if media and media not in TYPES:
@@ -80,12 +80,11 @@ async def _stage(
 
 
 def _staged(restms: RestMS, feed: RestFeed, messages: Sequence[PostedMessage]) -> Mapping[str, Staged]:
-    """The contents that messages refer to, by their URIs: all of them, before any message is routed.
+    """Return the contents that messages refer to, by URI: all of them, before any message is routed.
 
     Raises:
-        NotFound: one is not there, or is used twice.
-        AccessRefused: one was staged to another feed.
-
+        NotFound: a content is missing, or used twice.
+        AccessRefused: a content was staged to another feed.
     """
     found: dict[str, Staged] = {}
     for href in (message.content.href for message in messages if message.content.href):
@@ -105,7 +104,7 @@ async def _publish(
     messages: Sequence[PostedMessage],
     staged: Mapping[str, Staged],
 ) -> list[bool]:
-    """Publish the messages to a feed. Returns whether each was the reply to a native request."""
+    """Publish the messages to a feed. Return for each whether it was the reply to a native request."""
     contents = [
         PostedContent(staged[content.href].type, await fetch(restms, staged[content.href]))
         if content.href
@@ -127,7 +126,7 @@ async def _publish(
             await client.publish_batch(feed.stream, *map(list, zip(*rest, strict=True)), timeout=timeout)
         return replied
     for subject, body, fields in rest:
-        # Who answers it answers to reply_to: nobody waits here.
+        # Replies to this request go to reply_to: the gateway does not wait for them.
         replies = await client.request(feed.name, subject, body, fields, timeout=timeout)
         await replies.wait(timeout)
         replies.cancel()
@@ -139,7 +138,7 @@ def _with_type(headers: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 async def _reply(restms: RestMS, address: str, body: bytes, headers: Mapping[str, Any]) -> bool:
-    """Send what is posted to the default feed as a reply, if its address is that of a native request."""
+    """Send a post to the default feed as a reply, if its address is that of a native request."""
     first, _, rest = address.partition(".")
     pipe = restms.registry.private(first) if rest else None
     reader = restms.readers.find(pipe) if isinstance(pipe, Pipe) else None
@@ -147,7 +146,7 @@ async def _reply(restms: RestMS, address: str, body: bytes, headers: Mapping[str
 
 
 async def fetch(restms: RestMS, content: Staged) -> bytes:
-    """The bytes of a staged content. Raises `NotFound`."""
+    """Return the bytes of a staged content. Raises `NotFound`."""
     own = await restms.registry.ready()
     timeout = restms.settings.timeout_seconds
     async with own.subscribe(CONTENTS, start=f"seq:{content.sequence}", credit=1, timeout=timeout) as found:

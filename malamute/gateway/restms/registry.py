@@ -1,8 +1,8 @@
 """The definitions of a domain, kept in a stream of the broker and followed by every gateway.
 
 The stream `restms` is the only truth. A change is published, and counts here when it comes back; so all
-gateways before a broker have the same, in the same order, and a gateway that starts reads the last message
-of each subject. It is read and written as the gateway's own user.
+gateways in front of a broker have the same definitions in the same order, and a starting gateway reads the
+last message of each subject. The gateway reads and writes the stream as its own user.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from malamute.protocol.time_units import to_ns
 Kind = TypeVar("Kind", RestFeed, Pipe, Join, Staged)
 
 LOADED = "loaded"
-"""The subject under which a gateway publishes to know how far it has to read."""
+"""The subject of a marker that a gateway publishes to learn how far it has to read."""
 
 CONTENT_SECONDS = 86_400.0
-"""How long a staged content waits for its message."""
+"""Time for which a staged content waits for its message."""
 
 
 CHANGED_HEADER = "changed_ns"
-"""When a definition was changed that was published again."""
+"""Header with the time of the last change, in a definition that was published again."""
 
 
 class Defined(NamedTuple):
-    """A definition, when it was changed, and when it was published last, in nanoseconds since 1970."""
+    """A definition with the times of its last change and publication, in nanoseconds since 1970."""
 
     value: Definition
     changed_ns: int
@@ -65,9 +65,9 @@ TakeAway = Callable[["Registry", Client, Definition, float], Awaitable[None]]
 
 
 class Registry:
-    """What is defined. `ready` before anything else.
+    """The definitions. `ready` comes before any other call.
 
-    `take_away` is how a definition is taken away with all that hangs on it.
+    `take_away` deletes a definition with its dependents.
     """
 
     def __init__(self, settings: GatewaySettings, users: Users, take_away: TakeAway) -> None:
@@ -76,14 +76,14 @@ class Registry:
         self._users = users
         self._known: dict[str, Defined] = {}
         self._seen: set[str] | None = None
-        """While the log is read: the subjects that have come."""
+        """Subjects read so far while the log is loaded."""
         self._by_name: dict[str, str] = {}
-        """The subjects of definitions by their names, which are unique but for public feeds."""
+        """Subjects of definitions by names, which are unique except for public feeds."""
         self._joins: dict[str, dict[str, Join]] = {}
-        """The joins by their pipes, and by their feeds."""
+        """Joins by pipe, and by feed."""
         self._indexes: dict[str, Index] = {}
         self._owned: Counter[str] = Counter()
-        """How many definitions each user has."""
+        """Number of definitions of each user."""
         self._loading = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
@@ -94,10 +94,10 @@ class Registry:
         self.modified_ns = time_ns()
         self.changed = Signal()
 
-    # What is there
+    # Definitions
 
     def feed(self, name: str) -> RestFeed | None:
-        """A public feed that was defined."""
+        """Return a defined public feed."""
         if name == BUILT_IN.name:
             return BUILT_IN
         known = self._known.get(f"feed.{name}")
@@ -105,25 +105,25 @@ class Registry:
         return feed if isinstance(feed, RestFeed) and not feed.private else None
 
     def private(self, name: str) -> Definition | None:
-        """What has a name of the server: a private feed, a pipe, a join, or a staged content."""
+        """Return a definition by a name of the server: private feed, pipe, join or staged content."""
         known = self._known.get(self._by_name.get(name, ""))
         return None if known is None else known.value
 
     def each(self, kind: type[Kind]) -> Iterator[Kind]:
-        """All definitions of a kind."""
+        """Return all definitions of a kind."""
         return (known.value for known in self._known.values() if isinstance(known.value, kind))
 
     def time_ns(self, definition: Definition) -> int:
-        """When a definition was changed last."""
+        """Return the time of a definition's last change."""
         known = self._known.get(subject_of(definition))
         return self.modified_ns if known is None else known.changed_ns
 
     def joins_of(self, pipe: Pipe) -> list[Join]:
-        """The joins of a pipe."""
+        """Return the joins of a pipe."""
         return [*self._joins.get(f"pipe.{pipe.name}", {}).values()]
 
     def joins_to(self, feed: RestFeed) -> list[Join]:
-        """The joins to a feed."""
+        """Return the joins to a feed."""
         return [*self._joins.get(f"feed.{feed.name}", {}).values()]
 
     def count(
@@ -132,7 +132,7 @@ class Registry:
         messages: Sequence[tuple[str, dict[str, Any]]],
         selector: Callable[[Join], Selector],
     ) -> list[int]:
-        """How many joins match each message, by its address and headers."""
+        """Return the number of joins that match each message, by its address and headers."""
         index = self._indexes.get(feed.name)
         if index is None:
             index = self._indexes[feed.name] = Index()
@@ -144,7 +144,7 @@ class Registry:
         ]
 
     def check_room(self, owner: str, more: int = 1) -> None:
-        """Check that a user may have so many definitions more. Raises `TooMany`."""
+        """Check that a user may have `count` definitions more. Raises `TooMany`."""
         most = self._settings.restms_definitions
         if self._owned[owner] + more > most:
             raise TooMany(
@@ -152,12 +152,12 @@ class Registry:
                 f"expected at most {most}; delete some"
             )
 
-    # What is kept
+    # Storage
 
     async def ready(self, *, makes: bool = True) -> Client:
-        """The gateway's own session, when all that was defined is known. Raises `MalamuteError`.
+        """Return the gateway's own session, once all definitions are loaded. Raises `MalamuteError`.
 
-        The streams are made only if it `makes` them; where there are none, nothing is defined.
+        Missing streams are created only with `makes`; without streams there are no definitions.
         """
         async with self._loading:
             if self._stale or self._task is None or self._task.done():
@@ -171,17 +171,17 @@ class Registry:
         return self._client
 
     async def put(self, *definitions: Definition) -> None:
-        """Define, or define anew. Returns when it is durable and known here."""
+        """Add or replace a definition. Returns when it is durable and known here."""
         await self._publish({subject_of(one): encode(one) for one in definitions})
 
     async def remove(self, *definitions: Definition) -> None:
-        """Define no longer."""
+        """Delete a definition."""
         await self._publish({subject_of(one): b"" for one in definitions})
 
     async def refresh(self, before_ns: int) -> None:
-        """Publish again what was published before then, since a stream forgets its oldest.
+        """Publish old definitions again, from before `before_ns`: a stream drops its oldest messages.
 
-        Nothing else is to be changed meanwhile. Contents that are staged are not worth it.
+        No other change may happen meanwhile. Staged contents are not published again.
         """
         old = [one for one in self._known.values() if one.published_ns < before_ns]
         for known in (one for one in old if not isinstance(one.value, Staged)):
@@ -198,7 +198,7 @@ class Registry:
             LOG, [*bodies], [*bodies.values()], [headers] * len(bodies), timeout=timeout
         )
         if not first:
-            # It is stored, and its number was lost with the connection.
+            # The definition is stored; its number was lost with the connection.
             self._stale = True
             return
         await self._reach(first + len(bodies) - 1)
@@ -237,14 +237,14 @@ class Registry:
         if not loaded:
             raise TryLater("the connection to the broker broke while the definitions of RestMS were read")
         await self._reach(loaded)
-        # Until here what was known before has counted.
+        # Definitions known before counted until here.
         for subject in self._known.keys() - seen:
             self._index(self._known.pop(subject).value, add=False)
         self._seen = None
         await self._clear(client, self._loaded_ns, self._loaded_ns - to_ns(status.uptime))
 
     async def _clear(self, client: Client, now_ns: int, started_ns: int) -> None:
-        """Forget what does not outlive the broker's process, and contents that nobody has fetched."""
+        """Remove definitions that do not outlive the broker's process, and contents that were not fetched."""
         over = [known.value for known in self._known.values() if _is_over(known, now_ns, started_ns)]
         for definition in over:
             await self._take_away(self, client, definition, self._settings.timeout_seconds)
@@ -271,7 +271,7 @@ class Registry:
             value = decode(message.body)
             changed_ns = message.header(CHANGED_HEADER, int, message.time_ns)
         except (ValueError, MalamuteError):
-            # It is empty, or none of ours.
+            # The message is empty, or not of the gateway.
             self.modified_ns = message.time_ns
             return
         self.modified_ns = max(self.modified_ns, changed_ns)
@@ -299,12 +299,12 @@ class Registry:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Connected | Lost | Restored):
-            # It may be another process, or another store: what it has is to be read.
+            # This may be another process, or another store: its definitions are to be read.
             self._stale = True
             self.changed.notify()
 
     async def close(self) -> None:
-        """Follow the definitions no longer."""
+        """Stop following the definitions."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

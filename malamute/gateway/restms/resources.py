@@ -1,4 +1,4 @@
-"""What a request does with a resource, by the kind of it."""
+"""Requests to resources, by the kind of the resource."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from malamute.gateway.state import gateway_of
 from malamute.gateway.users import Identity
 
 CONTENT = ".content"
-"""What follows the name of a message in the name of its content."""
+"""The suffix of a message's name in the name of its content."""
 
 MULTIPART = "multipart/mixed"
 BOUNDARY = "restms-message"
@@ -57,15 +57,15 @@ class Call(NamedTuple):
     base: BaseUri
 
     async def body(self) -> bytes:
-        """The body of the request. Raises as `Gateway.body`."""
+        """Return the body of the request. Raises as `Gateway.body`."""
         return await gateway_of(self.request).body(self.request)
 
     async def element(self, *kinds: str) -> Element:
-        """The one resource in the document of the request. Raises `InvalidValue`, and as `read`."""
+        """Return the one resource in the document of the request. Raises `InvalidValue`, and as `read`."""
         return _single(await self.document(await self.body()), *kinds)
 
     async def document(self, body: bytes) -> Element:
-        """The document in a body, which is read beside the loop if it is large. Raises as `read`."""
+        """Return the document in a body, read in a thread if it is large. Raises as `read`."""
         build = partial(read, body, media_type(self.request))
         return await gateway_of(self.request).bodies.built(body, build)
 
@@ -79,7 +79,7 @@ def _single(root: Element, *kinds: str) -> Element:
 
 @asynccontextmanager
 async def opened(request: Request) -> AsyncIterator[Call]:
-    """A request, with a session of who sends it."""
+    """Return a request, with a session of its sender."""
     gateway = gateway_of(request)
     identity = gateway.identity(request)
     async with gateway.session(request, signed=True) as client:
@@ -88,7 +88,7 @@ async def opened(request: Request) -> AsyncIterator[Call]:
 
 
 def find(call: Call, name: str) -> tuple[Definition, str]:
-    """What the server has named so, and what stands behind its name. Raises `NotFound`."""
+    """Return the definition with a name of the server, and the rest of the name. Raises `NotFound`."""
     first, _, rest = name.partition(".")
     found = call.restms.registry.private(first)
     if found is None or (rest and not isinstance(found, Pipe)):
@@ -97,7 +97,7 @@ def find(call: Call, name: str) -> tuple[Definition, str]:
 
 
 async def represent(call: Call, found: Definition) -> Representation:
-    """What a feed, a pipe or a join is now."""
+    """Return the present state of a feed, a pipe or a join."""
     registry, base = call.restms.registry, call.base
     modified_ns = registry.time_ns(found)
     if isinstance(found, RestFeed):
@@ -113,13 +113,13 @@ async def represent(call: Call, found: Definition) -> Representation:
 
 
 async def created(call: Call, definition: Definition, href: str, *, new: bool) -> Response:
-    """The answer to who has created something."""
+    """Return the answer to the creation of a resource."""
     page = (await represent(call, definition)).page_for(call.request)
     return page.response(201 if new else 200, {"location": href})
 
 
 async def get(call: Call, name: str, wait_seconds: float) -> Response:
-    """A resource, when it is there and the conditions hold."""
+    """Answer with a resource, when it exists and the conditions hold."""
     found, rest = find(call, name)
     if isinstance(found, Staged):
         body = await fetch(call.restms, found)
@@ -142,14 +142,14 @@ async def get(call: Call, name: str, wait_seconds: float) -> Response:
 
 
 async def _get_message(call: Call, pipe: Pipe, rest: str, wait_seconds: float) -> Response:
-    """A message, or its content. One that is still to come is an asynclet: it is waited for."""
+    """Answer with a message, or its content. An asynclet, the next message, is awaited."""
     name = rest.removesuffix(CONTENT)
     reader = await call.restms.reader(pipe, call.identity)
     mail = await unless_gone(call.request, _arrived(reader, name, wait_seconds))
     if rest != name:
         kind = messages.media_of(mail.headers.get(messages.CONTENT_TYPE))
         return Response(mail.body, headers={"content-type": value_of(kind)})
-    # Whatever name it was asked for by, it says its own.
+    # The document has the message's own name, even if the asynclet was requested.
     own = reader.name_of(name) or name
     href = message_href(pipe, own, call.base)
     reply_to = message_name(pipe, own)
@@ -180,7 +180,7 @@ async def _arrived(reader: PipeReader, name: str, wait_seconds: float) -> Mail:
 
 
 async def _flow(call: Call, pipe: Pipe) -> Response:
-    """A pipe as one answer without end; a message is deleted when it is written."""
+    """Answer with a pipe as one endless answer; a message is deleted when it is written."""
     if not call.restms.profiles.pipes[pipe.type].streams:
         raise InvalidValue(f"pipe {pipe.name!r} as {MULTIPART}: expected one of the type stream")
     reader = await call.restms.reader(pipe, call.identity)
@@ -216,7 +216,7 @@ async def post_resource(call: Call, arguments: Arguments) -> Response:
     """Join a pipe to a feed, or post to a private feed.
 
     Raises:
-        AccessRefused: the resource is read only.
+        AccessRefused: the resource is read-only.
     """
     found, rest = find(call, arguments["name"])
     if isinstance(found, RestFeed):
@@ -235,9 +235,9 @@ async def put(call: Call, found: Definition) -> Response:
     """Change a feed or a pipe. Without a body nothing is changed.
 
     Raises:
-        AccessRefused: the resource is read only.
-        InvalidValue: it would be another one.
-        NotFound: it was deleted meanwhile.
+        AccessRefused: the resource is read-only.
+        InvalidValue: the change would make it another resource.
+        NotFound: the resource was deleted meanwhile.
     """
     if not isinstance(found, RestFeed | Pipe):
         raise AccessRefused(f"PUT {READ_ONLY}")
@@ -248,7 +248,7 @@ async def put(call: Call, found: Definition) -> Response:
     element = _single(await call.document(body), "feed" if isinstance(found, RestFeed) else "pipe")
     given = dict(element.attributes)
     if isinstance(found, RestFeed) and found.private and not given.get("name"):
-        # It was created without a name, and a client sends back what it has sent.
+        # A feed created without a name: clients send back the document that they created it with.
         given["name"] = found.name
     for name in ("name", "type"):
         if given.get(name, getattr(found, name)) != getattr(found, name):
@@ -270,7 +270,7 @@ async def delete(call: Call, found: Definition, rest: str) -> Response:
     """Delete a resource.
 
     Raises:
-        AccessRefused: the resource is read only.
+        AccessRefused: the resource is read-only.
     """
     restms = call.restms
     if isinstance(found, Staged):

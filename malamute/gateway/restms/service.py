@@ -1,7 +1,7 @@
-"""RestMS in a gateway: its definitions, its readers, and what is done with feeds, pipes and joins.
+"""RestMS in a gateway: its definitions, its readers, and changes of feeds, pipes and joins.
 
-Whatever a user asks for is asked of the broker as that user, and its rules decide. The gateway itself keeps
-the definitions, and passes the default feed on to pipes: nobody else is to read what goes there.
+Requests of a user are made to the broker as that user, so its rules decide. The gateway itself keeps the
+definitions, and feeds pipes from the default feed, which no other user is to read.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from malamute.protocol.admin import (
 from malamute.protocol.time_units import to_ns
 
 BUSY_SECONDS = 0.05
-"""How long to wait when somebody else changes the feeds of a stream of the broker."""
+"""Wait while another user changes the feeds of a stream of the broker."""
 
 BUSY_ATTEMPTS = 20
 
 TEND_SECONDS = 60.0
-"""How often it is looked for readers that nobody uses, and for old definitions."""
+"""Seconds between two searches for unused readers and old definitions."""
 
 REFRESH_SECONDS = 600.0
-"""How old a definition becomes in its stream before it is published again."""
+"""Age at which a definition is published again."""
 
 
 class RestMS:
@@ -74,7 +74,7 @@ class RestMS:
         self.registry = Registry(settings, users, take_away)
         self.readers = PipeReaders(settings, users)
         self._answerable: set[str] = set()
-        """The pipes that the default feed is passed on to."""
+        """The pipes fed from the default feed."""
         self.claimed: set[str] = set()
         """Staged contents that are being published."""
         self._changing = asyncio.Lock()
@@ -85,9 +85,9 @@ class RestMS:
         return self.settings.timeout_seconds
 
     async def open(self, *, makes: bool = True) -> None:
-        """Know all that is defined. Raises `AccessRefused` if the gateway itself may not.
+        """Load all definitions. Raises `AccessRefused` if the gateway itself may not.
 
-        For a request that `makes` nothing, no stream is made either: any page can have a browser send one.
+        Without `makes` no stream is created: any page can have a browser send a safe request.
         """
         try:
             await self.registry.ready(makes=makes)
@@ -99,18 +99,18 @@ class RestMS:
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(TEND_SECONDS)
-            # What fails now is done the next time.
+            # Failed work is repeated the next time.
             with suppress(MalamuteError):
                 await self.readers.drop_idle(monotonic() - IDLE_SECONDS)
                 async with self.change(makes=False):
                     await self.registry.refresh(time_ns() - to_ns(REFRESH_SECONDS))
 
     def stop(self) -> None:
-        """End the answers without end: the gateway is to stop."""
+        """End the endless answers: the gateway is to stop."""
         self.readers.end()
 
     async def close(self) -> None:
-        """Give back what is held, and forget the rest."""
+        """Return held messages, and forget the definitions."""
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.gather(self._tending, return_exceptions=True)
@@ -119,14 +119,14 @@ class RestMS:
 
     @asynccontextmanager
     async def change(self, *, makes: bool = True) -> AsyncIterator[Client]:
-        """One change at a time; with the gateway's own session. `makes` is as for `open`."""
+        """Hold the lock of changes, with the gateway's own session. `makes` is as for `open`."""
         async with self._changing:
             yield await self.registry.ready(makes=makes)
 
     # Feeds
 
     async def feed(self, client: Client, name: str) -> RestFeed:
-        """A feed by its public name: one that was defined, or what the broker has. Raises `NotFound`."""
+        """Return a feed by its public name: a defined one, or one of the broker. Raises `NotFound`."""
         feed = await self._known(client, name)
         if feed is None:
             raise NotFound(f"there is no feed {name[:100]!r}")
@@ -136,7 +136,7 @@ class RestMS:
         return self.registry.feed(name) or await imported.find(client, name, self._timeout)
 
     async def feeds(self, client: Client) -> list[RestFeed]:
-        """All public feeds, and what a user may see of the broker's."""
+        """Return all public feeds, and those of the broker that a user may view."""
         defined = [BUILT_IN, *(feed for feed in self.registry.each(RestFeed) if not feed.private)]
         known = {feed.name for feed in defined}
         found = await imported.find_all(client, self._timeout)
@@ -210,21 +210,21 @@ class RestMS:
             secrets.token_hex(16), pipe.name, BUILT_IN.name, address=pipe.name, default=True, owner=owner
         )
         try:
-            # Whether the user may read it is for the broker to say.
+            # The broker decides whether the user may read the pipe.
             await self.reader(pipe, identity)
             async with self.change():
                 self.registry.check_room(owner, 2)
                 await self.registry.put(pipe, join)
         except BaseException:
-            # Nobody knows its name: what is kept for it would stay for ever.
+            # No client knows the name of this pipe: its service would stay for ever.
             await self.readers.drop(pipe)
             raise
         return pipe
 
     async def pass_replies(self, names: Iterable[str]) -> None:
-        """Pass the default feed on to pipes, by the names that messages are sent to, or ask for replies to.
+        """Feed pipes from the default feed, by the names in the addresses of messages and of replies.
 
-        A pipe takes up a feed of the broker only then: there are not as many of those as there may be pipes.
+        Only then a pipe has a feed of the broker: pipes may outnumber the feeds that a broker can have.
         """
         for name in {*names} - self._answerable:
             if isinstance(pipe := self.registry.private(name), Pipe):
@@ -249,18 +249,18 @@ class RestMS:
                 await self._leave(own, join)
 
     async def reader(self, pipe: Pipe, identity: Identity) -> PipeReader:
-        """The reader of a pipe. Raises as `PipeReaders.get`."""
+        """Return the reader of a pipe. Raises as `PipeReaders.get`."""
         return await self.readers.get(
             pipe, identity, self.profiles.pipes[pipe.type].credit, lambda: self._shared(pipe)
         )
 
     def _shared(self, pipe: Pipe) -> Mapping[str, str]:
-        """The services of the shared feeds that a pipe is joined to, by their joins."""
+        """Return the services of the shared feeds that a pipe is joined to, by their joins."""
         joined = {join.name: self.feed_of(join) for join in self.registry.joins_of(pipe)}
         return {name: feed.stream for name, feed in joined.items() if self.profiles.feeds[feed.type].shared}
 
     def feed_of(self, join: Join) -> RestFeed:
-        """The feed of a join."""
+        """Return the feed of a join."""
         feed = self.registry.feed(join.feed) or self.registry.private(join.feed)
         return feed if isinstance(feed, RestFeed) else imported.feed_of(join.feed, join.imported)
 
@@ -290,7 +290,7 @@ class RestMS:
         before = self._pair(pipe, feed)
         async with self.change():
             self.registry.check_room(client.user)
-            # The broker says whether the user may have the pipe and the feed: a join is kept after that.
+            # The broker decides whether the user may have the pipe and the feed: only then the join is kept.
             reader = await self.reader(pipe, identity)
             try:
                 if shared:
@@ -309,7 +309,7 @@ class RestMS:
         return join
 
     async def _set_pair(self, client: Client, pipe: Pipe, feed: RestFeed, joins: list[Join]) -> None:
-        """Feed a pipe with what these joins of it take out of a feed that is not shared."""
+        """Feed a pipe with the messages that these joins select from a feed that is not shared."""
         if joins:
             await self._set_feed(client, pipe.service, feed.stream, self._criteria(feed, joins))
         else:
@@ -333,7 +333,7 @@ class RestMS:
             await self._leave(own, join)
 
     async def _leave(self, own: Client, join: Join) -> None:
-        """Delete the feed of a join that is gone, if it is of a type that leaves with its last one."""
+        """Delete the feed of a deleted join, if its type ends with its last join."""
         feed = self.registry.feed(join.feed)
         if feed is not None and self.profiles.feeds[feed.type].leaves and not self.registry.joins_to(feed):
             await take_away(self.registry, own, feed, self._timeout)
@@ -348,7 +348,7 @@ class RestMS:
         return self.profiles.criterion(feed.type, join.type, Wanted(join.address, join.headers, join.user))
 
     def counts(self, feed: RestFeed, messages: list[tuple[str, dict[str, Any]]]) -> list[int]:
-        """How many joins match each message."""
+        """Return the number of joins that match each message."""
 
         def selector(join: Join) -> Selector:
             return Selector.parse([self._criterion(feed, join)])

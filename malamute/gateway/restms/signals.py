@@ -10,17 +10,17 @@ from malamute.errors import TimedOut
 
 
 class Signal:
-    """Wakes all who wait for a change."""
+    """Wakes all waiters at a change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def next(self) -> asyncio.Event:
-        """The event of the next change. Ask for it before looking at what may change."""
+        """Return the event of the next change. Call this before reading the state that may change."""
         return self._event
 
     def notify(self) -> None:
-        """Something has changed."""
+        """Report a change."""
         self._event.set()
         self._event = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""How feeds and pipes are taken away, with all that hangs on them."""
+"""Deletion of feeds and pipes, with their dependents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from malamute.protocol.admin import FeedDelete, QueuePurge, StreamDelete
 
 
 async def take_away(registry: Registry, client: Client, definition: Definition, timeout: float) -> None:
-    """Take a definition away, with its joins and messages. Raises `AccessRefused` where `client` may not.
+    """Delete a definition, with its joins and messages. Raises `AccessRefused` where `client` may not.
 
     `timeout` is in seconds, for each command.
     """
@@ -23,7 +23,7 @@ async def take_away(registry: Registry, client: Client, definition: Definition, 
         for pipe in {join.pipe for join in joins}:
             await unfeed(client, Pipe(pipe).service, definition.stream, timeout)
         await _purge(client, definition.stream, timeout)
-        # If others read it, it stays, as a stream like any other.
+        # A stream with other readers stays, like any other.
         with suppress(MalamuteError):
             await client.change(StreamDelete(stream=definition.stream), timeout=timeout)
     elif isinstance(definition, Pipe):
@@ -35,7 +35,7 @@ async def take_away(registry: Registry, client: Client, definition: Definition, 
 
 
 def stream_of(registry: Registry, join: Join) -> str:
-    """The stream that a join takes messages from."""
+    """Return the stream from which a join selects messages."""
     if join.default:
         return DEFAULT_STREAM
     feed = registry.feed(join.feed) or registry.private(join.feed)
@@ -43,7 +43,7 @@ def stream_of(registry: Registry, join: Join) -> str:
 
 
 async def unfeed(client: Client, service: str, stream: str, timeout: float) -> None:
-    """Feed a service from a stream no longer, if it is. `timeout` is in seconds."""
+    """Stop feeding a service from a stream, if it is fed. `timeout` is in seconds."""
     with suppress(NotFound):
         await client.change(FeedDelete(source=f"stream/{stream}", feed=service), timeout=timeout)
 

@@ -1,4 +1,4 @@
-"""Resources as documents, with absolute URIs, and what URIs of ours stand for."""
+"""Resources as documents, with absolute URIs, and the names in the gateway's own URIs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ DOMAIN = "default"
 
 
 class BaseUri:
-    """Where the gateway is, as the one sees it who asks: the beginning of every URI."""
+    """The address of the gateway as the client sees it: the beginning of every URI."""
 
     def __init__(self, base_url: str) -> None:
         self._base = base_url.rstrip("/")
 
     def public(self, kind: str, name: str) -> str:
-        """The URI of what has a name of its own."""
+        """Return the URI of a resource with a public name."""
         return self._base + address("restms", kind, name)
 
     def resource(self, name: str) -> str:
-        """The URI of what the server has named."""
+        """Return the URI of a resource with a name of the server."""
         return self.public("resource", name)
 
     def feed(self, feed: RestFeed) -> str:
-        """The URI of a feed."""
+        """Return the URI of a feed."""
         return self.public("resource" if feed.private else "feed", feed.name)
 
 
 def name_in(href: str, *kinds: str) -> str:
-    """The name in a URI of ours, of one of these kinds. Raises `InvalidValue`."""
+    """Return the name in a URI of this gateway, of one of these kinds. Raises `InvalidValue`."""
     try:
         parts = inside(urlsplit(href).path).split("/")
     except ValueError:
@@ -47,20 +47,20 @@ def name_in(href: str, *kinds: str) -> str:
 
 
 def profile_view(profile: Profile, base: BaseUri) -> Element:
-    """A profile."""
+    """Return the view of a profile."""
     href = profile.href or base.public("profile", profile.name)
     return Element("profile", {"name": profile.name, "title": profile.title, "href": href})
 
 
 def domain_view(profiles: Iterable[Profile], feeds: Iterable[RestFeed], base: BaseUri) -> Element:
-    """The domain."""
+    """Return the view of the domain."""
     children = [profile_view(profile, base) for profile in profiles]
     children += [feed_view(feed, base) for feed in feeds]
     return Element("domain", {"name": DOMAIN, "title": "Default domain"}, children)
 
 
 def feed_view(feed: RestFeed, base: BaseUri) -> Element:
-    """A feed."""
+    """Return the view of a feed."""
     attributes = {
         "name": feed.name,
         "type": feed.type,
@@ -87,7 +87,7 @@ def pipe_view(
     next_name: str,
     base: BaseUri,
 ) -> Element:
-    """A pipe, with its joins, its messages, and the one that is to come."""
+    """Return the view of a pipe, with its joins, its messages, and the next one."""
     attributes = {"name": pipe.name, "type": pipe.type, **({"title": pipe.title} if pipe.title else {})}
     children = [join_view(join, feed, base) for join, feed in joins]
     children += [summary(mail, message_href(pipe, name, base)) for name, mail in messages]
@@ -97,22 +97,22 @@ def pipe_view(
 
 
 def join_view(join: Join, feed: RestFeed, base: BaseUri) -> Element:
-    """A join."""
+    """Return the view of a join."""
     attributes = {"type": join.type, "address": join.address, "feed": base.feed(feed)}
     headers = [Element("header", {"name": name, "value": value}) for name, value in join.headers.items()]
     return Element("join", {**attributes, "href": base.resource(join.name)}, headers)
 
 
 def message_href(pipe: Pipe, name: str, base: BaseUri) -> str:
-    """Where a message of a pipe is."""
+    """Return the URI of a message of a pipe."""
     return base.resource(message_name(pipe, name))
 
 
 def message_name(pipe: Pipe, name: str) -> str:
-    """The name of a message of a pipe among all resources."""
+    """Return the name of a message of a pipe among all resources."""
     return f"{pipe.name}.{name}"
 
 
 def counted(counts: Iterable[int]) -> list[Element]:
-    """How many joins have matched, for each message of a post."""
+    """Return the view of the matching joins, for each message of a post."""
     return [Element("message", {"count": str(count)}) for count in counts]
