@@ -1,11 +1,11 @@
 """The command `malamute`.
 
 The modules: `root` has the table of subcommands, and `lazy` loads each when it is first used. They share:
-`options` says where to connect, out of `contexts` if need be. `settings`, `payload`, `units` and `sending`
-read what is typed. `printing`, `tables`, `progress`, `error_output` and `exit_codes` report what came of it.
-`keyboard` and `signals` notice what is pressed; `admin` asks the broker. The rest is a file for each
-command, or for a few that belong together; `demo` is a package of its own. Nothing that is slow to load is
-loaded before it is needed: help and completion are to be there at once.
+`options` has the connection, out of `contexts` if need be. `settings`, `payload`, `units` and `sending` parse
+arguments and input. `printing`, `tables`, `progress`, `error_output` and `exit_codes` report results.
+`keyboard` and `signals` handle keys and signals; `admin` has queries and changes. The other files are one for
+each command, or for a few related ones; `demo` is a package of its own. Slow modules are imported when they
+are needed, so that help and completion start at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands share that ask a broker about itself, or change something in it."""
+"""The common part of commands that query a broker about itself, or change something in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from malamute.client.sync.client import Client
     from malamute.protocol import admin
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Make a dry run.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
@@ -28,7 +28,7 @@ def show_list(
     column: str = "name",
     columns: Sequence[str] = (),
 ) -> None:
-    """Print the rows of a query, sorted by a column. In a table they may have only some of their columns."""
+    """Print the rows of a query, sorted by a column. A table may show only some of the columns."""
     from malamute.protocol.admin import QUERIES
 
     with connection.open() as client:
@@ -40,14 +40,14 @@ def show_list(
 
 
 def show_found(rows: Sequence[Mapping[str, Any]], what: str, *, as_json: bool) -> None:
-    """Print rows; where there are none, say so to people."""
+    """Print rows; without rows, print a sentence for people."""
     if not rows and not as_json:
         click.echo(f"no {what}", err=True)
     show_rows(rows, as_json=as_json)
 
 
 def find_mailbox(client: Client, name: str) -> admin.QueueRow:
-    """The row of a mailbox. Raises `NotFound`."""
+    """Return the row of a mailbox. Raises `NotFound`."""
     from malamute.protocol import admin
 
     for row in client.query(admin.MailboxesQuery()):
@@ -57,16 +57,16 @@ def find_mailbox(client: Client, name: str) -> admin.QueueRow:
 
 
 def make_change(connection: ConnectionOptions, change: admin.AdminChange[Any], *, as_json: bool) -> None:
-    """Change something, and print what was done."""
+    """Make a change, and print its result."""
     with connection.open() as client:
         done: admin.Row = client.change(change)
     show_map(done.as_map(), as_json=as_json)
 
 
 def removes(question: str) -> Callable[[Function], Function]:
-    """Add --dry-run and --yes to a command that removes something, and ask before it does.
+    """Add --dry-run and --yes to a command that removes something, with a question first.
 
-    Its arguments may stand in the question. The command gets `dry_run`.
+    The question may have the command's arguments in braces. The command gets `dry_run`.
     """
 
     def decorate(function: Function) -> Function:
@@ -83,6 +83,6 @@ def removes(question: str) -> Callable[[Function], Function]:
 
 
 def confirm(question: str, *, yes: bool, dry_run: bool) -> None:
-    """Let a person say whether to go on; a dry run and --yes need no asking. Raises `click.Abort`."""
+    """Ask a person for a confirmation; not with a dry run or --yes. Raises `click.Abort`."""
     if not (yes or dry_run):
         click.confirm(question, abort=True, err=True)

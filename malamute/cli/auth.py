@@ -1,4 +1,4 @@
-"""`malamute auth`: who may do what, and by which rule."""
+"""`malamute auth`: permissions, the rules behind them, and the events about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def auth() -> None:
-    """Ask who may do what, and why.
+    """Show permissions, and the rules behind them.
 
     ACTION is publish, subscribe, send, receive, request, offer, create, browse, view or admin; TARGET is
     KIND/NAME or KIND/NAME/SUBJECT, as in a rule. USER may be '' for clients without a name.
@@ -76,7 +76,7 @@ def _explain(
 def check(
     user: str, action: str, target: str, *, path: Path | None, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """Show whether USER may do ACTION to TARGET, and which rule decides.
+    """Show whether USER may do ACTION to TARGET, and the deciding rule.
 
     The rules are those of a running broker, or with --config those of a file. The exit code is 0 if it is
     allowed and 1 if not.
@@ -95,7 +95,7 @@ def check(
 def explain(
     user: str, action: str, target: str, *, path: Path | None, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """List all rules about what USER does to TARGET, and which of them decides."""
+    """List all rules for USER and TARGET, with the deciding one."""
     found = _explain(user, action, target, path, connection)
     show_rows(found["rules"], as_json=as_json)
     if not as_json and not found["rules"]:
@@ -103,14 +103,14 @@ def explain(
 
 
 def as_refusal(message: Message) -> bytes:
-    """A refusal as a line for people: the time, user, address, action, target, and the rule."""
+    """Return a refusal as a line for people: the time, user, address, action, target, and the rule."""
     headers = message.headers
     wanted = f"{headers.get('action', '')} {headers.get('target', '')}".rstrip()
     return _line(message, wanted, headers.get("rule", ""))
 
 
 def as_change(message: Message) -> bytes:
-    """A change as a line for people: when, who, from where, what came of what, and the body as it is."""
+    """Return a change as a line for people: time, user, address, change, result, and the body as it is."""
     headers = message.headers
     outcome = [headers.get("outcome", ""), headers.get("error", "")]
     body = message.body.decode("utf-8", "backslashreplace")
@@ -128,7 +128,7 @@ def _line(message: Message, *parts: Any) -> bytes:
 
 
 def _follows(as_line: Render, what: str) -> Callable[[Function], Function]:
-    """Add the arguments and options of a command that follows what the broker says of users."""
+    """Add the arguments and options of a command that follows events about users."""
 
     def decorate(function: Function) -> Function:
         decorators: tuple[Callable[[Function], Function], ...] = (
@@ -159,7 +159,7 @@ def _follow(
     wait_seconds: float | None,
     connection: ConnectionOptions,
 ) -> None:
-    """Print what a stream of the broker's own has of some users, or of all."""
+    """Print the messages about some users, or all, in a stream of the broker's own."""
     from malamute.matching.expression import value_text
 
     named = [(value_text(user), value_text(f"user/{user}")) for user in users]
@@ -180,11 +180,10 @@ def _follow(
 )
 @_follows(as_refusal, "refusals")
 def log(*, render: Render, **options: Any) -> None:
-    """Follow what was refused to each USER, or to all: who, from where, what, and by which rule.
+    """Follow the refusals of each USER, or of all: time, user, address, action, and rule.
 
-    They are events of the broker. A user has ten of them in ten seconds; what is refused beyond that is one
-    more, with how many they were. Connections that were refused are among them, by the address that they
-    came from: who they say they are nobody has proved.
+    Refusals are events of the broker: at most ten for each user in ten seconds, and one more with the number
+    of the others. Refused connections are named by their address, since their user is unproved.
     """
     _follow(EVENTS, ("access.refused.#",), render, **options)
 
@@ -198,9 +197,9 @@ def log(*, render: Render, **options: Any) -> None:
 )
 @_follows(as_change, "changes")
 def changes(*, render: Render, **options: Any) -> None:
-    """Follow the audit: each administrative change of each USER, or of all, and those that were refused.
+    """Follow the audit: each administrative change of each USER, or of all, done or refused.
 
-    A line has who it was, from where, what was changed, what came of it, and what there was before and after.
+    A line has the user, the address, the change, its result, and the values before and after.
     """
     _follow(AUDIT, (), render, **options)
 

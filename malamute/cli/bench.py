@@ -28,25 +28,25 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def count_option(name: str, default: int, help_text: str, *, least: int = 1, most: int = 10**9) -> Decorator:
-    """A whole number."""
+    """Add an option with a whole number."""
     return click.option(
         name, type=click.IntRange(least, most), default=default, show_default=True, help=help_text
     )
 
 
 def messages_option(default: int, help_text: str) -> Decorator:
-    """--messages, with what it means for this benchmark."""
+    """Add --messages, with its meaning for this benchmark."""
     return count_option("--messages", default, help_text, least=10)
 
 
 def rounds_option(default: int) -> Decorator:
-    """--rounds."""
+    """Add --rounds."""
     words = "How often each is measured, alternating; shown are medians, and the extent."
     return count_option("--rounds", default, words, most=100)
 
 
 def names_option(name: str, parameter: str, choices: Iterable[str], help_text: str) -> Decorator:
-    """One of several names, which may be repeated."""
+    """Add an option with one of several names, which may be repeated."""
     return click.option(
         name, parameter, type=click.Choice([*choices]), multiple=True, metavar="NAME", help=help_text
     )
@@ -71,7 +71,7 @@ DATA = click.option(
 )
 
 
-# What is printed
+# Output
 
 
 def show_scenarios(rows: Sequence[scenarios.ScenarioRow]) -> None:
@@ -93,7 +93,7 @@ def show_scenarios(rows: Sequence[scenarios.ScenarioRow]) -> None:
 
 
 def show_figures(rows: Sequence[Any]) -> None:
-    """Print rows of a kind of their own, named tuples, as a table: its columns are their fields."""
+    """Print rows of another kind, named tuples, as a table of their fields."""
     columns = rows[0]._fields
     right = [not isinstance(value, str) for value in rows[0]]
     show_table(["" if name == "what" else name for name in columns], [[*map(_cell, r)] for r in rows], right)
@@ -112,7 +112,7 @@ def _cell(value: Any) -> str:
 
 
 def _noted(rows: Iterable[Any]) -> Iterator[Any]:
-    """The rows. On a terminal it says what is measured, since it takes a while."""
+    """Yield the rows. On a terminal, report the running measurement, since it takes a while."""
     for row in rows:
         if sys.stderr.isatty():
             click.echo(f"measured {row.what}", err=True)
@@ -124,7 +124,7 @@ def _print_json(parameters: Mapping[str, Any], rows: Iterable[Any]) -> None:
 
 
 def print_rows(parameters: Mapping[str, Any], rows: Iterable[Any], *, as_json: bool) -> None:
-    """Print the parameters first, and then the rows as a table or all of it as JSON."""
+    """Print the parameters first, and then the rows as a table; or all of it as JSON."""
     if not as_json:
         show_map(parameters, as_json=False)
         click.echo()
@@ -137,12 +137,12 @@ def print_rows(parameters: Mapping[str, Any], rows: Iterable[Any], *, as_json: b
 
 
 def given_options(options: Any) -> dict[str, Any]:
-    """The options of a benchmark, as they are printed."""
+    """Return the options of a benchmark, in printed form."""
     return {name: value for name, value in options._asdict().items() if name != "directory"}
 
 
 def measure_alone(options: Any, rows: Iterable[Any], about: dict[str, Any], *, as_json: bool) -> None:
-    """Print a benchmark that has columns of its own."""
+    """Print a benchmark with columns of its own."""
     given = given_options(options)
     if "size_bytes" in given:
         about = {"body": f"{given.pop('size_bytes')} bytes, with 3 headers", **about}
@@ -160,10 +160,10 @@ def measure_alone(options: Any, rows: Iterable[Any], about: dict[str, Any], *, a
 
 
 class RunByDefault(click.Group):
-    """A group that runs everything when no benchmark is named."""
+    """A group that runs everything without the name of a benchmark."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `run` before arguments that name no benchmark."""
+        """Put `run` before arguments without the name of a benchmark."""
         helped = {"-h", "--help"} & set(args)
         named = any(argument in self.commands for argument in args[:1])
         return super().parse_args(ctx, args if helped or named else ["run", *args])
@@ -176,15 +176,14 @@ class RunByDefault(click.Group):
     ),
 )
 def bench() -> None:
-    """Measure what this machine does; without a command, all of them with the same columns are run.
+    """Measure the broker on this machine; without a command, run all benchmarks with common columns.
 
     Each benchmark starts a broker as a process on LMDB in a temporary directory, with its fsync, unless --url
     names one; publishers, subscribers and workers are processes too. Broker and clients share the machine.
 
-    Columns: latencies in milliseconds, from giving a message to the client until it comes out (stored: until
-    its receipt). Processor time is in microseconds a message, of the broker, the sender and the receiver.
-    Then there is the most anonymous memory of the broker, in MiB, and messages that did not come, as they
-    were overwritten.
+    Columns: latencies in milliseconds, from publishing a message until its delivery (stored: until its
+    receipt). Processor time is in microseconds per message, of the broker, the sender and the receiver. The
+    last columns are the broker's maximum anonymous memory in MiB, and messages lost by overwriting.
     """
 
 
@@ -248,7 +247,7 @@ def _parameters(options: ScenarioOptions) -> dict[str, Any]:
 
 
 def add_scenario(group: click.Group, name: str, scenario: Scenario) -> None:
-    """Add a command to a group that runs a scenario."""
+    """Add a command that runs a scenario."""
 
     def measure(options: ScenarioOptions, *, as_json: bool) -> None:
         _measure([scenario], options, as_json=as_json)
@@ -278,10 +277,10 @@ def run(options: ScenarioOptions, *, as_json: bool) -> None:
 @DATA
 @json_option
 def replay_command(as_json: bool, **given: Any) -> None:
-    """Read a history from its first message on.
+    """Read a history from its first message.
 
-    One reader takes all of it, or a half of it by subject or by header; then there are many at once. They
-    are spread over the history, in two processes, and each takes a twentieth of it.
+    One reader reads all of it, or half of it by subject or by header; then many read at once. They are spread
+    over the history, in two processes, and each reads a twentieth of it.
     """
     options = replay.ReplayOptions(**given)
     measure_alone(options, replay.measure(options), {}, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`malamute broker`: run a broker in this process, and ask one how it is."""
+"""`malamute broker`: run a broker in this process, or query and change a running one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from malamute.config import Config
 
 BACKUP_SECONDS = 24 * 3600.0
-"""How long a backup may take."""
+"""Time for a backup."""
 
 
 @click.group()
 def broker() -> None:
-    """Run a broker, and look at it."""
+    """Run a broker, and inspect it."""
 
 
 broker.add_command(check)
@@ -60,12 +60,13 @@ def run(read: Callable[[], Config], *, console: str | None, as_json: bool) -> No
     """Run a broker until SIGTERM or SIGINT.
 
     It listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless options say otherwise.
-    When clients can connect it prints where, with --json as one line. Its log goes to standard error.
+    When clients can connect, its endpoints are printed, with --json as one line. Its log goes to standard
+    error.
 
-    `malamute broker reload` has it read its configuration again, and so has SIGHUP, unless it runs on a
-    terminal: there SIGHUP stops it, too.
+    `malamute broker reload` reloads the configuration, and so does SIGHUP, except on a terminal: there SIGHUP
+    stops the broker, too.
     """
-    # What is made until it listens is there for good: the collector would look at it again and again in vain.
+    # Objects made before listening are permanent: the garbage collector would examine them in vain.
     gc.disable()
     try:
         _run(read, console, as_json=as_json)
@@ -99,7 +100,7 @@ def _run(read: Callable[[], Config], console: str | None, *, as_json: bool) -> N
 
 
 def greeting(endpoints: list[str], directory: str, command: str, console: str = "") -> str:
-    """What a broker that has started prints for people."""
+    """Return the text that a started broker prints for people."""
     url = "" if URL in endpoints else f" --url {shlex.quote(endpoints[0])}"
     between = "\n             "
     page = f"\n  console    {console}" if console else ""
@@ -119,7 +120,7 @@ Control-C stops it."""
 
 
 def program() -> str:
-    """How the command can be typed where this process was started."""
+    """Return the command as it can be typed in the environment of this process."""
     if shutil.which("malamute"):
         return "malamute"
     in_checkout = Path(os.path.relpath(Path(__file__).parents[2] / "bin" / "malamute"))
@@ -130,9 +131,9 @@ def program() -> str:
 @connects
 @json_option
 def status(connection: ConnectionOptions, *, as_json: bool) -> None:
-    """Show how a broker is: its endpoints, its data, and how much of what it has.
+    """Show the state of a broker: its endpoints, its data, and its totals.
 
-    The exit code is 0 when it answers, 1 when it answers and its store takes nothing, and 2 when it
+    The exit code is 0 when it answers, 1 when it answers and its store cannot write, and 2 when it
     does not answer. Times are in seconds, sizes in bytes.
     """
     from malamute.protocol import admin
@@ -153,10 +154,10 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
 @connects
 @json_option
 def options(connection: ConnectionOptions, *, as_json: bool) -> None:
-    """Show every option of a running broker: its value, its default, and where the value comes from.
+    """Show every option of a running broker: its value, its default, and the source of the value.
 
-    That is the default, the file, the environment, or the command line. It shows too what a reload has
-    changed since the start, what needs a restart to change, and what waits for one.
+    The source is the default, the file, the environment, or the command line. Options changed by a reload,
+    changeable only by a restart, or waiting for a restart are marked.
     """
     from malamute.protocol import admin
 
@@ -171,11 +172,11 @@ def options(connection: ConnectionOptions, *, as_json: bool) -> None:
 @connects
 @json_option
 def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
-    """Have a broker read its configuration again: the file and the options that it was started with.
+    """Reload the configuration of a running broker: its file, with the options of its start.
 
-    The configuration is checked as a whole first; if it cannot be used, error 700 says why, and the broker
-    continues with the one that it has. Options that a running broker cannot change are named, and wait for
-    the next start. A reload that takes away the right to reload from the user who asks for it says so first.
+    The configuration is checked as a whole first; with an invalid one, error 700 has the reason, and the
+    broker keeps its present one. Options that a running broker cannot change are named, and wait for the next
+    start. A reload that would withdraw your own permission to reload warns first.
     """
     from malamute.protocol import admin
 
@@ -188,15 +189,14 @@ def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: 
 
 @broker.command(epilog=examples("malamute broker backup monday", "malamute broker backup $(date +%F) --json"))
 @click.argument("directory")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@click.option("--dry-run", is_flag=True, help="Make a dry run.")
 @connects
 @json_option
 def backup(directory: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
-    """Copy the store of a running broker into DIRECTORY, which must not hold one.
+    """Copy the store of a running broker into DIRECTORY, which must not have one.
 
-    It is a directory of the broker's machine, below the one that the option storage.backups names. The broker
-    continues meanwhile; a backup is a data directory, which `malamute journal restore` or `broker run --data`
-    takes.
+    DIRECTORY is on the broker's machine, below the option storage.backups. The broker continues meanwhile; a
+    backup is a data directory for `malamute journal restore` or `broker run --data`.
     """
     from malamute.protocol import admin
 

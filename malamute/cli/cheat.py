@@ -1,4 +1,4 @@
-"""`malamute cheat`: what is typed most, by topic. The tests hold every line to the commands."""
+"""`malamute cheat`: frequent commands, by topic. The tests check every line against the commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from malamute.cli.options import json_option
 from malamute.cli.printing import to_json
 
 Sheet = Sequence[tuple[str, str]]
-"""What to do, and how."""
+"""Pairs of a purpose and a command."""
 
 SHEETS: Mapping[str, Sheet] = {
     "start": (
@@ -18,7 +18,7 @@ SHEETS: Mapping[str, Sheet] = {
         ("Run one that keeps nothing", "malamute broker run --memory"),
         ("Give a broker elsewhere a name, and use it", "malamute context add lab --url tcp://lab:9999 --use"),
         ("Ask how it is", "malamute broker status"),
-        ("See what happens in it, live", "malamute top"),
+        ("Watch it live", "malamute top"),
         ("Complete commands and names in bash", 'eval "$(malamute completion bash)"'),
     ),
     "streams": (
@@ -29,40 +29,40 @@ SHEETS: Mapping[str, Sheet] = {
         ("Replay the last hour, then go on live", "malamute sub weather --start since:1h"),
         ("Go on where this reader was", "malamute sub orders --cursor billing"),
         ("Copy a stream", "malamute sub one --start first --wait 1 --json | malamute pub two --file -"),
-        ("Page through what is kept", "malamute stream view weather --since 1h"),
-        ("See who reads it and how far behind", "malamute stream show weather"),
+        ("Page through its history", "malamute stream view weather --since 1h"),
+        ("See its readers and their lag", "malamute stream show weather"),
         (
             "Why does a subscriber not get this?",
             "malamute stream explain weather temp.oslo --failed",
         ),
         ("Keep a week, 10 GiB at the most", "malamute stream edit weather --age 7d --bytes 10GiB"),
-        ("Let a reader begin again", "malamute cursor reset orders billing --to first --dry-run"),
-        ("Drop what is in it", "malamute stream purge weather --dry-run"),
+        ("Move a reader back", "malamute cursor reset orders billing --to first --dry-run"),
+        ("Drop its messages", "malamute stream purge weather --dry-run"),
     ),
     "mailboxes": (
         ("Send a message", "malamute send bob hello 'see you at nine'"),
         ("Receive one", "malamute recv bob"),
         ("Receive all that come", "malamute recv bob --count 0 --json"),
         ("Look without taking", "malamute mailbox browse bob"),
-        ("What could not be delivered, and why", "malamute mailbox dead bob"),
-        ("Try it again", "malamute mailbox redrive bob --dry-run"),
+        ("List dead letters, with the reason", "malamute mailbox dead bob"),
+        ("Redrive them", "malamute mailbox redrive bob --dry-run"),
     ),
     "services": (
         ("Answer requests with a command", "malamute work shout 'text.*' -- tr a-z A-Z"),
         ("Ask", "malamute request shout text.en 'good morning'"),
-        ("See the queues and who works", "malamute service list"),
-        ("Look at what waits", "malamute service browse shout"),
-        ("What failed too often", "malamute service dead shout"),
+        ("See the queues and their workers", "malamute service list"),
+        ("See waiting messages", "malamute service browse shout"),
+        ("List dead letters", "malamute service dead shout"),
     ),
     "operations": (
         ("For the monitoring: exit codes 0 to 3", "malamute broker check --lag 1000,10000 --fill 80,95"),
         ("Follow the events of the broker", "malamute events"),
-        ("Who is connected", "malamute client list"),
+        ("List the clients", "malamute client list"),
         ("Send somebody away", "malamute client disconnect alice --dry-run"),
         ("Back up a broker that runs", "malamute broker backup monday"),
         ("Check a data directory", "malamute journal verify --data malamute-data/backups/monday"),
         ("Check a configuration", "malamute config check malamute.toml"),
-        ("What does this error mean?", "malamute errors 503"),
+        ("Explain an error", "malamute errors 503"),
     ),
 }
 
@@ -71,7 +71,7 @@ SHEETS: Mapping[str, Sheet] = {
 @click.argument("topic", type=click.Choice([*SHEETS]), required=False)
 @json_option
 def cheat(topic: str | None, *, as_json: bool) -> None:
-    """Show the commands of a TOPIC that are typed most, or those of all topics."""
+    """Show the frequent commands of a TOPIC, or of all topics."""
     shown = {topic: SHEETS[topic]} if topic else SHEETS
     if as_json:
         rows = {name: [{"what": what, "command": how} for what, how in s] for name, s in shown.items()}

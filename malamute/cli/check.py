@@ -1,7 +1,7 @@
-"""`malamute broker check`: how a broker is, for a monitoring system.
+"""`malamute broker check`: the state of a broker, for a monitoring system.
 
-It follows the convention of the monitoring plugins, which Nagios, Icinga and others call: one line of text, a
-bar, the figures, and an exit code that is the state. The worst of the findings is the state of the whole.
+The output follows the convention of monitoring plugins, which Nagios, Icinga and others call: one line of
+text, a bar, the figures, and an exit code for the state. The worst finding decides the state.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class PluginState(IntEnum):
 
 
 class CheckBounds(NamedTuple):
-    """From where on a figure is a warning, and from where on it is critical."""
+    """Bounds from which a figure is a warning, and critical."""
 
     warning: float | None = None
     critical: float | None = None
 
 
 class Figure(NamedTuple):
-    """What was measured, and where it is worst."""
+    """A measured figure, and the resource with the worst value."""
 
     value: float
     where: str = ""
 
 
 class CheckedFigure(NamedTuple):
-    """Something to look at: its unit for programs, how its bounds are read, and what it is in words.
+    """A row of the table of figures: unit for programs, reader of its bounds, and words.
 
-    With `least` a figure is bad that is below the bound, otherwise one that is at it or above.
+    With `least` a figure below the bound is bad, otherwise a figure at or above it.
     """
 
     unit: str
@@ -70,7 +70,9 @@ MEASURES: Mapping[str, CheckedFigure] = {
     "faults": CheckedFigure("", float, "faults of the broker's own since it started, which are in its log"),
     "unrecovered": CheckedFigure("", float, "things of the store that the broker could not take up"),
     "quotas": CheckedFigure("", float, "commands that a quota has refused since the broker started"),
-    "surplus": CheckedFigure("", float, "dead letters beyond a lowered limit: the next one drops them"),
+    "surplus": CheckedFigure(
+        "", float, "dead letters exceed a lowered limit: the next dead letter drops them"
+    ),
 }
 
 
@@ -81,11 +83,11 @@ USUAL = {
     "unrecovered": CheckBounds(1),
     "surplus": CheckBounds(1),
 }
-"""The bounds of what should never be, or refuses clients soon, unless others are given."""
+"""Default bounds: of figures that should be 0, or that soon lead to refusals."""
 
 
 class Finding(NamedTuple):
-    """A figure held against its bounds."""
+    """A figure compared with its bounds."""
 
     name: str
     figure: Figure
@@ -93,14 +95,14 @@ class Finding(NamedTuple):
     state: PluginState
 
     def performance(self) -> str:
-        """The figure as programs read it: label=value, unit, warning, critical."""
+        """Return the figure for programs: label=value, unit, warning, critical."""
         measure = MEASURES[self.name]
         end = ":" if measure.least else ""
         bounds = ("" if bound is None else f"{_plain(bound)}{end}" for bound in self.bounds)
         return f"{self.name}={_plain(self.figure.value)}{measure.unit};{';'.join(bounds)}"
 
     def words(self) -> str:
-        """What is wrong, for people."""
+        """Return the fault in words for people."""
         measure = MEASURES[self.name]
         bound = self.bounds.critical if self.state is PluginState.CRITICAL else self.bounds.warning
         where = f" ({printable(self.figure.where)})" if self.figure.where else ""
@@ -111,12 +113,12 @@ class Finding(NamedTuple):
 
 
 def _plain(value: float) -> str:
-    """A number in the only form that the convention knows: digits, and no exponent."""
+    """Return a number in the only form that the convention knows: digits without an exponent."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def judge(name: str, figure: Figure, bounds: CheckBounds) -> Finding:
-    """Hold a figure against its bounds."""
+    """Compare a figure with its bounds."""
     least = MEASURES[name].least
     for state, bound in ((PluginState.CRITICAL, bounds.critical), (PluginState.WARNING, bounds.warning)):
         if bound is not None and (figure.value < bound if least else figure.value >= bound):
@@ -125,7 +127,7 @@ def judge(name: str, figure: Figure, bounds: CheckBounds) -> Finding:
 
 
 def faults(status: admin.BrokerStatus) -> list[tuple[PluginState, str]]:
-    """What is wrong with a broker whatever its figures are."""
+    """Return faults of a broker that need no bounds."""
     found = []
     if status.store_error:
         found.append((PluginState.CRITICAL, f"the store takes nothing: {printable(status.store_error)}"))
@@ -142,7 +144,7 @@ def faults(status: admin.BrokerStatus) -> list[tuple[PluginState, str]]:
 
 
 def measure(client: Client, status: admin.BrokerStatus) -> dict[str, Figure]:
-    """Ask a broker for all the figures."""
+    """Query a broker for all figures."""
     from malamute.protocol import admin
 
     storage, totals = client.query(admin.StorageQuery()), client.query(admin.TotalsQuery())
@@ -175,7 +177,7 @@ def _lags(client: Client) -> Iterable[Figure]:
     from malamute.protocol import admin
 
     for cursor in client.query(admin.CursorsQuery()):
-        # One without a lag is lost, which is a damage of the store.
+        # A cursor without a lag is lost, which is a damage of the store.
         if cursor.lag is not None:
             yield Figure(cursor.lag, f"{cursor.stream} for {cursor.name}")
     for stream in client.query(admin.StreamsQuery()):
@@ -185,7 +187,7 @@ def _lags(client: Client) -> Iterable[Figure]:
 
 
 def _worst(figures: Iterable[Figure]) -> Figure:
-    """The highest figure; nowhere when it is 0."""
+    """Return the highest figure; without a resource when it is 0."""
     worst = max(figures, key=lambda figure: figure.value, default=Figure(0))
     return worst if worst.value else Figure(0)
 
@@ -213,7 +215,7 @@ def _read_bounds(ctx: click.Context, parameter: click.Parameter, text: str | Non
 
 
 class _WrongUsage(click.UsageError):
-    """Wrong usage, which is 2 for other commands: here that says that the broker is in a critical state."""
+    """Wrong usage: its usual exit code 2 would mean a critical broker here."""
 
     exit_code = PluginState.UNKNOWN
 
@@ -240,10 +242,10 @@ def _bounds_options(function: Callable[..., None]) -> Callable[..., None]:
 
 EXIT_CODES = """\b
 Exit codes:
-  0  OK        it answers, and no figure is beyond its bounds
-  1  WARNING   a figure is beyond its first bound, or the store is damaged
-  2  CRITICAL  a figure is beyond its second bound, a store takes nothing, or no broker answers
-  3  UNKNOWN   it could not be found out, or the options are wrong
+  0  OK        the broker answers, and no figure exceeds its bounds
+  1  WARNING   a figure exceeds its first bound, or the store is damaged
+  2  CRITICAL  a figure exceeds its second bound, a store cannot write, or no broker answers
+  3  UNKNOWN   the state is unknown, or the options are wrong
 
 """
 
@@ -257,12 +259,11 @@ Exit codes:
 @connects
 @json_option
 def check(*, connection: ConnectionOptions, as_json: bool, **bounds: CheckBounds) -> None:
-    """Check a broker for a monitoring system. Its exit code is the state, as of a Nagios plugin.
+    """Check a broker for a monitoring system. The exit code is the state, as of a Nagios plugin.
 
-    The line ends with all the figures, whether they have bounds or not. For lag, depth and oldest it is the
-    worst of all streams and queues that counts. Unless other bounds are given, a limit of which 90 %
-    is used is a warning, and so is a command that was just refused for want of room, a single fault, or a
-    thing of the store that could not be taken up.
+    The line ends with all figures, with or without bounds. Lag, depth and oldest are the worst of all streams
+    and queues. By default a limit that is used to 90 % is a warning, and so is a command just refused for
+    lack of room, a single fault, or an unrecovered resource of the store.
     """
     from malamute.protocol import admin
 

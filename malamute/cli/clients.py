@@ -1,4 +1,4 @@
-"""`malamute client`: who is connected, and sending somebody away."""
+"""`malamute client`: connected clients, and disconnecting one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from malamute.cli.tables import show_rows, show_whole
 from malamute.cli.top import take
 
 RATES_SECONDS = 1.0
-"""How far two looks are apart between which rates are measured."""
+"""Seconds between two samples from which rates are measured."""
 
 client_argument = click.argument(
     "name", metavar="CLIENT", shell_complete=completion.names("clients", "id", "address")
@@ -34,9 +34,9 @@ def client() -> None:
 @connects
 @json_option
 def listing(*, rates: bool, connection: ConnectionOptions, as_json: bool) -> None:
-    """List the clients: who is connected, or may resume its session; times in UTC.
+    """List the clients: connected ones, and those that may resume their session; times in UTC.
 
-    Of each there is how many messages it has sent and received. `malamute top` shows rates all the time.
+    Each row has the numbers of messages sent and received. `malamute top` shows rates all the time.
     """
     if rates:
         _show_rates(connection, as_json=as_json)
@@ -62,7 +62,7 @@ def _show_rates(connection: ConnectionOptions, *, as_json: bool) -> None:
 @connects
 @json_option
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
-    """Show one client, by its id or its address: whether it is there, what it reads and what it offers."""
+    """Show one client, by its id or its address: its connection, subscriptions and offers."""
     from malamute.protocol import admin
 
     with connection.open() as asking:
@@ -80,7 +80,8 @@ def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
 def disconnect(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """End the session of a client, named by its id or its address.
 
-    What it holds goes back to the queues. It gets error 410, and does not reconnect by itself.
+    Its messages in flight return to their queues. The client gets error 410, and does not reconnect by
+    itself.
     """
     from malamute.protocol import admin
 

@@ -1,4 +1,4 @@
-"""`malamute completion`: what a shell has to know to complete commands, options and the names in a broker."""
+"""`malamute completion`: the script of a shell, and completion of names from a broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from malamute.cli.printing import to_json
 from malamute.errors import MalamuteError
 
 PATIENCE_SECONDS = 0.5
-"""How long a broker may take to answer before a completion does without it, in seconds."""
+"""Seconds that a completion waits for a broker."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -31,7 +31,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 @json_option
 @click.pass_context
 def completion(ctx: click.Context, shell: str, *, as_json: bool) -> None:
-    """Print the script that makes SHELL complete commands, options, and the names that a broker knows."""
+    """Print the script that makes SHELL complete commands, options, and names in a broker."""
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(ctx.find_root().command, {}, "malamute", "_MALAMUTE_COMPLETE").source()
@@ -39,7 +39,7 @@ def completion(ctx: click.Context, shell: str, *, as_json: bool) -> None:
 
 
 def names(topic: str, *columns: str) -> Complete:
-    """What completes a parameter that names something: the rows of a query, if a broker answers fast."""
+    """Return a completion of names: the rows of a query, if a broker answers fast."""
     named = columns or ("name",)
     return _completing(topic, lambda rows, ctx: [getattr(row, column) for column in named for row in rows])
 
@@ -62,4 +62,4 @@ def _completing(topic: str, pick: Callable[[list[Any], click.Context], Iterable[
 cursors = _completing(
     "cursors", lambda rows, ctx: [row.name for row in rows if row.stream == ctx.params.get("name")]
 )
-"""Completes the name of a cursor of the stream that was named before it."""
+"""Completes the cursor of the stream named before it."""

@@ -1,4 +1,4 @@
-"""`malamute config`: check a configuration, and show what it comes to."""
+"""`malamute config`: check a configuration, and show its effective options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def config() -> None:
 def check(file: Path | None, *, as_json: bool) -> None:
     """Check FILE and the environment, and the files of accounts and keys that they name.
 
-    If they cannot be used, the error is printed and the exit code is 1.
+    With an invalid one the error is printed and the exit code is 1.
     """
     from malamute.config.access_files import AccessFiles
 
@@ -58,7 +58,7 @@ def show(read: Callable[[], Config], *, as_json: bool) -> None:
 
 
 def _plain(section: Any) -> Any:
-    """A section as maps and lists."""
+    """Return a section as maps and lists."""
     if isinstance(section, AccessRule):
         return str(section)
     if hasattr(section, "_asdict"):

@@ -14,7 +14,7 @@ from malamute.errors import ConfigError, NotInstalled
 CONSOLE = "127.0.0.1:8080"
 
 END_SECONDS = 5.0
-"""How long a gateway may take to end before it is killed."""
+"""Time for a gateway to end before it is killed."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -26,7 +26,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def url_of(endpoints: Sequence[str]) -> str:
-    """Return the URL of a broker for a program of this machine: of an open endpoint if it has one."""
+    """Return the URL of a broker for a program of this machine: an open endpoint if there is one."""
     endpoint = next((endpoint for endpoint in endpoints if "+" not in endpoint), endpoints[0])
     return endpoint.rpartition("+")[2].replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
@@ -36,8 +36,8 @@ def check_console(address: str) -> None:
 
     Raises:
         NotInstalled: The libraries of the gateway are missing.
-        BadInput: The address is none.
-        ConfigError: It is taken, or is none of this machine.
+        BadInput: The address is invalid.
+        ConfigError: The address is in use, or not of this machine.
     """
     for module in ("uvicorn", "starlette", "jinja2"):
         if find_spec(module) is None:
@@ -56,7 +56,7 @@ def check_console(address: str) -> None:
 
 
 class ConsoleProcess:
-    """The gateway of a broker that may have one; `start` and `end` do nothing without an address."""
+    """The gateway of a broker; `start` and `end` do nothing without an address."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
@@ -66,7 +66,7 @@ class ConsoleProcess:
 
     @property
     def url(self) -> str:
-        """The address of the console; empty if there is none."""
+        """Return the address of the console; empty without one."""
         return f"http://{self._address}/" if self._address is not None else ""
 
     def start(self, broker: str) -> None:
@@ -91,7 +91,7 @@ class ConsoleProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Wait for the end of the gateway; one that does not end is killed."""
+        """Wait for the end of the gateway; after `END_SECONDS` it is killed."""
         if self._process is None:
             return
         with self._process as process:

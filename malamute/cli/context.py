@@ -1,4 +1,4 @@
-"""`malamute context`: names for the brokers that one works with."""
+"""`malamute context`: names for brokers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from malamute.client.contexts import Context, Contexts, file_of, load, save
 def context() -> None:
     """Names for the brokers that you work with.
 
-    A context has a URL, and perhaps an address, a timeout, and who you are there. Commands connect to, in
-    this order: --url; the context that --context names; MALAMUTE_URL; the context that MALAMUTE_CONTEXT
-    names; the context of `malamute context use`; tcp://127.0.0.1:9999. The first of them that is given is
-    taken as a whole, and options such as --address come before what it says.
+    A context has a URL, and perhaps an address, a timeout, and credentials. Commands connect to, in this
+    order: --url; the context that --context names; MALAMUTE_URL; the context that MALAMUTE_CONTEXT names; the
+    context of `malamute context use`; tcp://127.0.0.1:9999. The first one given is used as a whole, and
+    options such as --address have precedence over it.
     """
 
 
@@ -71,8 +71,8 @@ def add(
 ) -> None:
     """Give a broker a NAME.
 
-    The password of a --user, or a --token, is kept in the file of the contexts, which is for its owner
-    alone. Where there is no terminal it is a line of standard input.
+    The password of a --user, or a --token, is kept in the file of the contexts, which only its owner can
+    read. Without a terminal it is a line of standard input.
     """
     path = file_of(os.environ)
     contexts = load(path)
@@ -89,7 +89,7 @@ def add(
 @name_argument
 @json_option
 def use(name: str, *, as_json: bool) -> None:
-    """Use the context NAME from now on where no other is named."""
+    """Use the context NAME from now on by default."""
     path = file_of(os.environ)
     contexts = load(path)
     contexts.get(name)
@@ -101,7 +101,7 @@ def use(name: str, *, as_json: bool) -> None:
 @context.command("list")
 @json_option
 def listing(*, as_json: bool) -> None:
-    """List the contexts, and which of them is in use."""
+    """List the contexts, with the one in use."""
     contexts = load(file_of(os.environ))
     if not contexts.by_name and not as_json:
         click.echo("no contexts", err=True)
@@ -112,7 +112,7 @@ def listing(*, as_json: bool) -> None:
 @connects
 @json_option
 def show(*, connection: ConnectionOptions, as_json: bool) -> None:
-    """Show where a command with these options would connect, and as whom."""
+    """Show the connection and the user of a command with these options."""
     said = Context(connection.url, connection.address, connection.timeout_seconds)
     shown = said.with_credentials(connection.credentials).shown()
     show_map({"context": connection.context or None, **shown}, as_json=as_json)
@@ -123,7 +123,7 @@ def show(*, connection: ConnectionOptions, as_json: bool) -> None:
 @removes("Forget the context {name}, with its credentials?")
 @json_option
 def delete(name: str, *, dry_run: bool, as_json: bool) -> None:
-    """Forget the context NAME."""
+    """Delete the context NAME."""
     path = file_of(os.environ)
     contexts = load(path)
     removed = contexts.get(name)
@@ -137,12 +137,12 @@ def delete(name: str, *, dry_run: bool, as_json: bool) -> None:
 
 
 def _with_credentials(context: Context, user: str | None, *, has_token: bool) -> Context:
-    """The same context with a password or a token, and with whole paths of keys. Raises `InvalidValue`."""
+    """Return the context with a password or token, and with absolute paths of keys. Raises `InvalidValue`."""
     from malamute.client.link.credentials import credentials, token_of
 
     found = context.credentials()
     for field in {"curve", "server_key"} & found.keys():
-        # A key of the broker may be given itself.
+        # The broker's key may be given itself, in place of a file.
         if Path(found[field]).is_file():
             found[field] = str(Path(found[field]).resolve())
     if user is not None:

@@ -22,7 +22,7 @@ def cursor() -> None:
 @connects
 @json_option
 def listing(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
-    """List the cursors of STREAM, or of all streams: the last sequence done with, and the lag in messages."""
+    """List the cursors of STREAM, or of all streams: the last processed sequence, and the lag in messages."""
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream") if name else (connection, "")
@@ -51,7 +51,7 @@ def reset(
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Set a cursor so that its reader continues at START; one that is not there is made."""
+    """Set a cursor so that its reader continues at START; a missing one is created."""
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")
@@ -68,7 +68,7 @@ def reset(
 def forget(
     name: str, cursor_name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """Forget a cursor."""
+    """Delete a cursor."""
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")

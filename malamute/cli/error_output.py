@@ -1,4 +1,4 @@
-"""How an error is printed: on standard error, as text or JSON. Standard output has only results."""
+"""Errors on standard error, as text or JSON. Standard output has only results."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from malamute.cli.escaping import to_json, visible
 from malamute.errors import MalamuteError
 
 JSON = "malamute.json"
-"""The key of `click.Context.meta` under which a command notes that JSON was asked for."""
+"""The key of `click.Context.meta` under which a command notes a request for JSON."""
 
 
 class BadInput(MalamuteError):
-    """Raised when a file or standard input is not what a command can use."""
+    """Raised when a command cannot use a file or standard input."""
 
 
 def print_error(error: MalamuteError, *, as_json: bool) -> None:

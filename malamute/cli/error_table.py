@@ -1,4 +1,4 @@
-"""`malamute errors`: what the numbers of errors mean."""
+"""`malamute errors`: the meaning of error numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from malamute.errors import BY_CODE, MalamuteError, NotFound
 def errors(code: int | None, *, as_json: bool) -> None:
     """Explain the error with the number CODE, or list all errors.
 
-    A program can catch an error by its name, or all of a kind by the name of that kind.
+    A program can catch an error by its class, or several by a base class.
     """
     if code is None:
         show_rows([_fields(number, error) for number, error in sorted(BY_CODE.items())], as_json=as_json)

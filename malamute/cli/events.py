@@ -20,7 +20,7 @@ STREAM = "$sys"
 
 
 def as_event(message: Message) -> bytes:
-    """An event as a line for people: when, what, and its details."""
+    """Return an event as a line for people: time, event, and details."""
     details = " ".join(
         f"{name}={printable(str(value))}" for name, value in content_of(message).headers.items()
     )
@@ -52,10 +52,10 @@ def events(
     connection: ConnectionOptions,
     render: Render,
 ) -> None:
-    """Follow the events of a broker whose subject meets any PATTERN; without one, all.
+    """Follow the events of a broker whose subject matches any PATTERN; all events by default.
 
-    They are the messages of the stream $sys: the subject says what happened and to whom, as in
-    client.connected.alice, and the headers say more.
+    Events are messages of the stream $sys: the subject has the event and its client or other resource, as in
+    client.connected.alice, and the headers have details.
     """
     with until_stopped(), connection.open() as client:
         with client.subscribe(STREAM, *patterns, where=where, start=start, credit=window(count)) as messages:

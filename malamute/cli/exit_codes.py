@@ -29,7 +29,7 @@ MALAMUTE_URL is where commands connect, or a context (malamute context), or tcp:
 
 
 def code_of(error: MalamuteError) -> int:
-    """The exit code for an error that ended a command."""
+    """Return the exit code for an error that ended a command."""
     if isinstance(error, StoreLost):
         return STORE_LOST
     return TIMED_OUT if isinstance(error, TimedOut) else ERROR

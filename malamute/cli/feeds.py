@@ -1,4 +1,4 @@
-"""`malamute feed`: rules by which the broker passes messages on from one place to another."""
+"""`malamute feed`: rules by which the broker passes messages from a source to a target."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ COLUMNS = (
     "credit",
     "criteria",
 )
-"""What a list shows to people; `show` shows all, and so does JSON."""
+"""Columns of a list for people; `show` and JSON have all."""
 
 
 def _named(function: Function) -> Function:
-    """A command about one feed: its NAME and its SOURCE."""
+    """Add the arguments of one feed: its NAME and its SOURCE."""
     source = click.argument("source", metavar="SOURCE", shell_complete=completion.names("feeds", "source"))
     name = click.argument("name", metavar="NAME", shell_complete=completion.names("feeds", "feed"))
     return name(source(function))
@@ -39,9 +39,9 @@ def _named(function: Function) -> Function:
 
 @click.group("feed")
 def feed() -> None:
-    """Feeds pass messages on inside the broker, from a SOURCE to a TARGET.
+    """Feeds pass messages inside the broker, from a SOURCE to a TARGET.
 
-    Both are places: stream/NAME, mailbox/NAME or service/NAME. A feed has a NAME of its own at its source.
+    Source and target are stream/NAME, mailbox/NAME or service/NAME. A feed has a NAME, unique at its source.
     """
 
 
@@ -62,16 +62,16 @@ def feed() -> None:
     "--start",
     default="",
     metavar="START",
-    help="new, first, last, seq:N, time:T or since:1h, of a stream. A new feed begins with what is new, and "
-    "one that is changed continues where it was.",
+    help="new, first, last, seq:N, time:T or since:1h, of a stream. A new feed begins with new "
+    "messages, and a changed one continues where it was.",
 )
 @click.option(
     "--when",
     type=click.Choice(["match", "overflow", "default"]),
     default="match",
     show_default=True,
-    help="overflow takes what waits in a queue as no consumer has credit for it, default what no other feed "
-    "of the source takes.",
+    help="overflow takes waiting messages of a queue without a consumer's credit, default messages of no "
+    "other feed of the source.",
 )
 @dry_run_option
 @connects
@@ -89,10 +89,10 @@ def set_feed(
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Pass each message of SOURCE whose subject meets any PATTERN on to TARGET, or change how.
+    """Pass each message of SOURCE whose subject matches any PATTERN on to TARGET, or change the feed.
 
-    Without a pattern, all messages are. Subscriptions of a stream get their copies as ever; what is taken
-    from a mailbox or a service leaves it. While there is no room at the target, the messages wait at SOURCE.
+    Without a pattern all messages match. Subscriptions of a stream get their copies as ever; messages taken
+    from a mailbox or a service leave it. While the target is full, messages wait at SOURCE.
     """
     from malamute.protocol import admin
 
@@ -115,7 +115,7 @@ def set_feed(
 @connects
 @json_option
 def list_feeds(connection: ConnectionOptions, *, as_json: bool) -> None:
-    """List the feeds: from where to where each passes messages on, and where it stands."""
+    """List the feeds: source, target, and position of each."""
     from malamute.protocol import admin
 
     with connection.open() as client:
@@ -130,7 +130,7 @@ def list_feeds(connection: ConnectionOptions, *, as_json: bool) -> None:
 @connects
 @json_option
 def show_feed(name: str, source: str, *, connection: ConnectionOptions, as_json: bool) -> None:
-    """Show one feed: what it takes, where it stands, and with whose rights."""
+    """Show one feed: its criteria, its position, and its permissions."""
     from malamute.protocol import admin
 
     connection, source = connection.to_place(source)
@@ -140,7 +140,7 @@ def show_feed(name: str, source: str, *, connection: ConnectionOptions, as_json:
 
 
 def _add_change(verb: str, topic: str, words: str, asks: Callable[[Any], Any] = dry_run_option) -> None:
-    """Add a command that changes one feed; `asks` adds what it asks before."""
+    """Add a command that changes one feed; with `asks`, after a confirmation."""
 
     @feed.command(verb, help=words, epilog=examples(f"malamute feed {verb} billing stream/orders"))
     @_named
@@ -158,12 +158,10 @@ def _add_change(verb: str, topic: str, words: str, asks: Callable[[Any], Any] = 
 
 
 _add_change("enable", "feed.enable", "Let a feed go on where it is.")
-_add_change(
-    "disable", "feed.disable", "Let a feed rest where it is, over restarts, until it is enabled or set again."
-)
+_add_change("disable", "feed.disable", "Pause a feed, over restarts, until it is enabled or set again.")
 _add_change(
     "delete",
     "feed.delete",
-    "End a feed; what it has passed on stays.",
+    "Delete a feed; messages already passed on stay.",
     removes("End the feed {name} of {source}?"),
 )

@@ -1,4 +1,4 @@
-"""`malamute gateway`: an HTTP server before a broker."""
+"""`malamute gateway`: an HTTP server in front of a broker."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def gateway() -> None:
 )
 @click.option("--tls-cert", "ssl_certfile", metavar="FILE", help="The certificate for https, in PEM.")
 @click.option("--tls-key", "ssl_keyfile", metavar="FILE", help="Its key, in PEM.")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS: a proxy has it.")
+@click.option(
+    "--insecure", is_flag=True, help="Listen on other than loopback addresses without TLS: a proxy has it."
+)
 @click.option(
     "--require-credentials",
     is_flag=True,
@@ -75,7 +77,7 @@ def gateway() -> None:
     "proxies",
     multiple=True,
     metavar="NETWORK",
-    help="A proxy before it, beyond this machine: wrong passwords from there count by user.",
+    help="A proxy on another machine in front of the gateway: wrong passwords from there count by user.",
 )
 @click.option(
     "--user-rate",
@@ -127,9 +129,9 @@ def run(
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT.
 
-    It acts as the user that a request names, by Basic or Bearer, and the broker decides what that one may do.
-    Requests without credentials are served on loopback alone, as the user that the context or the environment
-    of the gateway names. When it listens it prints where, with --json as one line.
+    The gateway acts as the user that a request names, by Basic or Bearer, with that user's permissions at the
+    broker. Requests without credentials are served on loopback alone, as the user of the gateway's own
+    context or environment. When the gateway listens, its address is printed, with --json as one line.
     """
     try:
         from malamute.gateway import server
@@ -172,7 +174,7 @@ def run(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if with_parent:
         _end_with_parent()
-        # Its broker ends at the same time, and has a log of its own.
+        # The gateway's broker ends at the same time, and has a log of its own.
         logging.getLogger("malamute").setLevel(logging.ERROR)
     tls = {"ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile} if ssl_certfile else {}
     server.run(settings, host, port, started, **tls)
@@ -187,7 +189,7 @@ def _prefix(path: str) -> str:
 
 
 def _end_with_parent() -> None:
-    """Let this process end when its standard input is closed: the end of the process that started it."""
+    """End this process when its standard input is closed, by the end of its parent."""
 
     def wait() -> None:
         sys.stdin.buffer.read()

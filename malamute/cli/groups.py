@@ -16,13 +16,13 @@ from malamute.errors import NotFound
 def group() -> None:
     """Add, change and list groups of users, each with rules.
 
-    A running broker stores them, and goes by each change at once: sessions of users in the group have what
-    the rules allow now, and lose what they do not. Groups of the configuration are changed there, with
-    `malamute broker reload`. `malamute user set` says which groups an account is in.
+    A running broker stores groups, and applies each change at once: sessions of users in the group gain and
+    lose permissions. Groups of the configuration are changed there, with `malamute broker reload`. `malamute
+    user set` sets the groups of an account.
     """
 
 
-_rules = click.option("--rule", "-r", "rules", multiple=True, help="A rule of the group; may be given again.")
+_rules = click.option("--rule", "-r", "rules", multiple=True, help="A rule of the group; may be repeated.")
 
 
 @group.command(
@@ -53,8 +53,8 @@ def add(
 )
 @click.argument("name")
 @_rules
-@click.option("--add-rule", "added", multiple=True, help="One more rule; may be given again.")
-@click.option("--remove-rule", "removed", multiple=True, help="A rule to take away; may be given again.")
+@click.option("--add-rule", "added", multiple=True, help="A rule to add; may be repeated.")
+@click.option("--remove-rule", "removed", multiple=True, help="A rule to remove; may be repeated.")
 @dry_run_option
 @connects
 @json_option
@@ -70,8 +70,8 @@ def set_(
 ) -> None:
     """Change the rules of the group NAME.
 
-    What --rule gives takes the place of all that it has; --rule '' leaves none. --add-rule and --remove-rule
-    leave the others as they are, also those that somebody changes at the same time.
+    --rule replaces all rules; --rule '' leaves none. --add-rule and --remove-rule preserve the other rules,
+    even if another operator changes them at the same time.
     """
     from malamute.protocol.admin import GroupSet
 
@@ -89,11 +89,11 @@ def set_(
 
 @group.command()
 @click.argument("name")
-@removes("Remove the group {name}? Its users lose what it allows.")
+@removes("Remove the group {name}? Its users lose its permissions.")
 @connects
 @json_option
 def remove(name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
-    """Remove the group NAME. Its users lose what it allowed; their accounts keep its name."""
+    """Remove the group NAME. Its users lose its permissions; their accounts keep its name."""
     from malamute.protocol.admin import GroupRemove
 
     make_change(connection, GroupRemove(name=name, dry_run=dry_run), as_json=as_json)
@@ -103,7 +103,7 @@ def remove(name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: 
 @connects
 @json_option
 def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
-    """List the groups of the configuration and those in the store, with their rules."""
+    """List the groups of the configuration and of the store, with their rules."""
     from malamute.protocol.admin import GroupsQuery
 
     with connection.open() as client:
@@ -115,7 +115,7 @@ def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
 @connects
 @json_option
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
-    """Show the group NAME: where it is, and its rules."""
+    """Show the group NAME: its source, and its rules."""
     from malamute.protocol.admin import GroupsQuery
 
     with connection.open() as client:

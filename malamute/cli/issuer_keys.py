@@ -1,9 +1,9 @@
-"""The public keys of an issuer of tokens, found as OpenID Connect Discovery says.
+"""The public keys of an issuer of tokens, found by OpenID Connect Discovery.
 
-The issuer is a URL. A document below it names where its keys are, and has to name the issuer itself: so
-nobody else's keys are taken for the issuer's. What is fetched is as safe as the connection, so it is by TLS,
-without a detour by a redirect; loopback is for trying it. The broker fetches nothing: it reads a file, which
-is as good as before when this fails.
+The issuer is a URL. A document below it has the address of the keys, and has to name the issuer itself: so no
+other issuer's keys are mistaken for its own. The keys are as safe as the connection, so it uses TLS, without
+redirects; loopback is for trying it. The broker fetches nothing: it reads a file, which stays valid when this
+fails.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from malamute.errors import ConfigError
 DISCOVERY = "/.well-known/openid-configuration"
 
 ANSWER_SECONDS = 10.0
-"""How long an answer, or a part of it, may take to come."""
+"""Seconds to wait for an answer, or a part of it."""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class _NoRedirects(HTTPRedirectHandler):
     def redirect_request(self, *request: Any) -> None:
-        """Follow none: the answer is an error then."""
+        """Follow no redirect: the answer is an error then."""
 
 
 def keys_of(issuer: str) -> str:
-    """The keys of an issuer as a JWKS, which a broker can use. Raises `ConfigError`."""
+    """Return the keys of an issuer as a JWKS, for a broker. Raises `ConfigError`."""
     described = _json(_fetch(issuer.rstrip("/") + DISCOVERY), issuer)
     if described.get("issuer") != issuer:
         raise ConfigError(f"the issuer there is {described.get('issuer')!r}: expected {issuer!r}")

@@ -1,4 +1,4 @@
-"""`malamute journal`: check, look into, copy, restore and export a data directory."""
+"""`malamute journal`: check, inspect, copy, restore and export a data directory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from malamute.journal.store import Copied, Progress, Store
 
 LIVING = ("mailbox", "service")
-"""The kinds of queues whose messages are still to be delivered."""
+"""Kinds of queues with messages to be delivered."""
 
 HEADERS_STEP = 1000
-"""Headers that are read in one transaction."""
+"""Headers read in one transaction."""
 
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
@@ -35,8 +35,8 @@ DIRECTORY = click.Path(file_okay=False, path_type=Path)
 def journal() -> None:
     """The data directory of a broker.
 
-    A directory in use is refused with error 801, but for an export, which only reads. A backup is a data
-    directory itself, so all of these work on backups as well.
+    A directory in use is refused with error 801, except by an export, which only reads. A backup is a data
+    directory itself, so all commands work on backups as well.
     """
 
 
@@ -52,7 +52,7 @@ journal.add_command(export)
 def verify(ctx: click.Context, data: Path, *, as_json: bool) -> None:
     """Read everything and check it.
 
-    The exit code is 1 when something is damaged, which is printed with exact ranges.
+    The exit code is 1 when something is damaged; exact ranges are printed.
     """
     with _opened(data, reads_all=True) as store:
         found = _verified(store)
@@ -69,7 +69,7 @@ def verify(ctx: click.Context, data: Path, *, as_json: bool) -> None:
 
 
 def _verified(store: DiskStore) -> list[dict[str, Any]]:
-    """What was read of each stream, and of the log with None for its name."""
+    """Return the totals read of each stream, and of the log with None for its name."""
     rows: dict[str | None, dict[str, Any]] = {}
     with bar("verify", "bytes") as progress:
         total, done = store.status().used, 0
@@ -185,7 +185,7 @@ def _chunks(store: DiskStore, stream: str, start: int, limit: int) -> Iterator[d
 def backup_command(ctx: click.Context, target: Path, data: Path, *, as_json: bool) -> None:
     """Copy the data directory to TARGET, which must not hold a store.
 
-    Everything is checked on the way; the exit code is 1 when something is damaged, which is copied as it is.
+    Everything is checked on the way; damaged data is copied as it is, and the exit code is 1.
     """
     with _opened(data, reads_all=True) as store:
         _print_copied(ctx, _shown("backup", store, target), as_json=as_json)
@@ -199,7 +199,7 @@ def backup_command(ctx: click.Context, target: Path, data: Path, *, as_json: boo
 def restore(ctx: click.Context, backup: Path, directory: Path, *, as_json: bool) -> None:
     """Copy BACKUP to DIRECTORY, which must not hold a store, for a broker to start on.
 
-    Everything is checked on the way; the exit code is 1 when something is damaged, which is copied as it is.
+    Everything is checked on the way; damaged data is copied as it is, and the exit code is 1.
     """
     with _opened(backup, reads_all=True) as store:
         _print_copied(ctx, _shown("restore", store, directory), as_json=as_json)
@@ -212,17 +212,17 @@ def restore(ctx: click.Context, backup: Path, directory: Path, *, as_json: bool)
     ),
 )
 @click.argument("directory", type=DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@click.option("--dry-run", is_flag=True, help="Make a dry run.")
 @json_option
 @click.pass_context
 def repair_command(ctx: click.Context, directory: Path, *, dry_run: bool, as_json: bool) -> None:
-    """Make anew what is damaged in DIRECTORY and can be derived, while no broker uses it.
+    """Rebuild damaged data in DIRECTORY that can be derived, while no broker uses it.
 
-    Nothing is deleted: what was damaged moves into files in DIRECTORY/damaged. What has to be left is
-    printed: readers learn of a damaged range, and the broker settles at its start what a damaged block held.
+    Nothing is deleted: damaged data moves into files in DIRECTORY/damaged. Remaining damage is printed:
+    readers get a gap for a damaged range, and at its start the broker settles the messages of damaged blocks.
 
-    The exit code is 0 when nothing is damaged any more, and 1 when something is left, or with --dry-run when
-    there is anything to do.
+    The exit code is 0 without remaining damage, and 1 otherwise, or with --dry-run when there is anything to
+    do.
     """
     from malamute.journal.repair import LEFT, repair
 
@@ -272,9 +272,9 @@ def _time(time_ns: int) -> str:
 
 @contextmanager
 def _opened(directory: Path, *, reads_all: bool = False) -> Iterator[DiskStore]:
-    """The store in a directory, while nobody else uses it. Who reads all of it finds first whether he can.
+    """Open the store in a directory that is not in use. With `reads_all`, its pages are checked first.
 
-    So does everybody where a process has crashed, be it this one: its disk is under suspicion.
+    After a crash all is checked in any case, since the disk is suspect.
     """
     from malamute.journal.disk import DiskStore
     from malamute.server.crashes import CrashReport, report_in

@@ -1,4 +1,4 @@
-"""`malamute journal export` and `export verify`: history as Parquet files, which any tool for data reads."""
+"""`malamute journal export` and `export verify`: history as Parquet files, for any data tool."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _promoted(
 @context_option
 @click.option("--since", default="", metavar="WHEN", help="Nothing before: 2024-05-31T12:00, 7d or seq:N.")
 @click.option("--until", default="", metavar="WHEN", help="Nothing from then on.")
-@click.option("--follow", is_flag=True, help="Go on with what comes, until interrupted.")
+@click.option("--follow", is_flag=True, help="Continue with new messages, until interrupted.")
 @click.option(
     "--every",
     type=DurationRange(min=0.1),
@@ -107,10 +107,10 @@ def export(
     promoted: dict[str, Kind] | None,
     as_json: bool,
 ) -> None:
-    """Write history to Parquet files, by stream and date, and go on where the last export ended.
+    """Write history to Parquet files, by stream and date, from where the last export ended.
 
     The data directory is only read, so the broker may be running. Files appear whole, and an interrupted
-    export continues when it is run again. What is unavailable is reported, and the rest is exported.
+    export continues when it is repeated. Unavailable messages are reported, and all others are exported.
     """
     if ctx.invoked_subcommand is not None:
         if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):
@@ -137,7 +137,7 @@ def export(
 
 
 def _source(data: Path, url: str | None, context: str | None) -> dict[str, Any]:
-    """What to read from. Who connects to a broker, the context or the environment says."""
+    """Return the source: a data directory, or a broker with the user of the context or the environment."""
     from malamute.spark.login import Login
 
     if not (url or context):
@@ -153,7 +153,7 @@ def _place(target: str) -> ExportLocation:
 
 
 def _when(words: str) -> str:
-    """A duration alone is how far back."""
+    """Return the time; a duration alone is an age."""
     from malamute.protocol.start import SINCE, Start
 
     try:
@@ -217,10 +217,10 @@ def export_verify(
     *,
     as_json: bool,
 ) -> None:
-    """Check exported files against their manifest, and against the journal if one is named.
+    """Check exported files against their manifest, and against a journal if given.
 
-    The exit code is 1 when something is wrong, which is printed with the file. What the journal has dropped
-    since then cannot be compared.
+    The exit code is 1 when something is wrong; faults are printed with their file. Messages dropped from the
+    journal since then cannot be compared.
     """
     from malamute.spark.history import open_history
     from malamute.spark.manifest import exported_streams
@@ -258,7 +258,7 @@ def _verified(
 
 @contextmanager
 def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar of messages on standard error, if that is a terminal."""
+    """Show a progress bar of messages on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

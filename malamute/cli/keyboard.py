@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 KEY_BYTES = 8
-"""More than any key sends at once."""
+"""More bytes than any key sends at once."""
 
 LEAVING = frozenset(("q", "Q", "\x03", "\x04", "\x1b"))
-"""Keys by which people leave a program: q, Control-C, Control-D and Escape."""
+"""Keys that leave a program: q, Control-C, Control-D and Escape."""
 
 
 @contextmanager
 def keys() -> Iterator[int]:
-    """Let the terminal give each key at once, and not show it. What was typed before is not lost."""
+    """Switch the terminal to single keys without echo. Earlier input is preserved."""
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     tty.setcbreak(keyboard, termios.TCSADRAIN)
@@ -30,7 +30,7 @@ def keys() -> Iterator[int]:
 
 
 def pressed(keyboard: int, seconds: float | None) -> list[str]:
-    """The keys that were pressed, after waiting for one (None: without end); none if none came.
+    """Return the pressed keys, after waiting for one (None: without end); none if none came.
 
     An arrow is one key of three characters, of which the first is an Escape.
     """
@@ -39,5 +39,5 @@ def pressed(keyboard: int, seconds: float | None) -> list[str]:
         return []
     text = os.read(keyboard, KEY_BYTES).decode("utf-8", "replace")
     if not text:
-        return ["q"]  # there is no keyboard any more
+        return ["q"]  # the keyboard is gone
     return [text] if text.startswith("\x1b") else [*text]

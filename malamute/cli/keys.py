@@ -1,4 +1,4 @@
-"""`malamute keys`: CURVE keys, in files as pyzmq writes them, and the keys of those who issue tokens."""
+"""`malamute keys`: CURVE keys, in files as pyzmq writes them, and the public keys of token issuers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PUBLIC, _SECRET = ".key", ".key_secret"
 
 @click.group()
 def keys() -> None:
-    """Make and show CURVE keys: NAME.key is for everybody to see, NAME.key_secret for its owner alone.
+    """Make and show CURVE keys: NAME.key is public, NAME.key_secret is for its owner alone.
 
-    And fetch the public keys of an issuer of tokens.
+    The public keys of an issuer of tokens can be fetched, too.
     """
 
 
@@ -39,7 +39,7 @@ _directory = click.option(
 @_directory
 @json_option
 def new(name: str, *, directory: Path, as_json: bool) -> None:
-    """Make a key, and write its halves to NAME.key and NAME.key_secret, which must not be there."""
+    """Make a key, and write its halves to NAME.key and NAME.key_secret, which must not exist."""
     import zmq
 
     if not _NAME.fullmatch(name):
@@ -97,9 +97,9 @@ def listing(*, directory: Path, as_json: bool) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @json_option
 def fetch(issuer: str, file: Path, *, as_json: bool) -> None:
-    """Fetch the public keys of ISSUER into FILE, from where its discovery document says.
+    """Fetch the public keys of ISSUER into FILE, from the address in its discovery document.
 
-    The file is written if they have changed, and stays as it was if anything is wrong. A running broker reads
+    The file is written if the keys have changed, and stays as it was after an error. A running broker reads
     it at `malamute broker reload`.
     """
     from malamute.cli.issuer_keys import keys_of
@@ -116,7 +116,7 @@ def fetch(issuer: str, file: Path, *, as_json: bool) -> None:
 
 
 def public_of(path: Path) -> str:
-    """The public half of the key in a file. Raises `ConfigError`."""
+    """Return the public half of the key in a file. Raises `ConfigError`."""
     from malamute.config.accounts import read_public_key
 
     return read_public_key(path)

@@ -1,4 +1,4 @@
-"""Commands that are loaded when they are used: the help of the whole needs none of them."""
+"""Commands imported when they are used: the help of the whole needs none of them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from click.shell_completion import CompletionItem
 
 
 class Lazy(NamedTuple):
-    """Where a command is (`module:name`), and its help in a line."""
+    """The place of a command (`module:name`), and its help in a line."""
 
     target: str
     help: str
 
 
 Sections = Mapping[str, Mapping[str, Lazy]]
-"""Commands by their names, in sections of the help."""
+"""Commands by name, in sections of the help."""
 
 
 class LazyGroup(click.Group):
-    """A group whose commands stand in a table."""
+    """A group whose commands are rows of a table."""
 
     def __init__(self, *args: Any, sections: Sections, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -30,11 +30,11 @@ class LazyGroup(click.Group):
         self.table = {name: lazy for section in sections.values() for name, lazy in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in the order of the table."""
+        """Return the names in the order of the table."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command; None if there is none of this name."""
+        """Import a command; None for an unknown name."""
         lazy = self.table.get(cmd_name)
         if lazy is None:
             return None
@@ -43,14 +43,14 @@ class LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands whose names begin so, without loading one, and the options of the group."""
+        """Return the commands with this beginning, without importing one, and the options of the group."""
         found = [(name, lazy.help) for name, lazy in self.table.items() if name.startswith(incomplete)]
         return [CompletionItem(name, help=words) for name, words in found] + click.Command.shell_complete(
             self, ctx, incomplete
         )
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections, without loading a command."""
+        """Write the sections, without importing a command."""
         for title, commands in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])

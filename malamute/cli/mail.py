@@ -1,4 +1,4 @@
-"""`malamute send` and `malamute recv`: put a message into a mailbox, and take messages out."""
+"""`malamute send` and `malamute recv`: send a message to a mailbox, and receive messages."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def send(
 ) -> None:
     """Send a message to MAILBOX, whether its owner is there or not. BODY is text, or - for standard input.
 
-    Without BODY the body is what comes on standard input, if that is a pipe or a file, and is empty at a
-    terminal and with `< /dev/null`. A pipe on which nothing comes within --timeout is an error. --file takes
-    what `malamute mailbox message --json` prints: a dead letter can be mended and sent again.
+    Without BODY the body is standard input, if that is a pipe or a file, and is empty at a terminal and with
+    `< /dev/null`. A pipe without data within --timeout is an error. --file reads the output of `malamute
+    mailbox message --json`: a dead letter can be edited and sent again.
 
     With --outcome it ends when the message is settled: acknowledged, expired, rejected, bounced,
     dead-lettered, withdrawn, moved or purged. Anything but acknowledged is exit code 4, and none within
-    --wait is 3. It comes to the mailbox of --address.
+    --wait is 3. The outcome is sent to the mailbox of --address.
     """
     if outcome and not connection.address:
         raise click.UsageError("no address: an outcome comes to a mailbox; give --address")
@@ -116,7 +116,7 @@ def send(
 
 
 def _messages(rows: IO[bytes], subject: str, headers: dict[str, Any]) -> list[OutgoingMessage]:
-    """All messages of a file, so that none is sent if one of them is wrong. Raises `BadInput`."""
+    """Return all messages of a file, so that none is sent if one of them is invalid. Raises `BadInput`."""
     lines = enumerate(chain.from_iterable(chunks_of_lines(rows)), 1)
     found = rows_of(lines, subject, getattr(rows, "name", "standard input"))
     return [row._replace(headers={**headers, **(row.headers or {})}) for row in found]
@@ -146,7 +146,9 @@ def _messages(rows: IO[bytes], subject: str, headers: dict[str, Any]) -> list[Ou
     help="Give each back to its sender. One that cannot go back is exit code 1.",
 )
 @click.option(
-    "--shared", is_flag=True, help="Beside its owner and other consumers: each message goes to one of them."
+    "--shared",
+    is_flag=True,
+    help="Consume as one of several, beside the owner: each message goes to one consumer.",
 )
 @click.option(
     "--from",
@@ -171,9 +173,9 @@ def recv(
 ) -> None:
     """Receive the messages of MAILBOX, which --address may name as well.
 
-    A message is acknowledged once it is printed, and leaves the mailbox by that. Two programs cannot own one
-    mailbox: the newest one gets it. With --shared any number consume from it, whatever their addresses.
-    A line has the sequence, the subject, the body and the headers.
+    A message is acknowledged once it is printed, which removes it from the mailbox. Only one program can own
+    a mailbox: the newest one. With --shared any number consume from it, whatever their addresses. A line has
+    the sequence, the subject, the body and the headers.
     """
     from malamute.client.options import MAIL_CREDIT_MESSAGES as CREDIT_MESSAGES
 
@@ -182,10 +184,10 @@ def recv(
     connection, mailbox = connection.to(mailbox or connection.address, "mailbox")
     shared = shared or bool(senders)
     with until_stopped(), (connection if shared else replace(connection, address=mailbox)).open() as client:
-        # No more than what is asked for: what is delivered and not acknowledged counts as an attempt.
+        # More credit than requested would count as an attempt for messages that are not acknowledged.
         credit = min(count or CREDIT_MESSAGES, CREDIT_MESSAGES)
         if shared:
-            # What is fetched ahead is nobody else's.
+            # Messages fetched ahead are not available to other consumers.
             mails = client.consume(mailbox, *senders, auto_ack=False, credit=1 if ack else credit)
         else:
             mails = client.mailbox(auto_ack=False, credit=credit)

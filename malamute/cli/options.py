@@ -31,7 +31,7 @@ URL = "tcp://127.0.0.1:9999"
 TIMEOUT_SECONDS = 5.0
 
 FAMILIES = ("topic", "topic-amqp", "exact", "prefix", "regex", "fields", "geo", "sender", "all")
-"""What a broker knows without plug-ins, listed here since help is not to load the matching engine."""
+"""Families of the broker without plug-ins, listed here since help must not import the matching engine."""
 
 JSON_FAMILIES = ("fields", "geo")
 """Families whose patterns are more than text."""
@@ -42,35 +42,35 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """Where to connect, as whom, and how long to wait for the broker."""
+    """Address, user and timeout of a connection to the broker."""
 
     url: str = URL
     address: str = ""
     timeout_seconds: float = TIMEOUT_SECONDS
     as_json: bool = False
     context: str = ""
-    """The name of the context that it is of, if of any."""
+    """The name of its context, if any."""
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Who connects, by the names that `malamute.connect` has for it; the environment may say it too."""
+    """Credentials, as arguments of `malamute.connect`; the environment may have them too."""
 
     def to(self, name: str, kind: Kind) -> tuple[ConnectionOptions, str]:
-        """What reaches this stream, mailbox or service, and its name; `name` may be a `malamute://` URI.
+        """Return the options to reach a stream, mailbox or service, and its name. `name` may be a URI.
 
-        Raises `InvalidName` when it is not valid, or a URI of another kind.
+        Raises `InvalidName` for an invalid name, or a URI of another kind.
         """
         if not name.lower().startswith(SCHEME):
             return self, name
         uri = Uri.parse(name)
         if uri.kind != kind:
             raise InvalidName(f"URI of a {uri.kind} {name!r}: expected that of a {kind}")
-        # Another broker is not to learn the password for this one.
+        # Another broker must not learn the password for this one.
         credentials = self.credentials if uri.endpoint == self.url else {}
         return replace(self, url=uri.endpoint, credentials=credentials), uri.name
 
     def to_place(self, text: str) -> tuple[ConnectionOptions, str]:
-        """What reaches this place, and `KIND/NAME`; `text` may be a `malamute://` URI.
+        """Return the options to reach a source or target, and `KIND/NAME`; `text` may be a `malamute://` URI.
 
-        Raises `InvalidName` when it is neither.
+        Raises `InvalidName` for any other text.
         """
         if not text.lower().startswith(SCHEME):
             return self, str(Place.parse(text))
@@ -79,9 +79,9 @@ class ConnectionOptions:
 
     @contextmanager
     def open(self) -> Iterator[Client]:
-        """A client. What happens to it is printed on standard error.
+        """Open a client. Its events are printed on standard error.
 
-        What the broker refused without being waited for is raised at the end.
+        A refusal of an unconfirmed command is raised at the end.
         """
         from malamute.client.sync.client import connect
 
@@ -108,7 +108,7 @@ class Reporter:
         self.refused: MalamuteError | None = None
 
     def __call__(self, event: Event) -> None:
-        """Take an event from the client."""
+        """Handle an event of the client."""
         from malamute.client.events import Refusal, Switched
 
         if isinstance(event, Refusal):
@@ -118,7 +118,7 @@ class Reporter:
         elif not isinstance(event, Switched):
             kind, fields = type(event).__name__.lower(), event._asdict()
             if not fields.get("store", True):
-                # Only a gap behind which another store is read names one.
+                # Only a gap before a change of the store names one.
                 del fields["store"]
             click.echo(to_json({kind: fields}) if self.as_json else _words(kind, fields), err=True)
 
@@ -128,12 +128,12 @@ def _words(kind: str, fields: dict[str, Any]) -> str:
 
 
 def examples(*commands: str) -> str:
-    """The epilog of a command's help: how it can be used."""
+    """Return the epilog of a command's help, with examples."""
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
 def selects(function: Function) -> Function:
-    """Add PATTERN..., --family and --where: which messages of a stream are meant.
+    """Add PATTERN..., --family and --where, which select messages of a stream.
 
     The command gets `criteria`, pairs of a family and a pattern, and `where`.
     """
@@ -155,9 +155,9 @@ def selects(function: Function) -> Function:
 
 
 def criteria_of(family: str, patterns: Sequence[str]) -> list[tuple[str, Any]]:
-    """The criteria of patterns of one family; all messages when there are none.
+    """Return the criteria of patterns of one family; one for all messages without patterns.
 
-    Where a family takes more than text, a pattern in brackets is JSON. Raises `click.BadParameter`.
+    In a family with other patterns than text, a pattern in brackets is JSON. Raises `click.BadParameter`.
     """
     return [(family, _pattern_of(family, pattern)) for pattern in patterns] or [("all", "")]
 
@@ -172,10 +172,10 @@ def _pattern_of(family: str, pattern: str) -> Any:
 
 
 def waits(words: str) -> Callable[[Function], Function]:
-    """Add --wait, how long to wait for what others send; `words` say what ends by it.
+    """Add --wait, the time to wait for messages of others; `words` describe its end.
 
-    The command gets `wait_seconds`, or None where nothing was said. It stands above `connects`, whose
-    --timeout is for that too where it is given and --wait is not.
+    The command gets `wait_seconds`, or None without the option. The decorator stands above `connects`, whose
+    --timeout is the default of --wait.
     """
 
     def decorate(function: Function) -> Function:
@@ -200,7 +200,7 @@ def waits(words: str) -> Callable[[Function], Function]:
 
 
 def complete_context(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The contexts whose names begin so."""
+    """Return the contexts with this beginning."""
     try:
         known = load(file_of(os.environ)).by_name
     except InvalidContext:
@@ -215,7 +215,7 @@ context_option = click.option(
     shell_complete=complete_context,
     help="The broker, by the name that `malamute context add` gave it.",
 )
-"""--context; `connection_of` goes by it."""
+"""--context; `connection_of` uses it."""
 
 
 def connects(function: Function) -> Function:
@@ -242,9 +242,9 @@ def connects(function: Function) -> Function:
 
 
 def connection_of(ctx: click.Context) -> ConnectionOptions:
-    """Where the options, the environment and the contexts of the user say to connect.
+    """Return the connection given by the options, the environment and the contexts of the user.
 
-    Raises `InvalidContext` when a context is named that is not there, or the file of the contexts is none.
+    Raises `InvalidContext` for an unknown context, or an invalid file of contexts.
     """
     name, context = _context_of(ctx)
     given = ("url", "address", "timeout", "act_as")
@@ -262,14 +262,14 @@ def connection_of(ctx: click.Context) -> ConnectionOptions:
 
 
 def ask_password(what: str = "Password", *, twice: bool = False) -> str:
-    """A secret from the terminal, which does not show it; where there is none, a line of standard input."""
+    """Return a secret from the terminal, without echo; without a terminal, a line of standard input."""
     if sys.stdin.isatty():
         return str(click.prompt(what, hide_input=True, confirmation_prompt=twice))
     return sys.stdin.readline().rstrip("\n")
 
 
 def _context_of(ctx: click.Context) -> tuple[str, Context]:
-    """The context that is meant, with its name; an empty one where a URL comes before it."""
+    """Return the context in use, with its name; an empty one if a URL has precedence."""
     name: str | None = ctx.params.get("context")
     named = ctx.get_parameter_source("context") is ParameterSource.COMMANDLINE
     if ctx.params.get("url") and not named:

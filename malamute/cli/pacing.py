@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Pacer:
-    """Hands messages out as far apart as they were published, `speed` times as fast.
+    """Yields messages at the intervals of their publishing, `speed` times as fast.
 
-    Who is behind catches up: the times count from the first message, not from the one before.
+    A slow reader catches up: the times count from the first message, not from the one before.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Pacer:
         self._first: tuple[int, float] | None = None
 
     def paced(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Each message when its time has come."""
+        """Yield each message at its time."""
         for message in messages:
             if self._first is None:
                 self._first = message.time_ns, self._clock()

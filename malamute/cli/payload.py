@@ -1,4 +1,4 @@
-"""Messages as people and programs type them: headers, bodies, lines, and lines of JSON."""
+"""Messages in the form of arguments and input: headers, bodies, lines, and lines of JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Value = str | int | float | bool | None
 
 
 class OutgoingMessage(NamedTuple):
-    """A message that is to be published."""
+    """A message to be published."""
 
     subject: str
     headers: dict[str, Value] | None
@@ -39,17 +39,17 @@ class OutgoingMessage(NamedTuple):
 
 
 def parse_value(text: str) -> Value:
-    """The value of a header as it is typed."""
+    """Return the value of a typed header."""
     try:
         value = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
         return text
-    # A list or a map cannot be a header; Infinity and NaN are no JSON. They stay text.
+    # A list or a map cannot be a header; Infinity and NaN are no JSON. Such values stay text.
     return text if isinstance(value, (list, dict)) else value
 
 
 def parse_header(text: str) -> tuple[str, Value]:
-    """A header as it is typed: `name=value`, or a name alone."""
+    """Return a header from `name=value`, or from a name alone."""
     name, equals, value = text.partition("=")
     if not name:
         raise click.BadParameter(f"invalid header {text!r}: expected NAME=VALUE")
@@ -75,22 +75,21 @@ headers_option = click.option(
 
 
 def body_of(text: str) -> bytes:
-    """The body that was typed; `-` is what stands on standard input."""
+    """Return the body of an argument; `-` is standard input."""
     if text == "-":
         return standard_input().read()
     return os.fsencode(text)
 
 
 def body_given(text: str | None, seconds: float) -> bytes:
-    """The body that was typed, or what stands on standard input for whoever typed none.
+    """Return the body of an argument, or standard input without one.
 
     A terminal, a device such as /dev/null, and a closed standard input are no body, and neither is the rest
-    of a file of which a shell has read the beginning. A pipe that stays open is waited for so many seconds:
-    nobody may be writing to it, as in a job of a build server.
+    of a file of which a shell has read the beginning. An open pipe is awaited for `seconds`: it may have no
+    writer, as in a job of a build server.
 
     Raises:
-        BadInput: nothing has come on the pipe.
-
+        BadInput: the pipe had no data in time.
     """
     if text is not None:
         return body_of(text)
@@ -100,7 +99,7 @@ def body_given(text: str | None, seconds: float) -> bytes:
     try:
         descriptor = source.fileno()
     except OSError:
-        return source.read()  # a program has put something of its own there
+        return source.read()  # a program has replaced sys.stdin
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return source.read() if os.lseek(descriptor, 0, os.SEEK_CUR) == 0 else b""
@@ -115,18 +114,18 @@ def body_given(text: str | None, seconds: float) -> bytes:
 
 
 def standard_input() -> IO[bytes]:
-    """Standard input, as bytes."""
+    """Return standard input, as bytes."""
     return sys.stdin.buffer
 
 
 def chunks_of_lines(source: IO[bytes]) -> Iterator[list[bytes]]:
-    """Lists of lines, as they come: a slow writer is not kept waiting for a full list."""
+    """Yield lists of lines as they arrive: a slow writer need not fill a list."""
     read = getattr(source, "read1", source.read)
     rest, begun = b"", False
     while piece := read(READ_BYTES):
         rest += piece
         if not begun:
-            # Programs on Windows begin a text with a mark, which is none of it.
+            # Programs on Windows begin a text with a byte order mark.
             if len(rest) < len(BOM_UTF8) and BOM_UTF8.startswith(rest):
                 continue
             rest, begun = rest.removeprefix(BOM_UTF8), True
@@ -138,7 +137,7 @@ def chunks_of_lines(source: IO[bytes]) -> Iterator[list[bytes]]:
 
 
 def row_of(line: bytes, subject: str) -> OutgoingMessage:
-    """A line of JSON as a message; `subject` is for one that has none. Raises `BadInput`."""
+    """Return the message of a line of JSON; `subject` is the default. Raises `BadInput`."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -199,7 +198,7 @@ def _body_of(fields: dict[str, Any]) -> bytes:
 
 
 def unreadable_in(line: bytes) -> bool:
-    """Whether a line stands for a message that was unreadable when it was printed."""
+    """Return whether a line stands for a message that was unreadable when it was printed."""
     if b'"unreadable"' not in line:
         return False
     try:
@@ -210,11 +209,11 @@ def unreadable_in(line: bytes) -> bool:
 
 
 def rows_of(lines: Iterable[tuple[int, bytes]], subject: str, place: str) -> Iterator[OutgoingMessage]:
-    """The messages of numbered lines. Raises `BadInput` with the place and the number of the line."""
+    """Yield the messages of numbered lines. Raises `BadInput` with the place and the number of the line."""
     for number, line in lines:
         if line.strip():
             if unreadable_in(line):
-                # Nobody can make it again, and the others are to be there.
+                # The message cannot be restored, and the others need not be lost with it.
                 click.echo(f"{place}, line {number}: a message that was unreadable is left out", err=True)
                 continue
             try:

@@ -1,4 +1,4 @@
-"""Messages as they are printed: lines for people, JSON for programs, or the bodies alone."""
+"""Printed messages: lines for people, JSON for programs, or the bodies alone."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Render = Callable[["Message"], bytes]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 BODY_CHARACTERS = 120
-"""How much of a body stands in a table."""
+"""Characters of a body in a table."""
 
 
 def jsonable(value: Any) -> Any:
-    """A value for JSON, which has no infinite numbers."""
+    """Return a value for JSON, which has no infinite numbers."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -36,12 +36,12 @@ def _text(body: bytes) -> str:
 
 
 def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Headers for JSON."""
+    """Return headers for JSON."""
     return {name: jsonable(value) for name, value in headers.items()}
 
 
 class MessageContent(NamedTuple):
-    """Headers and frames of a message; none if its record is damaged, with the reason."""
+    """Headers and frames of a message; without them for a damaged record, with the reason."""
 
     headers: Mapping[str, Any]
     frames: Sequence[bytes]
@@ -49,12 +49,12 @@ class MessageContent(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """The frames as one piece."""
+        """Return the frames as one piece."""
         return b"".join(self.frames)
 
 
 def content_of(message: Message) -> MessageContent:
-    """The content of a message. Anybody may have published a record that is none: who reads goes on."""
+    """Return the content of a message. Any client may have published a damaged record: readers continue."""
     from malamute.errors import Malformed
 
     try:
@@ -64,10 +64,10 @@ def content_of(message: Message) -> MessageContent:
 
 
 def fields_of(message: Message) -> dict[str, Any]:
-    """A message for JSON, from which `OutgoingMessage` makes the same one again.
+    """Return a message for JSON, from which `OutgoingMessage` makes the same one again.
 
-    A body that is no text is `body_base64`. `frames` are there unless the body is one; `floats` names the
-    headers that are numbers and have no form in JSON, which stand as text.
+    A body other than text is `body_base64`. `frames` are present for more than one; `floats` names headers
+    with numbers that JSON cannot express, which are text.
     """
     content = content_of(message)
     fields: dict[str, Any] = {
@@ -91,7 +91,7 @@ def fields_of(message: Message) -> dict[str, Any]:
 
 
 def body_fields(body: bytes) -> dict[str, str]:
-    """A body for JSON: `body` if it is text, `body_base64` if not."""
+    """Return a body for JSON: `body` if it is text, `body_base64` if not."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -99,9 +99,9 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 
 def excerpt(headers: Mapping[str, Any], body: bytes) -> dict[str, str]:
-    """Headers and the beginning of a body for a row of a table."""
+    """Return headers and the beginning of a body for a row of a table."""
     try:
-        # Not the end of a character that is cut in two.
+        # The cut must not end inside a character.
         text = codecs.getincrementaldecoder("utf-8")().decode(body[: 4 * BODY_CHARACTERS])
     except UnicodeDecodeError:
         text = f"{len(body)} bytes"
@@ -111,12 +111,12 @@ def excerpt(headers: Mapping[str, Any], body: bytes) -> dict[str, str]:
 
 
 def as_json(message: Message) -> bytes:
-    """A message as a line of JSON."""
+    """Return a message as a line of JSON."""
     return f"{to_json(fields_of(message))}\n".encode("utf-8", "backslashreplace")
 
 
 def as_line(message: Message) -> bytes:
-    """A message as a line for people: sequence, subject, body and headers with tabs between them."""
+    """Return a message as a line for people: sequence, subject, body and headers with tabs between them."""
     content = content_of(message)
     body = f"({content.damage})" if content.damage else _text(content.body)
     parts = [str(message.sequence), printable(message.subject), printable(body)]
@@ -126,13 +126,13 @@ def as_line(message: Message) -> bytes:
 
 
 def as_body(message: Message) -> bytes:
-    """The body, and the end of a line if it has none."""
+    """Return the body, with an end of line if it has none."""
     body = as_raw(message)
     return body if body.endswith(b"\n") else body + b"\n"
 
 
 def as_raw(message: Message) -> bytes:
-    """The body as it is. One that cannot be read is nothing, and a word on standard error."""
+    """Return the body unchanged. For a damaged message, print a warning on standard error."""
     content = content_of(message)
     if content.damage:
         click.echo(f"message {message.sequence} is {content.damage}", err=True)
@@ -140,7 +140,7 @@ def as_raw(message: Message) -> bytes:
 
 
 def as_format(template: str) -> Render:
-    """A message by a template such as `{subject} {header[unit]} {body}`."""
+    """Return a renderer for a template such as `{subject} {header[unit]} {body}`."""
 
     def render(message: Message) -> bytes:
         content = content_of(message)
@@ -159,7 +159,7 @@ def as_format(template: str) -> Render:
 
 
 class _Missing(dict[str, Any]):
-    """Headers for a template: one that a message does not have is empty."""
+    """Headers for a template: a missing one is empty."""
 
     def __missing__(self, name: str) -> str:
         return ""
@@ -176,7 +176,7 @@ def _check_template(ctx: click.Context, parameter: click.Parameter, template: st
 
 
 def prints_messages(default: Render | None) -> Callable[[Function], Function]:
-    """Add --json, --body, --raw and --format; the command gets what they say, or `default`, as `render`."""
+    """Add --json, --body, --raw and --format; the command gets the chosen one, or `default`, as `render`."""
 
     def decorate(function: Function) -> Function:
         @json_option
@@ -207,5 +207,5 @@ def prints_messages(default: Render | None) -> Callable[[Function], Function]:
 
 
 def show(messages: Iterable[Message], render: Render) -> None:
-    """Print messages, at once. On a terminal, what it would obey is made visible."""
+    """Print messages at once. On a terminal, characters that it would obey are escaped."""
     click.echo(for_terminal(b"".join(map(render, messages))), nl=False)

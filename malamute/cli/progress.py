@@ -1,4 +1,4 @@
-"""How far long work has come: on standard error, if that is a terminal, so that output has only results."""
+"""Progress of long work: on standard error, if that is a terminal, so that output has only results."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Literal
 
 Progress = Callable[[int, int | None], None]
-"""Called with how much is done, and of how much; None if that is not known."""
+"""Called with the work done, and the whole of it; None if that is unknown."""
 
 Counted = Literal["bytes", "messages", "seconds", "tasks"]
 
 
 @contextmanager
 def bar(label: str, counted: Counted) -> Iterator[Progress]:
-    """Show how far some work is while the block runs. What is counted in seconds needs no call."""
+    """Show the progress of work during the block. A label counted in seconds needs no calls."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

@@ -1,4 +1,4 @@
-"""`malamute pub`: publish one message, the same one many times, or what comes on lines."""
+"""`malamute pub`: publish one message, copies of it, or many messages from lines."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from malamute.client.sync.publisher import Publisher
 
 COPIES = 1000
-"""Copies of a message that are given to the client at once."""
+"""Copies of a message passed to the client at once."""
 
 PUBLISHERS = 64
-"""Publishers that are open at once, each for another time to live."""
+"""Open publishers, each for another time to live."""
 
 
 @click.command(
@@ -66,7 +66,7 @@ PUBLISHERS = 64
     "--ttl",
     type=duration,
     metavar="DURATION",
-    help="They expire after this time: nobody gets them any more, as 30s.",
+    help="Time to live, as 30s.",
 )
 @connects
 @json_option
@@ -85,13 +85,13 @@ def pub(
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Publish a message to STREAM under SUBJECT. BODY is text, or - for what is on standard input.
+    """Publish a message to STREAM under SUBJECT. BODY is text, or - for standard input.
 
-    Without BODY the body is what comes on standard input, if that is a pipe or a file, and is empty at a
-    terminal and with `< /dev/null`. A pipe on which nothing comes within --timeout is an error.
+    Without BODY the body is standard input, if that is a pipe or a file, and is empty at a terminal and with
+    `< /dev/null`. A pipe without data within --timeout is an error.
 
-    With --lines and --file many messages are published in batches as they come. What `malamute sub --json`
-    prints can be given to --file; a body that is no text is there as body_base64.
+    With --lines and --file many messages are published in batches as they arrive. --file reads the output of
+    `malamute sub --json`; a body other than text is body_base64.
     """
     if crlf and not lines:
         raise click.UsageError("--crlf without --lines: expected both")
@@ -150,7 +150,7 @@ def _publish_rows(
     ttl: float | None,
     total: int | None = None,
 ) -> int:
-    """Publish messages in order; those without a time to live of their own get `ttl`."""
+    """Publish messages in order; messages without a time to live of their own get `ttl`."""
     published = 0
     with _PublishersByTtl(publisher) as out, bar("publish", "messages") as progress:
         try:
@@ -167,7 +167,7 @@ def _publish_rows(
 
 
 class _PublishersByTtl(ExitStack):
-    """A publisher for each time to live. All that is published goes out in order."""
+    """A publisher for each time to live. All messages go out in order."""
 
     def __init__(self, publisher: Callable[..., Publisher]) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class _PublishersByTtl(ExitStack):
         self._open: dict[float | None, Publisher] = {}
 
     def of(self, ttl: float | None) -> Publisher:
-        """The publisher of messages with this time to live, in seconds."""
+        """Return the publisher of messages with this time to live, in seconds."""
         if ttl not in self._open:
             if len(self._open) >= PUBLISHERS:
                 self.close()
@@ -184,7 +184,7 @@ class _PublishersByTtl(ExitStack):
         return self._open[ttl]
 
     def flush(self) -> None:
-        """Wait until all that was published is durable."""
+        """Wait until all published messages are durable."""
         for one in self._open.values():
             one.flush()
 

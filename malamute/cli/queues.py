@@ -1,4 +1,4 @@
-"""`malamute mailbox` and `malamute service`: what waits in queues, and what could not be delivered.
+"""`malamute mailbox` and `malamute service`: messages in queues, and dead letters.
 
 Both kinds are queues, so both groups are made here, of the same commands. The dead letters of a queue are a
 queue of their own beside it.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from malamute.protocol import admin
 
 PAGE = 100
-"""Messages that are asked for at a time."""
+"""Messages requested at a time."""
 
 COLUMNS = (
     "name",
@@ -50,16 +50,16 @@ COLUMNS = (
     "arrival_rate",
     "settled_rate",
 )
-"""What a list shows to people; `show` shows all, and so does JSON."""
+"""Columns of a list for people; `show` and JSON have all."""
 
 STATES = ("unstored", "waiting", "delayed", "outstanding", "settling")
-"""How a message may stand that is no dead letter."""
+"""States of a message in a queue, other than dead."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class QueueKind(NamedTuple):
-    """One kind of queues: its name, the topic that lists them, and words for people."""
+    """A kind of queue: its name, the topic that lists them, and words for people."""
 
     kind: Kind
     topic: str
@@ -67,18 +67,16 @@ class QueueKind(NamedTuple):
     example: str
 
 
-MAILBOXES = QueueKind(
-    "mailbox", "mailboxes", "what waits in each, in messages and bytes; ages in seconds.", "bob"
-)
+MAILBOXES = QueueKind("mailbox", "mailboxes", "messages and bytes of each; ages in seconds.", "bob")
 SERVICES = QueueKind(
     "service",
     "services",
-    "what waits in each, and how many work for it; ages in seconds.",
+    "messages of each, and its workers; ages in seconds.",
     "printer",
 )
 
 where_option = click.option(
-    "--where", default="", metavar="EXPRESSION", help="Only those whose headers meet this match expression."
+    "--where", default="", metavar="EXPRESSION", help="Only messages whose headers match this expression."
 )
 limit_option = click.option(
     "--limit", "-n", type=click.IntRange(min=1), help="Messages at the most, the oldest first."
@@ -129,10 +127,10 @@ def _show(queues: QueueKind) -> click.Command:
 
 
 def _states(*, dead: bool) -> Callable[[Function], Function]:
-    """Add --state, but for dead letters: these have but one."""
+    """Add --state, except for dead letters, which have but one."""
     if dead:
         return lambda function: function
-    return click.option("--state", type=click.Choice(STATES), help="Only those that stand so.")
+    return click.option("--state", type=click.Choice(STATES), help="Only messages in this state.")
 
 
 def _reading(queues: QueueKind, verb: str, words: str, *, dead: bool) -> click.Command:
@@ -209,14 +207,14 @@ def _time(row: admin.MessageRow) -> datetime:
 
 
 def _fields(row: admin.MessageRow) -> dict[str, Any]:
-    """A message for JSON."""
+    """Return a message for JSON."""
     fields = {name: value for name, value in row.as_map().items() if name not in ("headers", "body")}
     headers = plain_headers(row.headers)
     return {**fields, "time": _time(row).isoformat(), "headers": headers, **body_fields(row.body)}
 
 
 def _row(row: admin.MessageRow) -> dict[str, Any]:
-    """A message for a table. Of a dead letter the reason stands there, and otherwise its state."""
+    """Return a message for a table, with its state, or the reason of a dead letter."""
     died = row.properties.get("dead")
     fields = {
         "sequence": row.sequence,
@@ -230,7 +228,7 @@ def _row(row: admin.MessageRow) -> dict[str, Any]:
 
 
 def _chosen(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that choose messages, as the broker wants them."""
+    """Return the options that select messages, as arguments of the broker."""
     return {**options, "sequences": [*options["sequences"]] or None}
 
 
@@ -321,7 +319,7 @@ def _delete(queues: QueueKind) -> click.Command:
     @click.command(
         help=f"""Remove a {kind}, with its messages and its dead letters.
 
-        It is refused while anything hangs on it, and says what: --cascade ends that, and --dry-run shows it.
+        A queue with dependents is refused: --cascade deletes them as well, and --dry-run shows them.
         """,
         epilog=examples(f"{shown} --dry-run", f"{shown} --cascade"),
     )
@@ -346,8 +344,8 @@ def _delete(queues: QueueKind) -> click.Command:
 
 def _group(queues: QueueKind) -> click.Group:
     kind = queues.kind
-    waiting = f"Show the messages of a {kind} without taking them: those that wait, and those under way."
-    died = f"Show the dead letters of a {kind}: what was rejected, or delivered too often, and why."
+    waiting = f"Show the messages of a {kind} without consuming them: waiting ones, and those in flight."
+    died = f"Show the dead letters of a {kind}: rejected, or delivered too often, with the reason."
     commands = [
         _list(queues),
         _show(queues),

@@ -1,4 +1,4 @@
-"""`malamute user quotas` and `user show`: what users and groups have of what they may have."""
+"""`malamute user quotas` and `user show`: the use of quotas by users and groups."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @connects
 @json_option
 def quotas(*, connection: ConnectionOptions, as_json: bool) -> None:
-    """Show what is used of every quota: of those named in the configuration, and of who was here.
+    """Show the use of every quota in the configuration, and of users since the start.
 
-    A rate is what of one second's worth is used. `refused` counts since the broker started.
+    A rate is the used part of one second's worth. `refused` counts since the broker started.
     """
     _show(connection, "", as_json=as_json)
 
@@ -30,7 +30,7 @@ def quotas(*, connection: ConnectionOptions, as_json: bool) -> None:
 @connects
 @json_option
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
-    """Show what a user, and each of the user's groups, has used of the quota."""
+    """Show the use of quota by a user, and by each of the user's groups."""
     _show(connection, name, as_json=as_json)
 
 
@@ -43,7 +43,7 @@ def _show(connection: ConnectionOptions, user: str, *, as_json: bool) -> None:
 
 
 def _rows(found: Iterable[admin.QuotaRow]) -> Iterable[dict[str, object]]:
-    """One row for each limit."""
+    """Yield one row for each limit."""
     for row in found:
         for figure in row.quotas:
             yield {

@@ -1,4 +1,4 @@
-"""`malamute request`: ask a service, and print what it replies."""
+"""`malamute request`: send a request to a service, and print its replies."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def request(
     connection: ConnectionOptions,
     render: Render,
 ) -> None:
-    """Ask SERVICE, and print the bodies of the replies. BODY is text, or - for standard input.
+    """Send a request to SERVICE, and print the bodies of the replies. BODY is text, or - for standard input.
 
-    Without BODY the body is what comes on standard input, if that is a pipe or a file, and is empty at a
-    terminal and with `< /dev/null`. A pipe on which nothing comes within --timeout is an error.
+    Without BODY the body is standard input, if that is a pipe or a file, and is empty at a terminal and with
+    `< /dev/null`. A pipe without data within --timeout is an error.
 
     When a worker reports that it failed, by the header malamute.error of its reply, the exit code is 4.
 
     With --outcome standard error says how the request was settled: acknowledged, expired, rejected,
-    dead-lettered, withdrawn or purged. Anything but acknowledged is exit code 4. The outcome comes to the
+    dead-lettered, withdrawn or purged. Anything but acknowledged is exit code 4. The outcome is sent to the
     mailbox of --address.
     """
     from malamute.protocol.names import ERROR_HEADER

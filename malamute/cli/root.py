@@ -1,4 +1,4 @@
-"""The command `malamute` with its subcommands, and what becomes of their errors."""
+"""The command `malamute` with its subcommands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SECTIONS = {
         "cursor": Lazy("malamute.cli.cursors:cursor", "Named positions in streams."),
         "mailbox": Lazy("malamute.cli.queues:mailbox", "The mailboxes of a broker."),
         "service": Lazy("malamute.cli.queues:service", "The services of a broker."),
-        "feed": Lazy("malamute.cli.feeds:feed", "Feeds: what the broker passes on from place to place."),
+        "feed": Lazy("malamute.cli.feeds:feed", "Feeds: messages passed from a source to a target."),
         "client": Lazy("malamute.cli.clients:client", "The clients of a broker."),
         "keys": Lazy("malamute.cli.keys:keys", "CURVE keys of brokers and clients."),
         "group": Lazy("malamute.cli.groups:group", "The groups of users, and their rules."),
-        "user": Lazy("malamute.cli.users:user", "The accounts of those who may log in."),
-        "auth": Lazy("malamute.cli.auth:auth", "Who may do what, and why."),
+        "user": Lazy("malamute.cli.users:user", "The accounts of users."),
+        "auth": Lazy("malamute.cli.auth:auth", "Permissions, and the rules behind them."),
         "top": Lazy("malamute.cli.top:top", "Watch a broker, live."),
         "events": Lazy("malamute.cli.events:events", "Follow the events of a broker."),
         "journal": Lazy(
@@ -47,7 +47,7 @@ SECTIONS = {
     },
     "Finding out": {
         "demo": Lazy("malamute.cli.demo.command:demo", "Move real flights through all three patterns."),
-        "bench": Lazy("malamute.cli.bench:bench", "Measure what this machine does."),
+        "bench": Lazy("malamute.cli.bench:bench", "Measure the broker on this machine."),
         "cheat": Lazy("malamute.cli.cheat:cheat", "Show the commands that are typed most."),
         "completion": Lazy("malamute.cli.completion:completion", "Complete commands and names in a shell."),
         "errors": Lazy("malamute.cli.error_table:errors", "Explain the numbers of errors."),
@@ -61,12 +61,12 @@ class Root(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand. One that has nowhere to write is refused."""
+        """Return the subcommand. Without a standard output most are refused."""
         check_output(args[0])
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand, and make words and an exit code of its errors."""
+        """Run the subcommand, and turn its errors into words and an exit code."""
         try:
             return super().invoke(ctx)
         except MalamuteError as error:
@@ -82,7 +82,7 @@ class Root(LazyGroup):
 
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
-    """The same error; where an argument may have been meant, such as -3.5, it says how that is given."""
+    """Return the error, with advice where an argument such as -3.5 may have been meant."""
     ctx = error.ctx
     takes_arguments = ctx is not None and any(isinstance(p, click.Argument) for p in ctx.command.params)
     if ctx is None or error.option_name.startswith("--") or not takes_arguments:

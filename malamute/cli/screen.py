@@ -1,7 +1,7 @@
-"""What `malamute top` shows, and what its keys do. Pure: snapshots and keys in, a picture out.
+"""The screen of `malamute top`, and its keys. Pure: snapshots and keys in, a picture out.
 
-A *view* is a table with a key of its own. `Look` is how a person has set it all; `press` gives the next one.
-Rates are differences between two snapshots, so the first picture has none.
+A *view* is a table with a key of its own. `Look` has a person's choices; `press` returns the next one. Rates
+are differences between two snapshots, so the first picture has none.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 HEADING_LINES = 6
-"""Lines of the screen that are not rows of the table."""
+"""Lines of the screen besides the rows of the table."""
 
 
 class Snapshot(NamedTuple):
-    """What a broker reported at one moment, in seconds of any clock."""
+    """A broker's answers at one time, in seconds of any clock."""
 
     at_seconds: float
     status: admin.BrokerStatus
@@ -34,14 +34,14 @@ class Snapshot(NamedTuple):
     clients: Sequence[admin.ClientRow | admin.ClientDetails]
 
     def as_map(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """Return all of it for JSON."""
         from malamute.protocol import admin
 
         return {name: admin.encode(value) for name, value in self._asdict().items()}
 
 
 class Look(NamedTuple):
-    """How a person wants to see it: which view, sorted by which of its columns, from which row on."""
+    """A person's choices: the view, the column by which it is sorted, the first row."""
 
     view: int = 0
     column: int = 0
@@ -116,7 +116,7 @@ def _users(now: Snapshot, before: Snapshot | None) -> Rows:
 
 
 def client_rates(now: Snapshot, before: Snapshot | None) -> Mapping[str, tuple[float | None, float | None]]:
-    """Messages a second that each client has sent and received, by its id."""
+    """Return messages per second that each client has sent and received, by its id."""
     earlier = {row.id: row for row in before.clients} if before else {}
     rates = {}
     for row in now.clients:
@@ -144,7 +144,7 @@ VIEWS: Mapping[str, View] = {
 
 
 def rate(value: float | None, earlier: float | None, now: Snapshot, before: Snapshot | None) -> float | None:
-    """How much something grew in a second; None if that is not known, or it began anew."""
+    """Return the growth per second; None if it is unknown, or the count began anew."""
     if (
         before is None
         or value is None
@@ -157,7 +157,7 @@ def rate(value: float | None, earlier: float | None, now: Snapshot, before: Snap
 
 
 def arranged(look: Look, rows: Rows) -> Rows:
-    """The rows, sorted as the person wants. Numbers begin with the highest; what is missing comes last."""
+    """Return the rows, sorted. Numbers begin with the highest; missing ones come last."""
     if not rows:
         return rows
     column = [*rows[0]][look.column % len(rows[0])]
@@ -168,7 +168,7 @@ def arranged(look: Look, rows: Rows) -> Rows:
 
 
 def press(look: Look, key: str) -> Look | None:
-    """What a key makes of the look; None when it ends the program. Other keys do nothing."""
+    """Return the look after a key; None for a key that ends the program. Other keys do nothing."""
     if key in LEAVING:
         return None
     change = KEYS.get(key)
@@ -192,13 +192,13 @@ KEYS: Mapping[str, Callable[[Look], Look]] = {
     "\x1b[B": lambda look: look._replace(top=look.top + 1),
     "\x1b[A": lambda look: look._replace(top=max(look.top - 1, 0)),
 }
-"""What each key does. A terminal sends the arrows as three characters."""
+"""Functions of the keys. A terminal sends the arrows as three characters."""
 
 HELP = "1 2 3 4 Tab view   ← → s sort   r reverse   ↑ ↓ scroll   space pause   q quit"
 
 
 def summary(now: Snapshot, before: Snapshot | None) -> str:
-    """The broker in a line."""
+    """Return the broker in a line."""
     status = now.status
     earlier = before.status.messages_published if before else None
     speed = rate(status.messages_published, earlier, now, before)
@@ -216,7 +216,7 @@ def _span(seconds: float) -> str:
 
 
 def picture(look: Look, now: Snapshot, before: Snapshot | None, *, title: str, lines: int) -> Group:
-    """The screen: a line about the broker, the names of the views, the table, and the keys."""
+    """Return the screen: a line about the broker, the names of the views, the table, and the keys."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Options of a message that waits in a queue: how long it is good for, when it may come, and how soon."""
+"""Options of a message for a queue: expiry, delay, and priority."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 ACKNOWLEDGED = "acknowledged"
-"""The outcome that every sender hopes for."""
+"""The successful outcome."""
 
 OPTIONS = {
     "ttl": click.option(
         "--ttl",
         type=duration,
         metavar="DURATION",
-        help="It expires when nobody has taken it by then, as 30s.",
+        help="Time until it expires undelivered, as 30s.",
     ),
     "priority": click.option(
         "--priority", type=click.IntRange(0, 9), help="Higher is delivered first; 0 unless given."
@@ -47,11 +47,11 @@ OPTIONS = {
     ),
     "reply_to": click.option("--reply-to", metavar="ADDRESS", help="The mailbox that is to get the replies."),
 }
-"""Each option of the SDK as one of the command line."""
+"""Options of the SDK, each as one of the command line."""
 
 
 def print_outcome(sent: SentBase, *, as_json: bool) -> None:
-    """Print on standard error how something was settled."""
+    """Print the outcome of a message on standard error."""
     if as_json:
         shown = {"outcome": sent.outcome, "reason": sent.reason or None}
         click.echo(to_json(shown), err=True)
@@ -60,7 +60,7 @@ def print_outcome(sent: SentBase, *, as_json: bool) -> None:
 
 
 def message_options(*names: str) -> Callable[[Function], Function]:
-    """Add these options; the command gets those that were given as the map `options`."""
+    """Add these options; the command gets those given as the map `options`."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""The configuration of a broker on the command line: a file, the environment, and options before both."""
+"""The configuration of a broker on the command line: options before the environment before a file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def load(path: Path | None, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Config:
-    """The configuration of a file, with the environment before it and `section.option` values before both.
+    """Return the configuration of a file, with the environment and `section.option` values before it.
 
-    Raises `ConfigError` for what cannot be used; it names the option as it was given.
+    Raises `ConfigError` for an invalid value, with the name of the option as it was given.
     """
     from malamute.config import Config
 
@@ -38,7 +38,7 @@ def _parse_settings(ctx: click.Context, parameter: click.Parameter, texts: Seque
 
 
 def configured(function: Function) -> Function:
-    """Add the options of a broker; the command gets `read`, which reads what they say."""
+    """Add the options of a broker; the command gets `read`, which returns the configuration."""
 
     @click.option(
         "--config",
@@ -48,7 +48,9 @@ def configured(function: Function) -> Function:
         help="The configuration, a TOML file; without it every option has its default.",
     )
     @click.option("--data", metavar="DIR", help="The data directory: storage.directory.")
-    @click.option("--listen", multiple=True, metavar="ENDPOINT", help="Where to listen; may be given again.")
+    @click.option(
+        "--listen", multiple=True, metavar="ENDPOINT", help="An endpoint to listen on; may be repeated."
+    )
     @click.option(
         "--user", metavar="NAME[:GROUP]", help="Run as this user when root has started it: broker.user."
     )

@@ -1,4 +1,4 @@
-"""How a command that runs without end is ended: by a signal, or when nobody reads its output any more."""
+"""The end of a command that runs without end: by a signal, or by a closed pipe at its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM interrupt the block as SIGINT does, so that it cleans up."""
+    """Let SIGTERM interrupt the block as SIGINT does, for its cleanup."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -28,7 +28,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def until_stopped() -> Iterator[None]:
-    """Let SIGINT, SIGTERM, or a closed pipe at the output end the block, which is no error."""
+    """Let SIGINT, SIGTERM, or a closed pipe at the output end the block without an error."""
     with interruptible():
         try:
             yield
@@ -39,7 +39,7 @@ def until_stopped() -> Iterator[None]:
 
 
 def drop_output() -> None:
-    """Send what is still buffered nowhere: Python would complain of it when it exits."""
+    """Discard buffered output, of which Python would complain at the exit."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -47,7 +47,7 @@ def drop_output() -> None:
 
 
 def echo_if_read(text: str) -> None:
-    """Print what a server has to say when it starts: it serves, whether somebody reads that or not."""
+    """Print the greeting of a server, which serves even if its output is closed."""
     try:
         click.echo(text)
     except BrokenPipeError:

@@ -1,6 +1,6 @@
 """`malamute spark`: jobs over exported history, on this machine or on a cluster.
 
-`deploy/spark/job.py` runs the same commands under spark-submit, which says which cluster it is.
+`deploy/spark/job.py` runs the same commands under spark-submit, which chooses the cluster.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from malamute.spark.scan import ExportedHistory
 
 LOOK_SECONDS = 0.5
-"""Between two looks at how far Spark is."""
+"""Seconds between two looks at Spark's progress."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @click.group()
 def spark() -> None:
-    """Find out from exported history what happened, and publish it again.
+    """Analyze exported history, and publish it again.
 
     HISTORY is a directory that `malamute journal export` has written, or its URL. Spark runs on all cores of
     this machine unless --master names a cluster. It needs malamute[spark] and Java.
@@ -50,7 +50,7 @@ def spark() -> None:
 
 
 def _parse_time(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Nanoseconds since the epoch."""
+    """Return nanoseconds since the epoch."""
     if text is None:
         return None
     kind, colon, _ = text.partition(":")
@@ -59,12 +59,10 @@ def _parse_time(ctx: click.Context, parameter: click.Parameter, text: str | None
 
 
 def over_history(function: Function) -> Function:
-    """Add HISTORY and the options that say which part of it; the command gets it as `history`."""
+    """Add HISTORY and the options that select a part of it; the command gets it as `history`."""
 
     @click.argument("location", metavar="HISTORY")
-    @click.option(
-        "--stream", "streams", multiple=True, metavar="NAME", help="This stream; may be given again."
-    )
+    @click.option("--stream", "streams", multiple=True, metavar="NAME", help="This stream; may be repeated.")
     @click.option(
         "--since", callback=_parse_time, metavar="TIME", help="From then on: 2026-01-31T12:00, or since:1h."
     )
@@ -107,7 +105,7 @@ def _session(master: str) -> Iterator[SparkSession]:
     with interruptible():
         settings = {"spark__log__level": "ERROR", "spark__ui__showConsoleProgress": "false"}
         if not master and "PYSPARK_GATEWAY_PORT" not in os.environ:
-            # One machine: Spark's default of 200 is for a cluster, which says what it wants itself.
+            # This is for one machine: Spark's default of 200 is for a cluster, which has settings of its own.
             settings["spark__sql__shuffle__partitions"] = str(4 * (os.cpu_count() or 1))
         with bar("starting Spark", "seconds"):
             session = open_session("malamute", master, **settings)
@@ -123,7 +121,7 @@ def _session(master: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _watched(session: SparkSession, progress: Progress) -> Iterator[None]:
-    """Tell how many tasks of Spark are done, of those that are known yet, while the block runs."""
+    """Report the known and the finished tasks of Spark, during the block."""
     if not sys.stderr.isatty():
         yield
         return
@@ -141,9 +139,9 @@ def _watch(tracker: StatusTracker, progress: Progress, ended: threading.Event) -
     from py4j.protocol import Py4JError
 
     stages: dict[int, tuple[int, int]] = {}
-    with suppress(Py4JError, OSError):  # Spark has ended: whoever waits for it says so
+    with suppress(Py4JError, OSError):  # Spark has ended, which its caller reports
         while not ended.wait(LOOK_SECONDS):
-            # A stage that is not active any more is done.
+            # A stage that is no longer active is done.
             stages = {number: (total, total) for number, (_, total) in stages.items()}
             for number in tracker.getActiveStageIds():
                 if found := tracker.getStageInfo(number):
@@ -179,7 +177,7 @@ def _watch(tracker: StatusTracker, progress: Progress, ended: threading.Event) -
     "measures",
     multiple=True,
     metavar="NAME=SQL by NAME=SQL; …",
-    help="Sum up a number by groups, both in Spark's SQL on the columns of the history; may be given again.",
+    help="Sum up a number by groups, both in Spark's SQL on the columns of the history; may be repeated.",
 )
 @master_option
 @json_option
@@ -194,10 +192,10 @@ def analyze(
     master: str,
     as_json: bool,
 ) -> None:
-    """What happened: volume, order, senders, headers and queues, as tables and as one page of HTML.
+    """Analyze volume, order, senders, headers and queues, as tables and as one page of HTML.
 
-    The tables are directories of Parquet in DIR, and the page is report.html beside them. What cannot be
-    read is printed, and the exit code is 1; the rest is analysed all the same.
+    The tables are directories of Parquet in DIR, and the page is report.html beside them. Unreadable parts
+    are printed, and the exit code is 1; the rest is analyzed all the same.
     """
     from malamute.spark.analyze import AnalyzeOptions, Measure
     from malamute.spark.analyze import analyze as run
@@ -239,10 +237,10 @@ _SHOWN = ("stream", "messages", "bytes", "first", "last", "gaps", "missing", "du
 def match_command(
     history: ExportedHistory, *, subscriptions: Path, target: str, count: int, master: str, as_json: bool
 ) -> None:
-    """What the SUBSCRIPTIONS of a file would have received: hits a day, and examples.
+    """Count the messages that the SUBSCRIPTIONS of a file would have received: hits a day, and examples.
 
-    The file is TOML or JSON: a list named `subscription` of tables with name, criteria, where and stream, of
-    which none is needed. They are matched as the broker matches them.
+    The file is TOML or JSON: a list named `subscription` of tables with name, criteria, where and stream, all
+    of them optional. Matching is the broker's own.
     """
     from malamute.spark.match import load, match
 
@@ -279,7 +277,7 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
     )
 )
 @over_history
-@click.option("--match", "patterns", multiple=True, metavar="PATTERN", help="Subjects; may be given again.")
+@click.option("--match", "patterns", multiple=True, metavar="PATTERN", help="Subjects; may be repeated.")
 @click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
 @click.option(
     "--into", default="", metavar="STREAM", help="Into this stream; without it each under its name."
@@ -303,7 +301,7 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
     metavar="DURATION",
     help="To wait for a broker.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would be published.")
+@click.option("--dry-run", is_flag=True, help="Only show the messages to be published.")
 @click.option("--url", "-u", envvar="MALAMUTE_URL", show_default=URL, help="The broker.")
 @context_option
 @master_option
@@ -323,10 +321,10 @@ def replay(
     master: str,
     as_json: bool,
 ) -> None:
-    """Publish history again, into streams of the broker at --url, in its order and each message once.
+    """Publish history again, into streams of the broker at --url, in order and each message once.
 
-    Whatever fails on the way, the same command continues where it was. Messages get headers that say where
-    they come from: malamute.stream, malamute.sequence, malamute.time and malamute.sender.
+    After a failure the same command continues from there. Messages get headers with their origin:
+    malamute.stream, malamute.sequence, malamute.time and malamute.sender.
     """
     from malamute.spark.login import Login
     from malamute.spark.replay import ReplaySettings, plan
@@ -363,7 +361,7 @@ def _planned(one: Any) -> dict[str, Any]:
 
 
 def _end(damage: Sequence[Any], *, as_json: bool) -> None:
-    """Print what could not be read, which is an error."""
+    """Print damage as an error."""
     if not damage:
         return
     if not as_json:

@@ -1,8 +1,8 @@
-"""Standard input, output and error where a process was started without them, as by `>&-` or some supervisors.
+"""Standard input, output and error of a process started without them, as by `>&-` or some supervisors.
 
 Python has None for such a stream then, and the number is free for the next socket or file that is opened,
-into which others would write. So each number is taken by /dev/null. A service goes on so; a command that has
-nowhere to write, or nothing to read from, says so.
+into which others would write. So /dev/null is opened in place of each. A service runs with it; a command
+without its output or input is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _NoInput(io.RawIOBase):
 
 
 def open_all() -> None:
-    """Take the numbers of the streams that are missing. To be called before anything else is opened."""
+    """Open /dev/null in place of missing streams. To be called before any other file is opened."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -41,16 +41,16 @@ def _writer(number: int) -> io.TextIOWrapper:
 
 
 def has_input() -> bool:
-    """Whether there is a standard input."""
+    """Return whether there is a standard input."""
     source = getattr(sys.stdin, "buffer", None)
     return source is not None and not source.closed and type(getattr(source, "raw", None)) is not _NoInput
 
 
 def check_output(command: str) -> None:
-    """Take /dev/null for the standard output of a service.
+    """Use /dev/null for the missing standard output of a service.
 
     Raises:
-        BadInput: it is missing, and the command is none.
+        BadInput: standard output is missing, and the command is no service.
     """
     if sys.stdout is None:
         if command not in _SERVICES:
@@ -59,4 +59,4 @@ def check_output(command: str) -> None:
 
 
 _SERVICES = ("broker", "gateway")
-"""Commands that are started by supervisors, and whose output nobody needs."""
+"""Commands that are started by supervisors, and whose output is optional."""

@@ -1,4 +1,4 @@
-"""`malamute stream`: what an operator asks of streams, and changes in them."""
+"""`malamute stream`: queries about streams, and changes of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from malamute.protocol import admin
 
 KEPT = {"bytes": "retain_bytes", "count": "retain_count", "age": "retain_age"}
-"""The limits of a retention, and how the store calls those in force."""
+"""The limits of a retention, and their names in a row of the store."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -36,7 +36,7 @@ name_argument = click.argument("name", shell_complete=completion.names("streams"
 
 
 def limits_options(function: Function) -> Function:
-    """Add --bytes, --count and --age; the command gets `limits`, a map of those that were given."""
+    """Add --bytes, --count and --age; the command gets `limits`, a map of those given."""
 
     @click.option(
         "--bytes", "bytes_", type=size, metavar="SIZE", help="How much is kept, as 64MiB; 0 is all."
@@ -55,7 +55,7 @@ def limits_options(function: Function) -> Function:
 
 
 def _parse_expected(ctx: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
-    """The limits that are expected, as arguments of the change."""
+    """Return the expected limits, as arguments of the change."""
     expected = {}
     for text in texts:
         limit, equals, value = text.partition("=")
@@ -79,7 +79,7 @@ stream.add_command(view)
 @connects
 @json_option
 def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
-    """List the streams: the sequences that each holds, and how many selectors read it."""
+    """List the streams: the sequences of each, and the number of its selectors."""
     show_list(connection, "streams", as_json=as_json)
 
 
@@ -88,14 +88,14 @@ def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
 @connects
 @json_option
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
-    """Show what is kept of a stream, who reads it, and how far behind.
+    """Show a stream's retention, its readers, and their lag.
 
-    How much is kept, `run time` says if it was set for the stream, or else a rule of the configuration, an
-    option, or its defaults: that is the source.
+    The source of the retention is `run time` if it was set for the stream, otherwise a rule of the
+    configuration, an option, or the default.
 
-    Lag is in messages, and in seconds between the newest message and the last one that a reader had. Switches
-    are how often a reader has come to the head of the stream, or fallen behind it; failures are those of
-    families of patterns that are plug-ins.
+    Lag is in messages, and in seconds between the newest message and the last one of a reader. Switches count
+    how often a reader has reached the head of the stream, or fallen behind it; failures are errors of plug-in
+    families.
     """
     from malamute.protocol import admin
 
@@ -110,7 +110,7 @@ def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
 
 
 def _stored(client: Client, name: str) -> admin.StoredStream | None:
-    """What the store has of a stream."""
+    """Return the store's row of a stream."""
     from malamute.protocol import admin
 
     return next(iter(client.query(admin.StoredQuery(stream=name, limit=1))), None)
@@ -125,9 +125,9 @@ def _stored(client: Client, name: str) -> admin.StoredStream | None:
 def create(
     name: str, *, limits: dict[str, Any], dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """Make a stream, and say how much of it is kept; without that the broker's configuration does.
+    """Create a stream with its own retention; by default the broker's configuration applies.
 
-    Publishing or subscribing makes a stream as well. One that is in use is refused.
+    Publishing or subscribing creates a stream as well. A stream in use is refused.
     """
     from malamute.protocol import admin
 
@@ -161,10 +161,10 @@ def edit(
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Set how much of a stream is kept. What is not named stays as it is.
+    """Set the retention of a stream. Limits that are not named stay.
 
-    It takes the place of what the configuration says. What is over it is dropped at once. With --expect,
-    error 412 refuses it if another one has changed that meanwhile.
+    This has precedence over the configuration. Messages beyond the limits are dropped at once. With --expect,
+    error 412 refuses the change if the limits were changed meanwhile.
     """
     from malamute.protocol import admin
 
@@ -184,7 +184,7 @@ def edit(
 @connects
 @json_option
 def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
-    """Drop all messages of a stream. Its readers, cursors and retention stay, and its sequences go on."""
+    """Drop all messages of a stream. Its readers, cursors and retention stay, and its sequences continue."""
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")
@@ -202,9 +202,9 @@ def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions,
 def delete(
     name: str, *, cascade: bool, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """Remove a stream, with its history and its retention.
+    """Delete a stream, with its messages and its retention.
 
-    It is refused while anything hangs on it, and says what: --cascade ends that, and --dry-run shows it.
+    A stream with dependents is refused: --cascade deletes them as well, and --dry-run shows them.
     """
     from malamute.protocol import admin
 
@@ -220,7 +220,7 @@ def delete(
 @name_argument
 @click.argument("subject")
 @headers_option
-@click.option("--sender", default="", metavar="ADDRESS", help="Who would have published it.")
+@click.option("--sender", default="", metavar="ADDRESS", help="The sender of the message.")
 @click.option("--failed", is_flag=True, help="Only the selectors that do not match.")
 @connects
 @json_option
@@ -234,7 +234,7 @@ def explain(
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Show which subscriptions of a stream would get a message, and of the others what failed first."""
+    """Show subscriptions of a stream that match a message, and the first failed criterion of the others."""
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")

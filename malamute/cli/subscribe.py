@@ -1,4 +1,4 @@
-"""`malamute sub`: print the messages of a stream as they come."""
+"""`malamute sub`: print the messages of a stream as they arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from malamute.client.sync.consumers import Subscription
 
 CHUNK = 1000
-"""Messages printed at once, at most."""
+"""Maximum messages printed at once."""
 
 
 @click.command(
@@ -38,11 +38,12 @@ CHUNK = 1000
     help="new, first, last, last-per-subject, seq:N, time:2026-01-31T12:00, or since:1h.",
 )
 @click.option(
-    "--cursor", default="", metavar="NAME", help="Go on where NAME is, and move it behind what was printed."
+    "--cursor",
+    default="",
+    metavar="NAME",
+    help="Continue at the cursor NAME, and move it behind printed messages.",
 )
-@click.option(
-    "--committed", is_flag=True, help="Only what is on the broker's disk, so that no crash takes it back."
-)
+@click.option("--committed", is_flag=True, help="Only durable messages, which no crash can revoke.")
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
@@ -67,11 +68,11 @@ def sub(
     connection: ConnectionOptions,
     render: Render,
 ) -> None:
-    """Subscribe to STREAM, and print each message whose subject meets any PATTERN; without one, all.
+    """Subscribe to STREAM, and print each message whose subject matches any PATTERN; all by default.
 
-    A line has the sequence, the subject, the body and the headers, with tabs between them. It ends with
-    SIGINT, SIGTERM, or when nobody reads its output. Messages that are unavailable, and what happens
-    to the connection, are printed on standard error.
+    A line has the sequence, the subject, the body and the headers, with tabs between them. The command ends
+    with SIGINT, SIGTERM, or when its output is closed. Gaps and events of the connection are printed on
+    standard error.
     """
     connection, stream = connection.to(stream, "stream")
     with until_stopped(), connection.open() as client:
@@ -93,7 +94,7 @@ def sub(
 
 
 def window(count: int | None) -> int:
-    """The credit for so many messages: no more than are wanted."""
+    """Return the credit for `count` messages: no more than wanted."""
     from malamute.client.options import CREDIT_MESSAGES
 
     return CREDIT_MESSAGES if count is None else min(count, CREDIT_MESSAGES)
@@ -108,10 +109,9 @@ def follow(
     pace: Pacer | None = None,
     commit: bool = False,
 ) -> int:
-    """Print messages as they come, and commit each chunk that was printed if that is wanted.
+    """Print messages as they arrive; with `commit`, commit each printed chunk.
 
-    It ends after `count` messages, or when none comes for so many seconds. Returns how many of `count` did
-    not come.
+    The end is after `count` messages, or `wait_seconds` without one. Returns the number of missing messages.
     """
     left = count
     while left is None or left > 0:

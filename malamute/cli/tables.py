@@ -18,7 +18,7 @@ GAP = "  "
 
 
 def cell(column: str, value: Any) -> str:
-    """A value in words."""
+    """Return a value in words."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -35,9 +35,9 @@ def cell(column: str, value: Any) -> str:
 
 
 def criteria_words(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its criteria in words."""
+    """Return a row with its criteria in words."""
     criteria = " | ".join(f"{family} {pattern}".rstrip() for family, pattern in row["criteria"])
-    # The id is for those who ask for the next page.
+    # The id is only for requesting the next page.
     return {name: value for name, value in {**row, "criteria": criteria}.items() if name != "id"}
 
 
@@ -51,7 +51,7 @@ def show_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, title: str = 
 
 
 def show_map(fields: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print one thing with its properties, as JSON or in two columns."""
+    """Print one resource with its properties, as JSON or in two columns."""
     if as_json:
         click.echo(to_json(fields))
     else:
@@ -61,7 +61,7 @@ def show_map(fields: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def show_whole(found: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print one thing with what belongs to it: its lists of rows as tables of their own."""
+    """Print one resource with its parts: its lists of rows are tables of their own."""
     if as_json:
         click.echo(to_json(found))
         return
@@ -75,7 +75,7 @@ def show_whole(found: Mapping[str, Any], *, as_json: bool) -> None:
 def show_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], title: str = ""
 ) -> None:
-    """Print rows of texts; `right` says which columns are aligned to the right."""
+    """Print rows of texts; `right` are the columns aligned to the right."""
     titles = [_words(column) for column in columns]
     if sys.stdout.isatty():
         _show_rich(titles, rows, right, title)

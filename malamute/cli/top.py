@@ -1,4 +1,4 @@
-"""`malamute top`: watch a broker, live, with keys; or print what it would show, once or as JSON."""
+"""`malamute top`: watch a broker, live, with keys; or print its screen once, or as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from malamute.client.sync.client import Client
 
 PATIENCE_SECONDS = 1.0
-"""How long the screen waits for a broker that does not answer, in seconds."""
+"""Seconds that the screen waits for a broker."""
 
 
 @click.command(epilog=examples("malamute top", "malamute top --view queues --count 1", "malamute top --json"))
@@ -42,10 +42,10 @@ PATIENCE_SECONDS = 1.0
 def top(
     interval_seconds: float, *, count: int | None, view: str, connection: ConnectionOptions, as_json: bool
 ) -> None:
-    """Watch what a broker does: its streams, its queues, its clients and its users, sorted as you like.
+    """Watch the activity of a broker: its streams, queues, clients and users, sorted as you like.
 
-    The keys stand at the foot of the screen. Without a terminal it prints all views once and ends, or
-    --count times; with --json what the broker reported, one object a line.
+    The keys stand at the foot of the screen. Without a terminal all views are printed once, or --count times;
+    with --json the broker's answers, one object a line.
     """
     look = Look(view=[*VIEWS].index(view))
     with until_stopped(), connection.open() as client:
@@ -59,7 +59,7 @@ def top(
 
 
 def take(client: Client, timeout: float | None = None) -> Snapshot:
-    """Ask a broker how it is. Raises `TimedOut`."""
+    """Query a broker for a snapshot. Raises `TimedOut`."""
     from malamute.protocol import admin
 
     return Snapshot(
@@ -97,7 +97,7 @@ def _watch(client: Client, look: Look, interval_seconds: float, count: int | Non
 
     console = Console(highlight=False)
     title = f"malamute top   {client.url}"
-    # What happens to the connection would be written across the screen: it is in the title instead.
+    # Events of the connection would be written across the screen: its title has them instead.
     client.on_event = lambda event: None
     before, now, taken = None, take(client), 1
     with keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:

@@ -1,4 +1,4 @@
-"""`malamute user`: the accounts of those who may log in, in a running broker or in a file."""
+"""`malamute user`: the accounts of users, in a running broker or in a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 class Book(Protocol):
-    """Where accounts are kept. The fields are those of the change `user.set`."""
+    """A store of accounts. The fields are those of the change `user.set`."""
 
     def add(self, name: str, **fields: Any) -> Row:
         """Add an account."""
@@ -40,15 +40,15 @@ class Book(Protocol):
         """Change those fields of an account that are not None."""
 
     def remove(self, name: str, *, dry_run: bool) -> Row:
-        """Remove an account, or only look whether it could be."""
+        """Remove an account, or make a dry run."""
 
     def list(self) -> Iterable[Row]:
-        """All accounts, by name."""
+        """Return all accounts, by name."""
 
 
 @dataclass
 class BrokerBook:
-    """The accounts of a running broker. It stores changes, and goes by them at once."""
+    """The accounts of a running broker, which stores and applies changes at once."""
 
     connection: ConnectionOptions
 
@@ -72,11 +72,11 @@ class BrokerBook:
         return self._change(UserRemove(name=name, dry_run=dry_run))
 
     def list(self) -> Iterable[Row]:
-        """The accounts of the broker's file, and those in its store, with what each uses of its own quota."""
+        """Return the accounts of the broker's file and of its store, each with the use of its quota."""
         from malamute.protocol.admin import UsersQuery, encode
 
         with self.connection.open() as client:
-            # What has its default is in no map.
+            # Fields with their default are in no map.
             return [{**row.as_map(), "quotas": encode(row.quotas)} for row in client.query(UsersQuery())]
 
     def _change(self, change: Any) -> Row:
@@ -87,12 +87,12 @@ class BrokerBook:
 
 @dataclass
 class FileBook:
-    """The accounts of a file. A broker takes a change with its next reload."""
+    """The accounts of a file. A broker applies changes with its next reload."""
 
     path: Path
 
     def add(self, name: str, **fields: Any) -> Row:
-        """Add an account; the first one makes the file."""
+        """Add an account; the first one creates the file."""
         from malamute.access import Account, Accounts
 
         accounts = self._load() if self.path.exists() else Accounts()
@@ -116,7 +116,7 @@ class FileBook:
         return {"name": name}
 
     def list(self) -> Iterable[Row]:
-        """All accounts, in their order."""
+        """Return all accounts, in their order."""
         return [_row(account) for account in self._load().by_name.values()]
 
     def _load(self) -> Accounts:
@@ -162,12 +162,12 @@ def _row(account: Account) -> Row:
 
 @click.group()
 def user() -> None:
-    """Add, change and list those who may log in.
+    """Add, change and list accounts.
 
-    A running broker stores them, and goes by each change at once. With --accounts they are in a file for its
-    owner alone, which `access.accounts` of the configuration names, and a broker takes a change with
-    `malamute broker reload`. What the file says of a name, a key or a uid counts. What they use of their
-    quotas, `show` and `quotas` ask it.
+    A running broker stores accounts, and applies each change at once. With --accounts they are in a file for
+    its owner alone, the one of `access.accounts` in the configuration, and a broker applies changes with
+    `malamute broker reload`. The file has precedence for a name, a key or a uid. `show` and `quotas` have the
+    use of quotas.
     """
 
 
@@ -200,7 +200,7 @@ def _keeps(function: Function) -> Function:
 
 
 def _describes(function: Function) -> Function:
-    """Add what an account has; the command gets it as `fields`, with None for what was not given."""
+    """Add the properties of an account; the command gets them as `fields`, with None for omitted ones."""
 
     @click.option("--key", "-k", help="The public half of a CURVE key, or the file that has it.")
     @click.option(
@@ -210,13 +210,13 @@ def _describes(function: Function) -> Function:
         help="Ask for a password; where there is no terminal it is a line of standard input.",
     )
     @click.option("--uid", type=click.IntRange(0), help="The uid of the system, for endpoints with `peer+`.")
-    @click.option("--group", "-g", "groups", multiple=True, help="A group; may be given again.")
+    @click.option("--group", "-g", "groups", multiple=True, help="A group; may be repeated.")
     @click.option(
         "--rule",
         "-r",
         "rules",
         multiple=True,
-        help="A rule of his own, on a running broker; may be given again.",
+        help="A rule of its own, on a running broker; may be repeated.",
     )
     @functools.wraps(function)
     def command(
@@ -232,7 +232,7 @@ def _describes(function: Function) -> Function:
             "password": _asked() if asks else None,
             "key": _key(key) if key else None,
             "uid": uid,
-            # An empty one is none, so that all can be taken away.
+            # An empty group means none, so that all can be removed.
             "groups": [*filter(None, groups)] if groups else None,
         }
         return function(*args, fields=fields, rules=rules, **more)
@@ -268,17 +268,15 @@ def add(name: str, *, fields: Row, rules: Sequence[str], book: Book, as_json: bo
 )
 @click.argument("name")
 @_describes
-@click.option(
-    "--remove-rule", "removed", multiple=True, help="A rule of his own to take away; may be given again."
-)
+@click.option("--remove-rule", "removed", multiple=True, help="A rule of its own to remove; may be repeated.")
 @_keeps
 def set_(
     name: str, *, fields: Row, rules: Sequence[str], removed: Sequence[str], book: Book, as_json: bool
 ) -> None:
-    """Change an account: what is given takes the place of what it has.
+    """Change an account: given options replace its properties.
 
-    --rule and --remove-rule leave its other rules as they are. With --group '' it is in no group, and with
-    --rule '' it has no rules but those that are given as well.
+    --rule and --remove-rule preserve its other rules. With --group '' the account is in no group, and with
+    --rule '' it has no rules except others given as well.
     """
     added = [*filter(None, rules)]
     fields["access_rules"] = [] if "" in rules else None
@@ -300,7 +298,7 @@ def passwd(name: str, *, book: Book, as_json: bool) -> None:
 @click.argument("name")
 @_keeps
 def disable(name: str, *, book: Book, as_json: bool) -> None:
-    """Keep an account from logging in. Its sessions end."""
+    """Disable the login of an account. Its sessions end."""
     show_map(book.set(name, disabled=True), as_json=as_json)
 
 
@@ -308,7 +306,7 @@ def disable(name: str, *, book: Book, as_json: bool) -> None:
 @click.argument("name")
 @_keeps
 def enable(name: str, *, book: Book, as_json: bool) -> None:
-    """Let an account log in again that was disabled."""
+    """Enable the login of a disabled account."""
     show_map(book.set(name, disabled=False), as_json=as_json)
 
 
@@ -328,9 +326,9 @@ user.add_command(quotas)
 @user.command("list")
 @_keeps
 def listing(*, book: Book, as_json: bool) -> None:
-    """List the accounts, and of a running broker what each uses of its own quota.
+    """List the accounts, with the use of their own quota in a running broker.
 
-    Passwords are not shown. What a group has used, `quotas` shows.
+    Passwords are not shown. `quotas` shows the use by groups.
     """
     rows = [*book.list()]
     if not as_json:

@@ -1,4 +1,4 @@
-"""`malamute stream view`: page through what a stream holds, and end there."""
+"""`malamute stream view`: page through the stored messages of a stream, and end there."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from malamute.client.sync.consumers import Subscription
 
 CHUNK = 1000
-"""Messages that are read at once where there are no pages."""
+"""Messages read at once without pages."""
 
 HEADING_LINES = 6
-"""Lines of a terminal that are not for messages: the title of the table, and the question."""
+"""Lines of a terminal besides messages: the title of the table, and the question."""
 
 
 @click.command(
@@ -47,7 +47,7 @@ HEADING_LINES = 6
 )
 @click.option("--limit", "-n", type=click.IntRange(min=1), help="End after this many messages.")
 @click.option(
-    "--page", type=click.IntRange(min=1), help="Messages on a page of a terminal; what fits unless given."
+    "--page", type=click.IntRange(min=1), help="Messages on a page; by default as many as fit the terminal."
 )
 @connects
 @prints_messages(None)
@@ -63,11 +63,10 @@ def view(
     connection: ConnectionOptions,
     render: Render | None,
 ) -> None:
-    """Show the messages that a stream holds, from the oldest on, and end at the newest.
+    """Show the stored messages of a stream, from the oldest to the newest.
 
-    On a terminal it stops after each page: Enter or the space bar shows the next one, q ends. Elsewhere it
-    continues to the end. Without --json, --raw, --body and --format it is a table with the beginning of
-    bodies.
+    A terminal pauses after each page: Enter or the space bar shows the next one, q ends. Other output
+    continues to the end. Without --json, --raw, --body and --format a table shows the beginning of bodies.
     """
     if since and start:
         raise click.UsageError("--since and --start together: expected one of them")
@@ -97,7 +96,7 @@ def pages(
     size: int,
     limit: int | None,
 ) -> Iterator[list[Message]]:
-    """Lists of `size` messages that a stream holds now, the last one shorter; `limit` in all."""
+    """Yield lists of `size` stored messages, the last one shorter; `limit` in all."""
     from malamute.client.events import Switched
     from malamute.protocol import admin
 
@@ -107,7 +106,7 @@ def pages(
     live, on_event = False, client.on_event
 
     def listen(event: Any) -> None:
-        # Live means that what the stream held has come: it waits here, or is taken already.
+        # Live means that all stored messages have arrived: they wait here, or were popped already.
         nonlocal live
         if isinstance(event, Switched) and event.state == "live":
             live = True
@@ -120,7 +119,7 @@ def pages(
         source = messages
         if live:
             messages.cancel()
-        wait_seconds: float | None = 0.0  # at first: where nothing is to come, nothing reports it
+        wait_seconds: float | None = 0.0  # at first: an empty stream reports nothing
         part: list[Message] = []
         while left:
             taken = messages.take(min(size - len(part), left), timeout=wait_seconds)
@@ -139,7 +138,7 @@ def pages(
 
 
 def _start(since: str) -> str:
-    """The start that --since means: an age, or a time where it begins with a year."""
+    """Return the start for --since: an age, or a time if it begins with a year."""
     return f"time:{since}" if since[4:5] == "-" else f"since:{since}"
 
 

@@ -29,14 +29,14 @@ EXIT_HEADER = "malamute.exit"
 """The header of a reply with the exit code of a command that failed."""
 
 ERROR_CHARACTERS = 1000
-"""How much of a command's standard error a reply has, from its end."""
+"""Characters of a command's standard error in a reply, from its end."""
 
 PIECE_BYTES = 65_536
-"""How much is read or written at a time."""
+"""Bytes read or written at a time."""
 
 
 class _WithCommand(click.Command):
-    """A command that ends with `-- COMMAND...`, which is not for click to read."""
+    """A command that ends with `-- COMMAND...`, which click must not parse."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -80,13 +80,13 @@ def work(
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
-    """Answer the requests to SERVICE whose subject meets any PATTERN by running COMMAND for each.
+    """Answer the requests to SERVICE whose subject matches any PATTERN by running COMMAND for each.
 
-    The body of the request is its standard input, and what it writes to standard output is the reply. One
-    word is given to the shell, several are run as they are. Its environment has MALAMUTE_SERVICE,
-    MALAMUTE_SUBJECT, MALAMUTE_SENDER, MALAMUTE_ATTEMPTS, and the headers as MALAMUTE_HEADER_NAME.
+    The body of the request is its standard input, and its standard output is the reply. One word is run by
+    the shell, several are run directly. Its environment has MALAMUTE_SERVICE, MALAMUTE_SUBJECT,
+    MALAMUTE_SENDER, MALAMUTE_ATTEMPTS, and the headers as MALAMUTE_HEADER_NAME.
 
-    It may run for as long as it needs: the broker is notified meanwhile that it is at work. When it fails,
+    The command may run for as long as it needs: progress is reported to the broker meanwhile. When it fails,
     the reply has the headers malamute.exit, its exit code, and malamute.error with the end of its standard
     error. A request whose command is interrupted goes to another worker.
     """
@@ -104,7 +104,7 @@ def work(
 
 
 class Outcome(NamedTuple):
-    """What became of a command: its exit code, what it wrote, and what went wrong."""
+    """The result of a command: its exit code, its output, and its error."""
 
     code: int
     output: bytes
@@ -123,7 +123,7 @@ class Commands:
         self._lock = threading.Lock()
 
     def answer(self, request: Request) -> None:
-        """Answer a request. It stays unanswered if `stop` came before the command was done."""
+        """Answer a request, unless `stop` comes before the command is done."""
         try:
             outcome = self._execute(request)
         except (OSError, ValueError) as error:
@@ -136,7 +136,7 @@ class Commands:
             request.reply(b"", _failure(Outcome(outcome.code or -1, b"", error.text.encode())))
 
     def stop(self) -> None:
-        """End the commands that run, and answer no more."""
+        """End the running commands, and answer no more."""
         with self._lock:
             self._stopping = True
             for process in self._processes:
@@ -146,7 +146,7 @@ class Commands:
         with self._lock:
             if self._stopping:
                 return Outcome(-1, b"", b"")
-            # Away from our terminal's signals: when we are interrupted, we end it ourselves.
+            # The command is detached from the terminal's signals: an interrupt of this process ends it here.
             process = subprocess.Popen(
                 self.command,
                 shell=isinstance(self.command, str),
@@ -165,7 +165,7 @@ class Commands:
                 self._processes.discard(process)
 
     def _converse(self, process: subprocess.Popen[bytes], body: bytes) -> Outcome:
-        """Give a command its input, and take what it writes, up to the limit."""
+        """Give a command its input, and read its output, up to the limit."""
         conversation = Conversation(process, body, self._output_bytes_max)
         if conversation.run():
             return Outcome(process.wait(), bytes(conversation.output), bytes(conversation.errors))
@@ -193,7 +193,7 @@ class Conversation:
         self._selector.register(pipe, events, act)
 
     def run(self) -> bool:
-        """Until all three are closed. Returns False when the output is too much."""
+        """Run until all three are closed. Return False when the output exceeds the limit."""
         with self._selector:
             while self._selector.get_map():
                 for key, _ in self._selector.select():
@@ -210,7 +210,7 @@ class Conversation:
         try:
             self._left = self._left[os.write(pipe, self._left[:PIECE_BYTES]) :] if self._left else self._left
         except BrokenPipeError:
-            return False  # it does not want all of its input
+            return False  # the command does not read all of its input
         return bool(self._left)
 
     def _take_output(self, pipe: int) -> bool:
@@ -227,13 +227,13 @@ class Conversation:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a command to end, with all that it has started."""
+    """Ask a command to end, with all processes that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
 
 
 def environment(service: str, request: Request, base: Mapping[str, str]) -> dict[str, str]:
-    """What a command finds in its environment."""
+    """Return the environment of a command."""
     fields = {
         "SERVICE": service,
         "SUBJECT": request.subject,
@@ -241,7 +241,7 @@ def environment(service: str, request: Request, base: Mapping[str, str]) -> dict
         "ATTEMPTS": str(request.attempts),
     }
     for name, value in request.headers.items():
-        # Never two underscores in a row: that would be an option of a broker.
+        # Two underscores in a row would be an option of a broker.
         plain = re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_")
         fields[f"HEADER_{plain}"] = value if isinstance(value, str) else _text_of(value)
     # No environment can hold a NUL.
@@ -249,7 +249,7 @@ def environment(service: str, request: Request, base: Mapping[str, str]) -> dict
 
 
 def _text_of(value: float | bool | None) -> str:
-    """A value of a header as text: numbers as in Python, true, false, and nothing for null."""
+    """Return the value of a header as text: numbers as in Python, true, false, and nothing for null."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)

@@ -38,8 +38,8 @@ def demo(data: Path, rows: int | None, seed: int, *, as_json: bool) -> None:
 
     A broker is started on a temporary directory. Flights and weather are published to topic subscribers, a
     report for each airport is sent to a recipient who connects only afterwards, and three workers of unequal
-    speed answer requests about delays. The end is a table of what was sent and received, beside the same
-    counts made from the files without a broker. The exit code is 1 if they are not all equal.
+    speed answer requests about delays. A table shows the messages sent and received, beside the same counts
+    made from the files without a broker. The exit code is 1 if they are not all equal.
     """
     files = Files(data, weather_beside(data), rows, seed)
     begun = time.monotonic()
@@ -63,7 +63,7 @@ def demo(data: Path, rows: int | None, seed: int, *, as_json: bool) -> None:
 
 @contextmanager
 def _progress(counted: DemoTally) -> Iterator[Advance]:
-    """Bars on a terminal, and nothing elsewhere."""
+    """Show bars on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda what, count: None
         return

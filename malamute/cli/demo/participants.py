@@ -1,4 +1,4 @@
-"""Who takes part: subscribers in threads, and workers in processes of their own."""
+"""Participants: subscribers in threads, and workers in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from malamute.client.sync.client import connect
 from malamute.errors import MalamuteError
 
 END = "demo.end"
-"""The subject of the last message of each stream. Every subscriber asks for it, to know that it has all."""
+"""The subject of the last message of each stream, by which every subscriber knows that it has all."""
 
 SERVICE = "delays"
 START_SECONDS = 30.0
@@ -25,7 +25,7 @@ WAIT_SECONDS = 120.0
 
 
 class WorkerKind(NamedTuple):
-    """A worker, and how many times it does the same work."""
+    """A worker, and how often it repeats the same work."""
 
     name: str
     effort: int
@@ -35,7 +35,7 @@ WORKERS = (WorkerKind("fast", 50), WorkerKind("medium", 400), WorkerKind("slow",
 
 
 class Listener(threading.Thread):
-    """Counts the messages of one topic until the end. `error` is what went wrong."""
+    """Counts the messages of one topic until the end. `error` is the failure, if any."""
 
     def __init__(self, url: str, topic: DemoTopic) -> None:
         super().__init__(name=f"listener {topic.pattern}", daemon=True)
@@ -74,7 +74,7 @@ class Listener(threading.Thread):
 
 
 def answer(url: str, kind: WorkerKind, together: Barrier) -> None:
-    """Work: the statistics of the delays in each request. It runs until the process is ended."""
+    """Answer each request with the statistics of its delays, until the process is ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with connect(url, address=f"worker-{kind.name}", timeout=START_SECONDS) as client:
         requests = client.work(SERVICE, "delay.#")
@@ -87,13 +87,13 @@ def answer(url: str, kind: WorkerKind, together: Barrier) -> None:
 
 
 def summary(delays: Sequence[int]) -> dict[str, float]:
-    """How many flights, how many minutes late together, and the median."""
+    """Return the number of flights, the sum of minutes late, and the median."""
     return {"flights": len(delays), "minutes": sum(delays), "median": statistics.median(delays)}
 
 
 @contextmanager
 def working(url: str) -> Iterator[Callable[[], object]]:
-    """Let the workers work during the block. What it yields waits until all of them are ready."""
+    """Run the workers during the block. The yielded function waits until all of them are ready."""
     # A forked child would share the sockets of this process.
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(len(WORKERS) + 1)

@@ -1,4 +1,4 @@
-"""What happens in the demo, in its order, and the counts that come of it."""
+"""The steps of the demo in order, and their counts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ UNDER_WAY = 8
 """Requests that wait for their replies at the same time."""
 
 Advance = Callable[[str, int], object]
-"""Called with progress: what, and how many more."""
+"""Called with progress: a label, and a number of further steps."""
 
 
 class ResultLine(NamedTuple):
-    """One line of the result. What does not apply is None; all others should be equal."""
+    """One line of the result. Counts that do not apply are None; all others should be equal."""
 
     what: str
     sent: int | None
@@ -47,12 +47,12 @@ class ResultLine(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        """Whether nothing is missing and nothing too much."""
+        """Return whether no message is missing and none too many."""
         return {self.sent, self.received} <= {None, self.counted}
 
 
 class Files(NamedTuple):
-    """What is played, and in which order requests are made."""
+    """The input files, and the order of requests."""
 
     flights: Path
     weather: Path
@@ -61,14 +61,14 @@ class Files(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of it. `shares` are the requests that each worker answered."""
+    """The result. `shares` are the numbers of requests answered by each worker."""
 
     lines: list[ResultLine]
     shares: Mapping[str, int]
 
 
 def play(url: str, files: Files, counted: DemoTally, advance: Advance) -> Result:
-    """Let everybody act against the broker at `url`. Raises `MalamuteError` when it goes wrong."""
+    """Run all participants against the broker at `url`. Raises `MalamuteError` on failure."""
     with connect(url, address="demo", timeout=START_SECONDS) as client, working(url) as ready:
         streams = _streams(client, url, files, counted, advance)
         reports = _reports(client, url, counted)
@@ -95,7 +95,7 @@ def _streams(
 
 @contextmanager
 def _listening(url: str) -> Iterator[list[Listener]]:
-    """Subscribers for all topics, which have everything at the end of the block."""
+    """Subscribers for all topics, which have all messages at the end of the block."""
     listeners = [Listener(url, topic) for topic in TOPICS]
     for listener in listeners:
         listener.start()
@@ -112,7 +112,7 @@ def _listening(url: str) -> Iterator[list[Listener]]:
 def _publish(
     client: Client, stream: str, rows: Iterator[OutgoingMessage], advance: Advance
 ) -> tuple[int, int]:
-    """Publish all rows and the end, confirmed. Returns how many they were, and the bytes of their bodies."""
+    """Publish all rows and the end, confirmed. Return their number, and the bytes of their bodies."""
     messages = size_bytes = 0
     with client.publisher(stream) as out:
         while batch := [*islice(rows, BATCH)]:
@@ -127,7 +127,7 @@ def _publish(
 
 
 def _reports(client: Client, url: str, counted: DemoTally) -> list[ResultLine]:
-    """Send a report for each airport of departure to somebody who connects only afterwards."""
+    """Send a report for each airport of departure to a recipient that connects only afterwards."""
     for origin, departures in counted.origins.items():
         client.send(RECIPIENT, f"report.{origin}", json.dumps({"flights": departures}).encode())
     flights_told = []
@@ -162,7 +162,7 @@ def _requests(
 
 
 def _answers(client: Client, questions: list[tuple[str, list[int]]]) -> Iterator[dict[str, Any]]:
-    """What the workers reply, with several requests under way at the same time."""
+    """Yield the replies of the workers, with several requests under way at the same time."""
     under_way: deque[Replies] = deque()
     for subject, numbers in questions:
         if len(under_way) == UNDER_WAY:

@@ -1,7 +1,7 @@
 """Flights and weather as messages.
 
-A flight has the subject `ORIGIN.DEST.CARRIER`, headers, and its row as the body. A row of weather is
-a message for each of its values, with the subject `ORIGIN.METRIC`. What is missing (`NA`) is left out.
+A flight has the subject `ORIGIN.DEST.CARRIER`, headers, and its row as the body. A row of weather is a
+message for each of its values, with the subject `ORIGIN.METRIC`. Missing values (`NA`) are left out.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Position = tuple[float, float]
 
 
 class CsvFile(NamedTuple):
-    """A file of comma-separated values, none of them quoted: the places of its columns, and its rows."""
+    """A file of unquoted comma-separated values: the places of its columns, and its rows."""
 
     place: Mapping[str, int]
     lines: Iterator[str]
 
     def picked(self, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        """Each line with the values of these columns. Raises `BadInput` for a line that is too short."""
+        """Yield each line with the values of these columns. Raises `BadInput` for a short line."""
         places = [self.place[column] for column in columns]
         width = len(self.place)
         for number, line in enumerate(self.lines, 2):
@@ -65,7 +65,7 @@ def open_table(file: IO[str], columns: Sequence[str], most: int | None = None) -
 
 
 def open_text(path: Path) -> IO[str]:
-    """A file, packed by gzip or not. Raises `BadInput` when it cannot be read."""
+    """Open a file, compressed by gzip or not. Raises `BadInput` when it cannot be read."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -75,13 +75,13 @@ def open_text(path: Path) -> IO[str]:
 
 
 def positions() -> dict[str, Position]:
-    """Where airports are, in degrees, by their code."""
+    """Return the positions of airports, in degrees, by their code."""
     with AIRPORTS.open(encoding="utf-8", newline="") as file:
         return {row["faa"]: (float(row["lat"]), float(row["lon"])) for row in csv.DictReader(file)}
 
 
 def flights(path: Path, most: int | None = None) -> Iterator[OutgoingMessage]:
-    """Each flight as a message, up to `most`."""
+    """Yield each flight as a message, up to `most`."""
     where = positions()
     with open_text(path) as file:
         for line, values in open_table(file, list(_TYPES), most).picked(list(_TYPES)):
@@ -97,7 +97,7 @@ def flights(path: Path, most: int | None = None) -> Iterator[OutgoingMessage]:
 
 
 def weather(path: Path) -> Iterator[OutgoingMessage]:
-    """Each value of the weather as a message."""
+    """Yield each value of the weather as a message."""
     columns = ("origin", "time_hour", *METRICS)
     with open_text(path) as file:
         for _, (origin, hour, *values) in open_table(file, columns).picked(columns):
@@ -107,6 +107,6 @@ def weather(path: Path) -> Iterator[OutgoingMessage]:
 
 
 def weather_beside(path: Path) -> Path:
-    """The weather that belongs to a file of flights, or that of the sample."""
+    """Return the weather file beside a file of flights, or that of the sample."""
     beside = path.with_name(WEATHER)
     return beside if beside.exists() else SAMPLE / WEATHER

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from malamute.cli.demo.rows import METRICS, MISSING, open_table, open_text
 
 Group = tuple[str, str, str]
-"""Carrier, origin and month: what one request asks about."""
+"""Carrier, origin and month: the topic of one request."""
 
 
 class DemoTopic(NamedTuple):
@@ -22,11 +22,11 @@ class DemoTopic(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Stream and pattern."""
+        """Return stream and pattern."""
         return f"{self.stream} {self.pattern}"
 
     def wants(self, values: tuple[str, ...]) -> bool:
-        """Whether a row with these values is for it."""
+        """Return whether a row with these values matches."""
         return all(own is None or own == value for own, value in zip(self.values, values, strict=True))
 
 
@@ -38,11 +38,11 @@ TOPICS = (
     DemoTopic("weather", "EWR.temp", ("EWR", "temp")),
     DemoTopic("weather", "*.wind_speed", (None, "wind_speed")),
 )
-"""What subscribers want: flights by origin, destination and carrier; weather by origin and metric."""
+"""The topics of subscribers: flights by origin, destination and carrier; weather by origin and metric."""
 
 
 class DemoTally:
-    """What is in the files: rows by the values that make up their subject, bytes, and delays in minutes."""
+    """Totals of the files: rows by the values of their subject, bytes, and delays in minutes."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Counter[tuple[str, ...]]] = {"flights": Counter(), "weather": Counter()}
@@ -50,16 +50,16 @@ class DemoTally:
         self.delays: Mapping[Group, list[int]] = {}
 
     def count(self, stream: str) -> int:
-        """How many messages this stream gets."""
+        """Return the number of messages for a stream."""
         return self.rows[stream].total()
 
     def of(self, topic: DemoTopic) -> int:
-        """How many of them are for this subscription."""
+        """Return the number of them for a subscription."""
         return sum(count for values, count in self.rows[topic.stream].items() if topic.wants(values))
 
     @property
     def origins(self) -> Counter[str]:
-        """Flights by where they began."""
+        """Return the flights by origin."""
         flights: Counter[str] = Counter()
         for values, count in self.rows["flights"].items():
             flights[values[0]] += count
