@@ -236,7 +236,7 @@ def test_what_hangs_on_a_stream_is_shown_before_it_ends_with_it() -> None:
             fields = {"csrf": csrf, "topic": "stream.delete", "stream": "used"}
             asked = http.post("/console/change", data=fields)
             assert asked.status_code == 200
-            assert "What hangs on it ends as well" in asked.text
+            assert "Dependents are deleted as well" in asked.text
             assert ("readers", "1") in re.findall(r"<dt>(\w+)</dt><dd>(\w+)</dd>", asked.text)
             assert 'name="cascade" value="yes"' in asked.text
             # Nothing of it was done yet, and without that word nothing is.
@@ -783,8 +783,8 @@ def test_settings_and_the_page_of_a_stream_say_which_rule_says_how_much_is_kept(
     sources = dict(re.findall(r">([^<]*)</a></td>(?:<td class=\"n\">[^<]*</td>){3}<td>([^<]*)</td>", text))
     assert sources["metrics.cpu"] == "rule metrics.*"
     assert (sources["metrics.set"], sources["weather"]) == ("run time", "default")
-    assert "The configuration says so: rule metrics.*." in page
-    assert "It was set for this stream at run time." in set_page
+    assert "From the configuration: rule metrics.*." in page
+    assert "Set for this stream at run time." in set_page
 
 
 def test_settings_list_each_option_with_its_source_and_how_it_changes() -> None:
