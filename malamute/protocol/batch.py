@@ -37,7 +37,7 @@ from malamute.protocol.scan import has_too_many_values
 
 Headers = Mapping[str, str | int | float | bool | None]
 Buffer = bytes | bytearray | memoryview
-Body = Buffer | Sequence[Buffer]
+Body = Buffer | str | Sequence[Buffer]
 Frame = bytes | memoryview
 
 pack = msgpack.Packer(autoreset=True).pack

@@ -543,7 +543,7 @@ def test_a_result_that_is_no_body_is_refused_at_once_with_its_type_and_its_handl
     async def scenario(world: World) -> None:
         asker, worker = await world.connect("asker"), await world.connect("worker")
         calls: list[str] = []
-        results = {"text": "text", "number": 5, "map": {"a": 1}, "good": b"good"}
+        results = {"half": "half \udce9", "number": 5, "map": {"a": 1}, "good": b"good"}
 
         @worker.service("numbers", on_error=on_error)
         @world.handler

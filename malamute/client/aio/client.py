@@ -47,6 +47,7 @@ from malamute.client.options import (
     SubscribeOptions,
     WorkOptions,
 )
+from malamute.client.session.batch import ABSENT, with_json
 from malamute.client.session.message import Mail, Message
 from malamute.protocol.batch import Body, Headers
 
@@ -109,9 +110,10 @@ class Client(ClientBase):
         self,
         stream: str,
         subject: str,
-        body: Body,
+        body: Body = b"",
         headers: Headers | None = None,
         *,
+        json: Any = ABSENT,
         assurance: str = "none",
         timeout: Span | None = None,
         ttl: Span | None = None,
@@ -120,6 +122,8 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.publish`.
         """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         if assurance == "none" and ttl is None and self._publish_fast_path(stream, subject, body, headers):
             return 0
         return await self._publish(
@@ -176,9 +180,10 @@ class Client(ClientBase):
         self,
         address: str,
         subject: str,
-        body: Body,
+        body: Body = b"",
         headers: Headers | None = None,
         *,
+        json: Any = ABSENT,
         assurance: str = "stored",
         timeout: Span | None = None,
         **options: Unpack[SendOptions],
@@ -187,6 +192,8 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.send`.
         """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         command, tracking = await self._send(
             address, subject, body, headers, assurance=assurance, timeout=timeout, options=options
         )
@@ -252,6 +259,7 @@ class Client(ClientBase):
         body: Body = b"",
         headers: Headers | None = None,
         *,
+        json: Any = ABSENT,
         timeout: Span | None = None,
         assurance: str = "stored",
         **options: Unpack[RequestOptions],
@@ -263,6 +271,8 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.request`.
         """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         call = self._request(
             service, subject, body, headers, assurance=assurance, timeout=timeout, options=options
         )

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from malamute.client.aio.receipts import Receipt
 from malamute.client.link.consumers import MailboxBase, ReplyStream, SubscriptionBase, WorkerBase
 from malamute.client.options import Span
+from malamute.client.session.batch import ABSENT, with_json
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import Closed
 from malamute.protocol.batch import Body, Columns, Headers
@@ -159,6 +160,7 @@ class Request(ServiceRequest):
         body: Body = b"",
         headers: Headers | None = None,
         *,
+        json: Any = ABSENT,
         final: bool = True,
         assurance: str = "none",
     ) -> Receipt:
@@ -170,6 +172,8 @@ class Request(ServiceRequest):
             TooLarge: the reply exceeds a limit.
 
         """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         return await self._work.answer(self, body, headers, final=final, assurance=assurance)
 
 

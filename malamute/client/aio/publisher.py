@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from malamute.client.aio.receipts import Receipt
 from malamute.client.link.publisher import PublisherBase
 from malamute.client.options import Span
+from malamute.client.session.batch import ABSENT, with_json
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers
 
@@ -16,13 +17,17 @@ from malamute.protocol.batch import Body, Headers
 class Publisher(PublisherBase):
     """As `malamute.Publisher`, with a timer that sends what lingers."""
 
-    async def publish(self, subject: str, body: Body, headers: Headers | None = None) -> Receipt:
+    async def publish(
+        self, subject: str, body: Body = b"", headers: Headers | None = None, *, json: Any = ABSENT
+    ) -> Receipt:
         """Publish one message, and return its receipt. The call does not wait, unless the window is full.
 
         Raises as `malamute.Publisher.publish`. When it raises, or is cancelled before it returns, and the
         message was not refused, the message is published or not as a whole.
         """
         self._driver.check_owner()
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         command, place = await self._publish(subject, body, headers)
         if self._batch.records:
             self._driver.within(self._linger)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, cast
 
+from msgspec.json import encode as encode_json
+
 from malamute.errors import InvalidValue, TooLarge
 from malamute.protocol.batch import Body, Frame, Headers, pack_plain
 from malamute.protocol.limits import SUBJECT_BYTES_MAX
@@ -24,6 +26,35 @@ _BYTES = frozenset({bytes})
 _TEXT = frozenset({str})
 
 _ASSURANCES = {"none": False, "stored": True}
+
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
+"""The default of `json`, as None is a value."""
+
+JSON = "application/json"
+
+
+def with_json(json: Any, body: Body, headers: Headers | None) -> tuple[Body, Headers]:
+    """Return the body and the headers of a message whose body is a value as JSON.
+
+    Values are those of `msgspec.json`, with dataclasses and times, and models of pydantic.
+
+    Raises:
+        InvalidValue: There is a body as well, or the value has no form in JSON.
+    """
+    if type(body) is not bytes or body:
+        raise InvalidValue("invalid message with json and a body: expected one of them")
+    try:
+        encoded = encode_json(json, enc_hook=_of_model)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidValue(f"invalid json {shown(json)}: {error}") from error
+    return encoded, {"content-type": JSON, **(headers or {})}
+
+
+def _of_model(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def is_stored(assurance: str) -> bool:
@@ -98,13 +129,18 @@ def _frames(body: Any) -> list[bytes]:
     if isinstance(body, bytes | bytearray | memoryview):
         return [bytes(body)]
     if isinstance(body, str):
-        raise InvalidValue("invalid body: expected bytes; encode text first")
+        try:
+            return [body.encode()]
+        except UnicodeEncodeError as error:
+            raise InvalidValue(
+                f"invalid body {shown(body)}: expected text that has a form in UTF-8"
+            ) from error
     try:
         frames = list(body)
     except TypeError:
         frames = [body]
     if not all(isinstance(frame, bytes | bytearray | memoryview) for frame in frames):
-        raise InvalidValue(f"invalid body {shown(body)}: expected bytes, or a sequence of bytes")
+        raise InvalidValue(f"invalid body {shown(body)}: expected bytes, text, or a sequence of bytes")
     return [bytes(frame) for frame in frames]
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
+
+from msgspec.json import decode as decode_json
 
 from malamute.client.options import Span, milliseconds
 from malamute.errors import InvalidValue, NotOutstanding
@@ -18,6 +20,7 @@ from malamute.protocol.limits import TEXT_BYTES_MAX
 from malamute.protocol.texts import fitting, shown
 
 Value = TypeVar("Value", str, int, float, bool)
+Model = TypeVar("Model")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -93,6 +96,37 @@ class Message:
         """The body as one piece; its frames are joined when there are several."""
         frames = self._open()[1]
         return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    @property
+    def text(self) -> str:
+        """The body as text.
+
+        Raises:
+            InvalidValue: The body is not UTF-8.
+        """
+        try:
+            return self.body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidValue(f"body of message {self.sequence} is no text: {error}") from error
+
+    @overload
+    def json(self) -> Any: ...
+
+    @overload
+    def json(self, kind: type[Model]) -> Model: ...
+
+    def json(self, kind: Any = Any) -> Any:
+        """Return the body, which is JSON, as a value; with `kind`, as a dataclass, Struct or pydantic model.
+
+        Raises:
+            InvalidValue: The body is not JSON, or none of this kind.
+        """
+        try:
+            if hasattr(kind, "model_validate_json"):
+                return kind.model_validate_json(self.body)
+            return decode_json(self.body, type=kind)
+        except ValueError as error:
+            raise InvalidValue(f"body of message {self.sequence}: {error}") from error
 
     @property
     def time(self) -> datetime:

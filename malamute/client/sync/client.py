@@ -25,6 +25,7 @@ from malamute.client.options import (
     SubscribeOptions,
     WorkOptions,
 )
+from malamute.client.session.batch import ABSENT, with_json
 from malamute.client.session.message import Mail, Message
 from malamute.client.session.receipts import SentBase
 from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
@@ -87,9 +88,10 @@ class Client(ClientBase):
         self,
         stream: str,
         subject: str,
-        body: Body,
+        body: Body = b"",
         headers: Headers | None = None,
         *,
+        json: Any = ABSENT,
         assurance: str = "none",
         timeout: Span | None = None,
         ttl: Span | None = None,
@@ -102,6 +104,9 @@ class Client(ClientBase):
         for many messages. After the time `ttl` (seconds, or a timedelta) the message expires: nobody gets it
         any more, now or in a replay. The stream may be configured for less.
 
+        `body` is bytes, or text in UTF-8. `json` takes its place: a value, a dataclass or a model, with the
+        header `content-type: application/json`; `Message.json` reads it.
+
         Raises:
             InvalidName: the stream is no valid name.
             InvalidValue: the subject, a header, the body or the time cannot be sent.
@@ -113,6 +118,8 @@ class Client(ClientBase):
             ConnectionLost: the broker is away, and no more can be kept for it.
 
         """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         if assurance == "none" and ttl is None and self._publish_fast_path(stream, subject, body, headers):
             return 0
         return self._driver.run(
@@ -199,9 +206,10 @@ class Client(ClientBase):
         self,
         address: str,
         subject: str,
-        body: Body,
+        body: Body = b"",
         headers: Headers | None = None,
         *,
+        json: Any = ABSENT,
         assurance: str = "stored",
         timeout: Span | None = None,
         **options: Unpack[SendOptions],
@@ -219,6 +227,8 @@ class Client(ClientBase):
             InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
 
         """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         command, tracking = self._driver.run(
             self._send(address, subject, body, headers, assurance=assurance, timeout=timeout, options=options)
         )
@@ -315,6 +325,7 @@ class Client(ClientBase):
         body: Body = b"",
         headers: Headers | None = None,
         *,
+        json: Any = ABSENT,
         timeout: Span | None = None,
         assurance: str = "stored",
         **options: Unpack[RequestOptions],
@@ -339,6 +350,8 @@ class Client(ClientBase):
             AccessRefused, QuotaExceeded: as `publish`.
 
         """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         pending = self._driver.run(
             self._request(
                 service, subject, body, headers, assurance=assurance, timeout=timeout, options=options

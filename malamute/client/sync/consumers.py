@@ -18,6 +18,7 @@ from malamute.client.link.consumers import (
     WorkerBase,
 )
 from malamute.client.options import Span
+from malamute.client.session.batch import ABSENT, with_json
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
 from malamute.client.sync.driver import BlockingDriver
@@ -228,6 +229,7 @@ class Request(ServiceRequest):
         body: Body = b"",
         headers: Headers | None = None,
         *,
+        json: Any = ABSENT,
         final: bool = True,
         assurance: str = "none",
     ) -> Receipt:
@@ -245,6 +247,8 @@ class Request(ServiceRequest):
 
         """
         self.check_open()
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         receipt = self._work.answer(self, body, headers, final=final, assurance=assurance)
         if final:
             self.completed()

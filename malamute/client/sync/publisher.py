@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from malamute.client.link.publisher import PublisherBase
 from malamute.client.options import Span
+from malamute.client.session.batch import ABSENT, with_json
 from malamute.client.session.outbox import Command
 from malamute.client.sync.driver import BlockingDriver
 from malamute.client.sync.receipts import Receipt
@@ -23,8 +24,12 @@ class Publisher(PublisherBase):
 
     _driver: BlockingDriver
 
-    def publish(self, subject: str, body: Body, headers: Headers | None = None) -> Receipt:
+    def publish(
+        self, subject: str, body: Body = b"", headers: Headers | None = None, *, json: Any = ABSENT
+    ) -> Receipt:
         """Publish one message, and return its receipt. The call does not wait, unless the window is full.
+
+        `json` is as for `Client.publish`.
 
         Raises:
             InvalidValue: the subject, a header or the body cannot be sent.
@@ -34,6 +39,8 @@ class Publisher(PublisherBase):
             Closed: the publisher is closed.
 
         """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
         if self._is_due() or not self._driver.is_owner:
             command, place = self._driver.run(self._publish(subject, body, headers))
         else:

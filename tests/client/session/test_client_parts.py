@@ -50,7 +50,7 @@ def test_whatever_holds_bytes_can_be_a_body(body):
         ({1: "a"}, b""),
         ({"a": 2**70}, b""),
         ({"a": "\ud800"}, b""),
-        (None, "text"),
+        (None, "half \udce9"),
         (None, ["text"]),
         (None, 5),
     ],
