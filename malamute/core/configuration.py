@@ -20,7 +20,11 @@ from malamute.errors import MalamuteError
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
+    from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.settings import ConfigurationLoaded, Settings
+    from malamute.core.queue.mailbox import Mailboxes
+    from malamute.core.queue.service import Services
+    from malamute.core.stream.stream import Streams
 
 CONFIGURED = "the configuration was loaded"
 
@@ -75,7 +79,11 @@ def _configure_all(core: Engines, settings: Settings) -> Workflow:
     settings that come meanwhile are for all that there is again, so this ends there.
     """
     looks = each_look(core) if core.effects.reviewing else ()
-    for configure_one in chain(looks, _each_queue(core), _each_stream(core)):
+    for configure_one in chain(
+        looks,
+        _each_queue(core.mailboxes, core.services, core.effects),
+        _each_stream(core.streams, core.effects),
+    ):
         configure_one()
         if core.effects.work <= 0:
             yield GO_ON
@@ -83,16 +91,16 @@ def _configure_all(core: Engines, settings: Settings) -> Workflow:
                 return
 
 
-def _each_queue(core: Engines) -> Iterator[Callable[[], None]]:
-    for table in (core.mailboxes, core.services):
+def _each_queue(mailboxes: Mailboxes, services: Services, effects: Effects) -> Iterator[Callable[[], None]]:
+    for table in (mailboxes, services):
         for queue in [*table.by_name.values()]:
-            core.effects.work -= CONFIGURE_WORK
+            effects.work -= CONFIGURE_WORK
             yield partial(table.configure, queue)
 
 
-def _each_stream(core: Engines) -> Iterator[Callable[[], None]]:
-    for stream in [*core.streams.by_name.values()]:
+def _each_stream(streams: Streams, effects: Effects) -> Iterator[Callable[[], None]]:
+    for stream in [*streams.by_name.values()]:
         # One that was deleted meanwhile is not to be stored again.
-        if core.streams.by_name.get(stream.name) is stream:
-            core.effects.work -= CONFIGURE_WORK
-            yield partial(stream.configure, core.streams.policy(stream.name))
+        if streams.by_name.get(stream.name) is stream:
+            effects.work -= CONFIGURE_WORK
+            yield partial(stream.configure, streams.policy(stream.name))

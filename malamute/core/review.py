@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.feed.feed import Feed
     from malamute.core.feed.rule import FeedRule
+    from malamute.core.feed.table import Feeds
     from malamute.core.identity.access import Permissions
+    from malamute.core.iteration.effects import Effects
     from malamute.core.session.session import Session
     from malamute.matching import Selector
     from malamute.protocol.names import Place
@@ -53,7 +55,7 @@ def groups_changed(core: Engines) -> None:
 
 def _review_everybody(core: Engines) -> None:
     review_all(core)
-    run_workflow(core.effects, _look_at(core, each_look(core)))
+    run_workflow(core.effects, _look_at(core.effects, each_look(core)))
 
 
 def _review_user(core: Engines, user: str) -> None:
@@ -68,10 +70,10 @@ def _review_user(core: Engines, user: str) -> None:
             if user in (feed.rule.setter.user, feed.rule.setter.by_user)
         ]
         looks = chain(
-            (partial(_review_feed, core, feed) for feed in feeds),
+            (partial(_review_feed, core.effects, core.feeds, feed) for feed in feeds),
             (partial(_review_session, core, session) for session in core.sessions.of_user(user)),
         )
-    run_workflow(core.effects, _look_at(core, looks))
+    run_workflow(core.effects, _look_at(core.effects, looks))
 
 
 def review_all(core: Engines) -> None:
@@ -86,7 +88,7 @@ def review_all(core: Engines) -> None:
 def each_look(core: Engines) -> Iterator[Look]:
     """A look at each feed, and at each session that has not been reviewed."""
     for feed in [*core.feeds.by_name.values()]:
-        yield partial(_review_feed, core, feed)
+        yield partial(_review_feed, core.effects, core.feeds, feed)
     generation = core.access.generation
     for session in [*core.sessions.by_peer.values()]:
         if session.review is not None:
@@ -96,21 +98,21 @@ def each_look(core: Engines) -> Iterator[Look]:
         core.effects.reviewing = False
 
 
-def _look_at(core: Engines, looks: Iterable[Look]) -> Workflow:
+def _look_at(effects: Effects, looks: Iterable[Look]) -> Workflow:
     """Look at one after the other, some of them in each iteration."""
     for look in looks:
         look()
-        if core.effects.work <= 0:
+        if effects.work <= 0:
             yield GO_ON
 
 
 # A look
 
 
-def _review_feed(core: Engines, feed: Feed) -> None:
+def _review_feed(effects: Effects, feeds: Feeds, feed: Feed) -> None:
     """Narrow a feed to what its setter may have, or stop it if that is nothing any more."""
-    core.effects.work -= REVIEW_WORK
-    core.effects.guard("a look at what a feed may do", core.feeds.review, feed)
+    effects.work -= REVIEW_WORK
+    effects.guard("a look at what a feed may do", feeds.review, feed)
 
 
 def _review_session(core: Engines, session: Session) -> None:

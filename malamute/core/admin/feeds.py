@@ -31,7 +31,10 @@ from malamute.protocol.names import RESERVED_PREFIX, Place
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
+    from malamute.core.feed.table import Feeds
+    from malamute.core.session.selectors import SelectorBudget
     from malamute.core.session.session import Session
+    from malamute.core.stream.stream import Streams
 
 
 def feeds(core: Engines, query: FeedsQuery) -> list[FeedRow]:
@@ -51,7 +54,7 @@ def feeds(core: Engines, query: FeedsQuery) -> list[FeedRow]:
 def feed(core: Engines, query: FeedQuery) -> FeedRow:
     """One feed, by its source and its name there. Raises `NotFound`."""
     name = FeedName(Place.parse(query.source), query.feed)
-    found = _row(core, name)
+    found = _row(core.feeds, name)
     if found is None:
         raise name.missing
     return found
@@ -69,7 +72,7 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
     """
     name = FeedName(Place.parse(wanted.source), wanted.feed)
     rule = _rule(wanted, session)
-    _check(core, name, rule)
+    _check(core.feeds, core.selectors, core.streams, name, rule)
     taken = core.feeds.allowed(name.source, rule)
     core.selectors.check(taken)
     begin = one_position(wanted.start, "a feed", core.streams.broker) if wanted.start else None
@@ -85,8 +88,8 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
     if wanted.dry_run:
         answered(value(created=name not in core.feeds.values))
         return
-    before = _row(core, name)
-    target, source = _ends(core, name.source, rule)
+    before = _row(core.feeds, name)
+    target, source = _ends(core.feeds, name.source, rule)
 
     def report(sequence: int | None, *, created: bool) -> None:
         answered(value(created=created, sequence=sequence), before=before)
@@ -137,28 +140,28 @@ _OPERATIONS = {"stream": "copy", "mailbox": "move", "service": "move"}
 """What a feed does with a message of a place of each kind."""
 
 
-def _ends(core: Engines, place: Place, rule: FeedRule) -> tuple[FeedPlace, FeedPlace]:
+def _ends(feeds: Feeds, place: Place, rule: FeedRule) -> tuple[FeedPlace, FeedPlace]:
     """The target and the source of a feed, made if needed. Raises `TryLater` or `TooMany`."""
-    target = core.feeds.target(rule)
+    target = feeds.target(rule)
     try:
-        source = core.feeds.source(place)
+        source = feeds.source(place)
     except MalamuteError:
-        core.feeds.drop_unused(target)
+        feeds.drop_unused(target)
         raise
     if isinstance(source, StreamTarget):
         source.stream.flush()
     return target, source
 
 
-def _row(core: Engines, name: FeedName) -> FeedRow | None:
+def _row(feeds: Feeds, name: FeedName) -> FeedRow | None:
     """What a feed does, if there is one."""
-    found = core.feeds.by_name.get(name)
+    found = feeds.by_name.get(name)
     return None if found is None else found.row()
 
 
-def _check(core: Engines, name: FeedName, rule: FeedRule) -> None:
-    core.feeds.check(name, rule.target)
-    core.selectors.check(rule.selector)
+def _check(feeds: Feeds, selectors: SelectorBudget, streams: Streams, name: FeedName, rule: FeedRule) -> None:
+    feeds.check(name, rule.target)
+    selectors.check(rule.selector)
     for place in (name.source, rule.target):
         if place.name.startswith(RESERVED_PREFIX):
             raise InvalidValue(f"a feed from or to {place}: expected a place that is not the broker's own")
@@ -170,7 +173,7 @@ def _check(core: Engines, name: FeedName, rule: FeedRule) -> None:
         return
     if rule.when == "overflow":
         raise InvalidValue("nothing waits in a stream for consumers: expected 'when' to be match or default")
-    if not core.streams.policy(name.source.name).journal:
+    if not streams.policy(name.source.name).journal:
         raise InvalidValue(f"stream {name.source.name!r} has no journal: a feed needs one")
 
 
@@ -178,18 +181,18 @@ def enable_feed(
     core: Engines, session: Session, wanted: FeedEnable, answered: Answered, failed: Failed
 ) -> None:
     """Let a feed go on where it is."""
-    _switch(core, wanted, answered, failed, enabled=True)
+    _switch(core.feeds, wanted, answered, failed, enabled=True)
 
 
 def disable_feed(
     core: Engines, session: Session, wanted: FeedDisable, answered: Answered, failed: Failed
 ) -> None:
     """Let a feed rest where it is, until it is enabled or set again."""
-    _switch(core, wanted, answered, failed, enabled=False)
+    _switch(core.feeds, wanted, answered, failed, enabled=False)
 
 
 def _switch(
-    core: Engines,
+    feeds: Feeds,
     wanted: FeedEnable | FeedDisable,
     answered: Answered,
     failed: Failed,
@@ -197,7 +200,7 @@ def _switch(
     enabled: bool,
 ) -> None:
     name = FeedName(Place.parse(wanted.source), wanted.feed)
-    before = _row(core, name)
+    before = _row(feeds, name)
     if before is None:
         raise name.missing
 
@@ -206,9 +209,9 @@ def _switch(
         answered(value, before=before)
 
     if wanted.dry_run:
-        report(core.feeds.position(name))
+        report(feeds.position(name))
     else:
-        core.feeds.switch(name, report, failed, enabled=enabled)
+        feeds.switch(name, report, failed, enabled=enabled)
 
 
 def delete_feed(
@@ -216,7 +219,7 @@ def delete_feed(
 ) -> None:
     """End a feed; what it has passed on stays."""
     name = FeedName(Place.parse(wanted.source), wanted.feed)
-    before = _row(core, name)
+    before = _row(core.feeds, name)
 
     def report(sequence: int | None, *, created: bool = False) -> None:
         answered(FeedDeleted(source=wanted.source, feed=wanted.feed, sequence=sequence), before=before)

@@ -22,6 +22,9 @@ from malamute.protocol.admin import GroupAdd, GroupRemove, GroupRemoved, GroupRo
 if TYPE_CHECKING:
     from malamute.core.admin.answered import Answered, Failed
     from malamute.core.engines import Engines
+    from malamute.core.identity.access import AccessControl
+    from malamute.core.identity.groups import GroupDirectory
+    from malamute.core.iteration.recovery import Recovery
     from malamute.core.session.session import Session
     from malamute.errors import MalamuteError
 
@@ -30,19 +33,19 @@ def groups(core: Engines, query: GroupsQuery) -> list[GroupRow]:
     """The groups, by name."""
     known = {*core.access.policy.groups, *core.groups.stored, *core.groups.unreadable}
     behind = iter(sorted(name for name in known if name > query.after_name))
-    return [_row(core, name) for name in first(core.effects, behind, query.limit)]
+    return [_row(core.access, core.groups, name) for name in first(core.effects, behind, query.limit)]
 
 
-def _row(core: Engines, name: str) -> GroupRow:
-    configured = core.access.policy.groups
+def _row(access: AccessControl, groups: GroupDirectory, name: str) -> GroupRow:
+    configured = access.policy.groups
     if name in configured:
         return _row_of(name, configured[name], FILE)
-    return _stored_row(core, name)
+    return _stored_row(groups, name)
 
 
-def _stored_row(core: Engines, name: str) -> GroupRow:
-    unreadable = name in core.groups.unreadable
-    return _row_of(name, core.groups.stored.get(name, ()), UNREADABLE if unreadable else STORE)
+def _stored_row(groups: GroupDirectory, name: str) -> GroupRow:
+    unreadable = name in groups.unreadable
+    return _row_of(name, groups.stored.get(name, ()), UNREADABLE if unreadable else STORE)
 
 
 def _row_of(name: str, rules: Sequence[AccessRule], source: str = STORE) -> GroupRow:
@@ -81,7 +84,7 @@ def set_group(core: Engines, session: Session, wanted: GroupSet, answered: Answe
     else:
         rules = [*core.groups.known(name)]
     rules = changed_rules(rules, wanted, f"the group {name!r}")
-    _put(core, name, rules, answered, _row(core, name), dry_run=wanted.dry_run)
+    _put(core, name, rules, answered, _row(core.access, core.groups, name), dry_run=wanted.dry_run)
 
 
 def _parsed(rules: Sequence[str]) -> list[AccessRule]:
@@ -99,12 +102,12 @@ def _put(
 ) -> None:
     core.groups.check_rules(name, rules)
     if rules:
-        check_first_rule(core)
+        check_first_rule(core.access)
     else:
-        check_last_rule(core, group=name)
+        check_last_rule(core.access, group=name)
     if not dry_run:
         core.groups.put(name, rules)
-        core.effects.when_stored(partial(_settled, core, name), awaited=False)
+        core.effects.when_stored(partial(_settled, core.recovery, name), awaited=False)
     answered(_row_of(name, rules), before=before)
 
 
@@ -116,14 +119,14 @@ def remove_group(
     if name not in core.groups.stored and name not in core.groups.unreadable:
         core.groups.check_name(name, core.access.policy)
         raise NotFound(f"there is no group {name!r} in the store")
-    check_last_rule(core, group=name)
-    before = _stored_row(core, name)
+    check_last_rule(core.access, group=name)
+    before = _stored_row(core.groups, name)
     if not wanted.dry_run:
         core.groups.remove(name)
-        core.effects.when_stored(partial(_settled, core, name), awaited=False)
+        core.effects.when_stored(partial(_settled, core.recovery, name), awaited=False)
     answered(GroupRemoved(name=name), before=before)
 
 
-def _settled(core: Engines, name: str, error: MalamuteError | None) -> None:
+def _settled(recovery: Recovery, name: str, error: MalamuteError | None) -> None:
     if error is None:
-        core.recovery.settled("group", name)
+        recovery.settled("group", name)

@@ -32,6 +32,7 @@ from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
+    from malamute.core.iteration.effects import Effects
     from malamute.core.queue.queue import Queue
 
 NOTHING_MEASURED = QueueMetrics().row(0.0)
@@ -40,20 +41,20 @@ NOTHING_MEASURED = QueueMetrics().row(0.0)
 def mailboxes(core: Engines, query: MailboxesQuery) -> list[QueueRow]:
     """Mailboxes by name: what is in each."""
     found = page_of(core.effects, core.mailboxes.by_name, query.after_name, query.limit)
-    return [_queue(core, mailbox) for mailbox in found]
+    return [_queue(core.effects, mailbox) for mailbox in found]
 
 
 def services(core: Engines, query: ServicesQuery) -> list[QueueRow]:
     """Services by name: what is in each queue, and how many workers it has; with `details` those workers."""
     queues = page_of(core.effects, core.services.by_name, query.after_name, query.limit)
     if not query.details:
-        return [_queue(core, queue) for queue in queues]
-    return [_service(core, queue) for queue in few(core.effects, queues, lambda q: len(q.consumers))]
+        return [_queue(core.effects, queue) for queue in queues]
+    return [_service(core.effects, queue) for queue in few(core.effects, queues, lambda q: len(q.consumers))]
 
 
 def service(core: Engines, query: ServiceQuery) -> ServiceDetails:
     """One service with its workers. Raises `NotFound`."""
-    return _service(core, queue_of(core, "service", query.name))
+    return _service(core.effects, queue_of(core, "service", query.name))
 
 
 def messages(core: Engines, query: MessagesQuery, answered: Callable[[list[MessageRow]], None]) -> None:
@@ -109,8 +110,8 @@ def credit_left(amount: float) -> int:
     return UNLIMITED if amount == inf else max(0, int(amount))
 
 
-def _queue(core: Engines, queue: Queue) -> QueueRow:
-    now, oldest = core.effects.now, queue.entries.oldest_ns
+def _queue(effects: Effects, queue: Queue) -> QueueRow:
+    now, oldest = effects.now, queue.entries.oldest_ns
     return QueueRow(
         name=queue.name,
         persistence=queue.usage.policy.persistence,
@@ -122,7 +123,7 @@ def _queue(core: Engines, queue: Queue) -> QueueRow:
         bytes=queue.usage.bytes,
         paged_out_bytes=queue.usage.paged_out_bytes,
         consumers=len(queue.consumers),
-        oldest_age=max(0.0, now + core.effects.ahead - to_seconds(oldest)) if oldest is not None else None,
+        oldest_age=max(0.0, now + effects.ahead - to_seconds(oldest)) if oldest is not None else None,
         expired=queue.usage.counts["expired"],
         timeouts=queue.usage.counts["timeout"],
         redelivered=queue.usage.counts["redelivered"],
@@ -130,7 +131,7 @@ def _queue(core: Engines, queue: Queue) -> QueueRow:
     )
 
 
-def _service(core: Engines, queue: Queue) -> ServiceDetails:
+def _service(effects: Effects, queue: Queue) -> ServiceDetails:
     workers = [
         WorkerRow(
             client=worker.session.ident,
@@ -140,4 +141,4 @@ def _service(core: Engines, queue: Queue) -> ServiceDetails:
         )
         for worker in islice(queue.consumers.values(), pages.DETAILS_MAX)
     ]
-    return ServiceDetails(**asdict(_queue(core, queue)), workers=workers)
+    return ServiceDetails(**asdict(_queue(effects, queue)), workers=workers)

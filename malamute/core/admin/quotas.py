@@ -10,19 +10,24 @@ from malamute.protocol.admin import QuotaFigure, QuotaRow, QuotasQuery
 if TYPE_CHECKING:
     from malamute.access.quota import Owner
     from malamute.core.engines import Engines
+    from malamute.core.identity.quotas import QuotaTable
+    from malamute.core.iteration.effects import Effects
 
 
 def quotas(core: Engines, query: QuotasQuery) -> list[QuotaRow]:
     """What is used of quotas, by their owners; of all, or of one user and the user's groups."""
     owners = core.quotas.owners(query.user)
     found = page(core.effects, owners, " ".join, query.after_name, query.limit)
-    return [QuotaRow(owner=" ".join(owner), quotas=quota_figures(core, owner)) for owner in found]
+    return [
+        QuotaRow(owner=" ".join(owner), quotas=quota_figures(core.effects, core.quotas, owner))
+        for owner in found
+    ]
 
 
-def quota_figures(core: Engines, owner: Owner) -> list[QuotaFigure]:
+def quota_figures(effects: Effects, quotas: QuotaTable, owner: Owner) -> list[QuotaFigure]:
     """What is used of each limit of a quota."""
-    now = core.effects.now
-    usage = core.quotas.usage_of(owner, now)
+    now = effects.now
+    usage = quotas.usage_of(owner, now)
     return [
         QuotaFigure(name=name, used=usage.used_of(name, now), limit=most, refused=usage.refused[name])
         for name, most in usage.quota._asdict().items()

@@ -18,6 +18,12 @@ from malamute.protocol.admin import UserAdd, UserRemove, UserRemoved, UserRow, U
 if TYPE_CHECKING:
     from malamute.core.admin.answered import Answered, Failed
     from malamute.core.engines import Engines
+    from malamute.core.identity.access import AccessControl
+    from malamute.core.identity.accounts import AccountDirectory
+    from malamute.core.identity.quotas import QuotaTable
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.recovery import Recovery
+    from malamute.core.iteration.settings import Settings
     from malamute.core.session.session import Session
     from malamute.errors import MalamuteError
     from malamute.protocol.admin import GroupSet
@@ -29,19 +35,19 @@ FILE, STORE, UNREADABLE = "file", "store", "unreadable"
 def users(core: Engines, query: UsersQuery) -> list[UserRow]:
     """The users who may log in, by name."""
     names = first(core.effects, core.accounts.names_after(query.after_name), query.limit)
-    return [_with_quotas(core, _row(core, name)) for name in names]
+    return [_with_quotas(core.effects, core.quotas, _row(core.accounts, name)) for name in names]
 
 
-def _with_quotas(core: Engines, row: UserRow) -> UserRow:
-    figures = quota_figures(core, (USER, row.name)) if core.quotas.in_force else []
+def _with_quotas(effects: Effects, quotas: QuotaTable, row: UserRow) -> UserRow:
+    figures = quota_figures(effects, quotas, (USER, row.name)) if quotas.in_force else []
     return replace(row, quotas=figures)
 
 
-def _row(core: Engines, name: str) -> UserRow:
-    account = core.accounts.named(name)
+def _row(accounts: AccountDirectory, name: str) -> UserRow:
+    account = accounts.named(name)
     if account is None:
         return _row_of(Account(name, disabled=True), UNREADABLE)
-    return _row_of(account, FILE if core.accounts.configured.named(name) else STORE)
+    return _row_of(account, FILE if accounts.configured.named(name) else STORE)
 
 
 def _row_of(account: Account, source: str = STORE) -> UserRow:
@@ -70,7 +76,7 @@ def add_user(core: Engines, session: Session, wanted: UserAdd, answered: Answere
     if core.accounts.named(name) is not None or name in core.accounts.unreadable:
         raise InvalidValue(f"there is an account {name!r} already: change it, or remove it first")
     rules = tuple(map(AccessRule.parse, wanted.access_rules or ()))
-    _put(core, Account(name, rules=rules), wanted, answered)
+    _put(core.accounts, core.settings, core.access, Account(name, rules=rules), wanted, answered)
 
 
 def set_user(core: Engines, session: Session, wanted: UserSet, answered: Answered, failed: Failed) -> None:
@@ -84,10 +90,18 @@ def set_user(core: Engines, session: Session, wanted: UserSet, answered: Answere
     core.accounts.check_name(wanted.name)
     before = core.accounts.stored.named(wanted.name)
     if before is None:
-        raise _no_account(core, wanted.name)
+        raise _no_account(core.accounts, wanted.name)
     rules = before.rules if wanted.access_rules is None else map(AccessRule.parse, wanted.access_rules)
     whole = changed_rules(rules, wanted, f"the account {wanted.name!r}")
-    _put(core, before._replace(rules=tuple(whole)), wanted, answered, _row_of(before))
+    _put(
+        core.accounts,
+        core.settings,
+        core.access,
+        before._replace(rules=tuple(whole)),
+        wanted,
+        answered,
+        _row_of(before),
+    )
 
 
 def changed_rules(rules: Iterable[AccessRule], wanted: UserSet | GroupSet, owner: str) -> list[AccessRule]:
@@ -106,7 +120,9 @@ def changed_rules(rules: Iterable[AccessRule], wanted: UserSet | GroupSet, owner
 
 
 def _put(
-    core: Engines,
+    accounts: AccountDirectory,
+    settings: Settings,
+    access: AccessControl,
     before: Account,
     wanted: UserAdd | UserSet,
     answered: Answered,
@@ -115,28 +131,28 @@ def _put(
     given = {name: value for name, value in asdict(wanted).items() if value is not None}
     fields = {**before._asdict(), "rules": tuple(map(str, before.rules)), **given}
     account = Account.of(*(fields[name] for name in Account._fields))
-    core.accounts.check(account, core.settings.limits.accounts)
+    accounts.check(account, settings.limits.accounts)
     if account.rules:
-        check_first_rule(core)
+        check_first_rule(access)
     else:
-        check_last_rule(core, user=account.name)
+        check_last_rule(access, user=account.name)
     if not wanted.dry_run:
-        core.accounts.put(account)
+        accounts.put(account)
     answered(_row_of(account), before=row_before)
 
 
-def check_first_rule(core: Engines) -> None:
+def check_first_rule(access: AccessControl) -> None:
     """Raise `InvalidValue` for rules that would be the first ones of all."""
-    if not core.access.in_force:
+    if not access.in_force:
         raise InvalidValue(
             "there are no rules in the configuration, and with the first one all others may do nothing: "
             "write access.rules there, and reload"
         )
 
 
-def check_last_rule(core: Engines, *, group: str = "", user: str = "") -> None:
+def check_last_rule(access: AccessControl, *, group: str = "", user: str = "") -> None:
     """Raise `InvalidValue` if without those of a stored group, or user, there were no rules at all."""
-    if core.access.in_force and not core.access.in_force_without(group=group, user=user):
+    if access.in_force and not access.in_force_without(group=group, user=user):
         raise InvalidValue(
             "these are the last rules that there are, and without any everybody may do everything: "
             "write access.rules in the configuration first, and reload"
@@ -151,20 +167,20 @@ def remove_user(
     before = core.accounts.stored.named(name)
     if before is None and name not in core.accounts.unreadable:
         core.accounts.check_name(name)
-        raise _no_account(core, name)
-    check_last_rule(core, user=name)
+        raise _no_account(core.accounts, name)
+    check_last_rule(core.access, user=name)
     if not wanted.dry_run:
         core.accounts.remove(name)
-        core.effects.when_stored(partial(_removed, core, name), awaited=False)
-    answered(UserRemoved(name=name), before=_row_of(before) if before else _row(core, name))
+        core.effects.when_stored(partial(_removed, core.recovery, name), awaited=False)
+    answered(UserRemoved(name=name), before=_row_of(before) if before else _row(core.accounts, name))
 
 
-def _removed(core: Engines, name: str, error: MalamuteError | None) -> None:
+def _removed(recovery: Recovery, name: str, error: MalamuteError | None) -> None:
     if error is None:
-        core.recovery.settled("account", name)
+        recovery.settled("account", name)
 
 
-def _no_account(core: Engines, name: str) -> NotFound:
-    if name in core.accounts.unreadable:
+def _no_account(accounts: AccountDirectory, name: str) -> NotFound:
+    if name in accounts.unreadable:
         return NotFound(f"the account {name!r} in the store cannot be read: remove it, and add it again")
     return NotFound(f"there is no account {name!r}")
