@@ -1,8 +1,8 @@
 """Every error of Malamute, one tree, each with a stable number.
 
-The broker raises the same classes that the client raises again: on the wire an error is its number
-and its words, and `from_wire` turns the pair back into the class. Numbers never change meaning. All of them
-are names of the package too: `malamute.TimedOut`.
+The client raises the same classes as the broker: on the wire an error is its number and its text, and
+`from_wire` returns the pair to its class. Numbers never change meaning. All classes are names of the package,
+too: `malamute.TimedOut`.
 
     MalamuteError
     ├── Refused                     the broker refused a command; nothing was changed
@@ -30,7 +30,7 @@ are names of the package too: `malamute.TimedOut`.
     │   ├── MediaTypeRefused   903      ├── KeyReused           907
     │   ├── RequestTimeout     904      └── TooFast             908
     ├── ConfigError            700
-    │   └── NotInstalled       701      what only an extra needs
+    │   └── NotInstalled       701      a library or program of an extra
     └── StoreError             800      the data directory
         ├── StoreLocked        801      ├── StoreCorrupt        803
         ├── StoreTooNew        802      ├── StoreLost           804
@@ -46,10 +46,9 @@ from typing import ClassVar
 class MalamuteError(Exception):
     """The base of every error that Malamute raises.
 
-    `text` says what was wrong with this one; `code` and `hint` belong to the class, unless an error has a
-    hint of its own. `about` is the opcode of the command that was refused and `ref` its number or source; 0
-    where there is none.
-    After `retry_after` seconds the same command is not refused for this reason; 0.0 is not known.
+    `text` names the fault; `code` and `hint` belong to the class, unless an error has a hint of its own.
+    `about` is the opcode of the refused command and `ref` its number or source, both 0 without one.
+    After `retry_after` seconds the same command is not refused for this reason; 0.0 is unknown.
     """
 
     code: ClassVar[int] = 0
@@ -79,9 +78,9 @@ class Malformed(Refused):
 
 
 class AccessRefused(Refused):
-    """Raised when the session may not do what it asked for.
+    """Raised when the session has no permission for a command.
 
-    Where a rule decides, the broker's own log has the `action`, its `target` and the `rule`; they stay there.
+    If a rule decides, the broker's own log has the `action`, its `target` and the `rule`; the wire has not.
     """
 
     code = 401
@@ -149,9 +148,9 @@ class InvalidName(Refused):
 
 
 class InvalidSelector(Refused):
-    """Raised when a pattern or a match expression cannot be understood.
+    """Raised when a pattern or a match expression is invalid.
 
-    `position` counts characters from 0 to where it went wrong, or is None.
+    `position` is the offset of the fault in characters, or None.
     """
 
     code = 415
@@ -170,9 +169,9 @@ class InvalidValue(Refused):
 
 
 class InvalidRule(Refused):
-    """Raised when a rule of access cannot be understood.
+    """Raised when a rule of access is invalid.
 
-    `position` counts characters from 0 to where it went wrong, or is None.
+    `position` is the offset of the fault in characters, or None.
     """
 
     code = 417
@@ -193,7 +192,7 @@ class NotOutstanding(Refused):
 class NumberTooOld(Refused):
     """Raised when a command number leaves a gap, or is too far behind the newest one of its session.
 
-    It is no outcome of that number: say HELLO again and send again from the first unsettled number.
+    The error is no outcome of that number: say HELLO again and send again from the first unsettled number.
     """
 
     code = 421
@@ -201,7 +200,7 @@ class NumberTooOld(Refused):
 
 
 class TrackerInUse(Refused):
-    """Raised when a tracker is that of an unfinished message of the same sender."""
+    """Raised when an unfinished message of the same sender has this tracker."""
 
     code = 422
     hint = "choose a new tracker for each message, or wait for the outcome"
@@ -222,17 +221,17 @@ class CursorLost(Refused):
 
 
 class TooMany(Refused):
-    """Raised when a session or the broker already holds as many of these as it may."""
+    """Raised when a session or the broker has reached a limit of their number."""
 
     code = 429
     hint = "limits follow from limits.memory, limits.message_bytes and listen.connections"
 
 
 class QuotaExceeded(Refused):
-    """Raised when a user, or one of the user's groups, has as much as its quota allows.
+    """Raised when a user, or one of the user's groups, has reached its quota.
 
-    If a rate is meant, the same command is not refused for it after `retry_after` seconds; that is 0 if no
-    time helps, but only something that is given back. The broker's own log has the `owner` and the `limit`.
+    For a rate, the same command is not refused for it after `retry_after` seconds; 0 is for a quota of
+    resources in use, which have to be released. The broker's own log has the `owner` and the `limit`.
     """
 
     code = 430
@@ -247,14 +246,14 @@ class QuotaExceeded(Refused):
 
 
 class UnknownCommand(Refused):
-    """Raised when the opcode is none of this version."""
+    """Raised when this version has no such opcode."""
 
     code = 501
     hint = "install the same version of malamute on both sides"
 
 
 class Failed(MalamuteError):
-    """Raised when the broker could not do it now; the same command may succeed later."""
+    """Raised when the broker cannot carry out a command now; the same command may succeed later."""
 
 
 class InternalError(Failed):
@@ -267,7 +266,7 @@ class InternalError(Failed):
 class TryLater(Failed):
     """Raised when a mailbox, a queue, the table of all of them or the disk's backlog is full.
 
-    What was accepted is safe.
+    Messages accepted before are safe.
     """
 
     code = 503
@@ -275,7 +274,7 @@ class TryLater(Failed):
 
 
 class NoWorkers(Failed):
-    """Raised when a message was for a consumer that is there now, and there is none."""
+    """Raised when an `immediate` message has no consumer."""
 
     code = 504
     hint = "start a worker that offers this subject, or send it without `immediate` and let it wait"
@@ -289,25 +288,25 @@ class StorageFull(Failed):
 
 
 class LinkError(MalamuteError):
-    """Raised on the client's side when the connection does not serve."""
+    """Raised on the client's side for faults of the connection."""
 
 
 class ConnectTimeout(LinkError, TimeoutError):
-    """Raised when no broker answered in time. It is a `TimeoutError` of Python too."""
+    """Raised when no broker answered in time; also a `TimeoutError` of Python."""
 
     code = 600
     hint = "is the broker running, and is the address right? try `malamute broker status`"
 
 
 class ConnectionLost(LinkError):
-    """Raised when the connection broke and what was asked for cannot be finished."""
+    """Raised when the connection broke during a request."""
 
     code = 601
     hint = "the client connects again by itself: ask again when the broker is back"
 
 
 class TimedOut(LinkError, TimeoutError):
-    """Raised when an answer did not come within the time that the caller gave. It is a `TimeoutError` too."""
+    """Raised when an answer did not arrive in the caller's time; also a `TimeoutError` of Python."""
 
     code = 602
     hint = "give it more time, or see with `malamute service list` and `client list` who is there to answer"
@@ -476,7 +475,7 @@ BY_CODE: dict[int, type[MalamuteError]] = {e.code: e for e in _tree(MalamuteErro
 
 
 def from_wire(code: int, text: str, about: int = 0, ref: int = 0, retry_after_ms: int = 0) -> MalamuteError:
-    """The error that a number, its words and the rest stand for; an unknown number is a plain one."""
+    """Return the error of a number and its text; a `MalamuteError` for an unknown number."""
     error = BY_CODE.get(code, MalamuteError)("")
     error.text = text if type(error).code == code else f"{text} (unknown error {code})"
     error.args = (error.text,)

@@ -1,24 +1,25 @@
-"""Copying a store while it is in use: what `journal backup` and `journal restore` do.
+"""The copy of a store in use, for `journal backup` and `journal restore`.
 
-Theory. LMDB can copy its file, in one read transaction. While that runs, no page that the writer frees can be
-used again, and a ring that is full runs out of pages before the copy is done. So this copies values, in steps
-that each have a short transaction on both sides, and makes one moment out of them:
+Theory. LMDB can copy its file, in one read transaction. During that transaction, no page that the writer
+frees can be used again, and a full ring runs out of pages before the copy is done. So this module copies
+values, in steps with a short transaction on both sides, and the copy is still of one moment:
 
-1. The log of queues and values is copied forwards. Blocks never change and leave from the old end
-   only. If the writer drops blocks that were not copied yet, nothing in them or before them is needed any
-   more, and the copy of the log begins anew. A writer that outruns this is followed until as much was copied
-   as the store can hold; then one step takes all of it.
+1. The log of queues and values is copied forwards. Blocks never change and leave from the old end only. If
+   the writer deletes blocks before they were copied, all blocks up to them are dead, and the copy of the log
+   begins anew. If the writer outruns the copy until as many bytes were copied as the store can hold, one
+   step copies the whole log.
 2. The step that reaches the end of the log also reads the states of the streams. Its transaction is the
-   moment that the copy is of.
-3. The chunks of each stream are copied from the newest of that moment backwards, as far as they are still
-   there. The ring drops from the other end, so there is no gap: what it dropped meanwhile has left the copy
-   just as it has left the stream.
+   moment of the copy.
+3. The chunks of each stream are copied from the newest of that moment backwards, as far as they still exist.
+   The ring drops chunks from the other end, so the copy has no gap; it lacks the chunks dropped meanwhile,
+   as the stream does.
 
-The states are written last, and the meta record with them, so that what was cut off is never taken for a
-store. A copy that fails is removed.
+The states and the meta record are written last, so that a partial copy is never taken for a store. A copy
+that fails is removed.
 
-The meta record says that this is a copy. What the store gave out after that moment, the copy does not know:
-so the broker that begins on it takes another incarnation, with sequences far beyond (`next_incarnation`).
+The meta record marks the store as a copy. Sequences that the original gave out after the moment of the copy
+are unknown in the copy. So the broker that begins on it takes another incarnation, with sequences far beyond
+(`next_incarnation`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +37,7 @@ import lmdb
 
 from malamute.errors import StoreError
 from malamute.journal import format as codec
-from malamute.journal.chunk_cursor import ChunkCursor
+from malamute.journal.chunk_cursor import ChunkCursor, values_of
 from malamute.journal.directory import (
     META_TWIN,
     acquire_lock,
@@ -51,21 +52,21 @@ from malamute.journal.store import Copied
 from malamute.store.operations import Damage
 
 STEP_BYTES = 8 * 1024 * 1024
-"""What one step copies: the longest time that old pages of the store in use are held."""
+"""The bytes of one step, which pins old pages of the store in use for its duration."""
 
 SLACK_BYTES = 1024 * 1024
-"""How far the copy may outgrow twice the store: its pages are filled otherwise. Its file grows as needed."""
+"""The room of the copy beyond twice the store, as its pages may be filled less. Its file grows as needed."""
 
 LOCK_BYTES_MAX = 32
 _LOCK = re.compile(rb"(\d+\n)?")
-"""What stands in the file of a lock: the id of a process, or nothing."""
+"""The content of a lock file: the id of a process, or nothing."""
 
 Reading = Callable[[], AbstractContextManager[lmdb.Transaction]]
-"""Begins a read transaction with values as views."""
+"""Begins a read transaction that returns values as views."""
 
 
 class Copy:
-    """One copy of a store into a directory that has none; a context, which removes what was not finished."""
+    """One copy of a store into a directory without a store; the context removes an unfinished copy."""
 
     def __init__(self, reading: Reading, directory: Path, size: int, progress: Callable[[int], None]) -> None:
         self._reading = reading
@@ -114,7 +115,7 @@ class Copy:
                 (self._directory / name).unlink()
 
     def run(self) -> Copied:
-        """Copy everything."""
+        """Copy the log, then the chunks, then the states; return the contents of the copy."""
         meta, states = self._copy_log()
         copies = [self._copy_chunks(state) for state in states if state.name]
         with translated(), self._target.begin(write=True) as target:
@@ -132,11 +133,11 @@ class Copy:
     # --- the log
 
     def _copy_log(self) -> tuple[bytes, list[StreamMeta]]:
-        """Copy the log; returns the meta record and the states of the moment of its end."""
+        """Copy the log; return the meta record, and the states at the moment of its end."""
         while True:
             step_bytes = STEP_BYTES if self._done < self._size else sys.maxsize
             with self._reading() as source, source.cursor() as cursor:
-                oldest = next((number for number, _ in _values(cursor, BLOCK)), None)
+                oldest = next((number for number, _ in values_of(cursor, BLOCK)), None)
                 if self._blocks and (oldest is None or oldest > self._blocks[-1] + 1):
                     self._drop_log()
                 if self._copy_blocks(cursor, step_bytes):
@@ -149,11 +150,11 @@ class Copy:
             self._progress(self._done)
 
     def _copy_blocks(self, cursor: lmdb.Cursor, step_bytes: int) -> bool:
-        """Copy blocks from where the last step ended; True at the end of the log."""
+        """Copy the next blocks; return True at the end of the log."""
         end = self._done + step_bytes
         after = self._blocks[-1] if self._blocks else 0
         with self._target.begin(write=True) as target:
-            for number, value in _values(cursor, BLOCK, after + 1):
+            for number, value in values_of(cursor, BLOCK, after + 1):
                 if self._done >= end:
                     return False
                 target.put(key(BLOCK, 0, number), value)
@@ -163,7 +164,7 @@ class Copy:
 
     def _copy_quarantine(self, cursor: lmdb.Cursor) -> None:
         with self._target.begin(write=True) as target:
-            for number, value in _values(cursor, QUARANTINE):
+            for number, value in values_of(cursor, QUARANTINE):
                 target.put(key(QUARANTINE, 0, number), value)
 
     def _drop_log(self) -> None:
@@ -175,7 +176,7 @@ class Copy:
     # --- the streams
 
     def _copy_chunks(self, state: StreamMeta) -> StreamMeta:
-        """Copy the chunks of a stream, the newest first; returns the state of what was copied."""
+        """Copy the chunks of a stream, the newest first; return the state of the copied stream."""
         copied = state._replace(first=state.last + 1, bytes=0, count=0, chunks=0)
         while copied.first > state.first:
             before = copied.first
@@ -212,18 +213,10 @@ class Copy:
 
 
 def _check_free(directory: Path) -> None:
-    """Raise `StoreError` unless a copy may be made here; nothing is touched before that is known."""
+    """Raise `StoreError` if the directory has a store or another file of this name, before any change."""
     if (directory / "data.mdb").exists():
         raise StoreError(f"there is a store in {directory} already: expected an empty directory")
     lock = directory / "lock"
-    # It is written to. Only what an earlier copy left behind may be there.
+    # The copy overwrites the lock file, so only one of an earlier copy may exist.
     if lock.is_symlink() or (lock.exists() and not _LOCK.fullmatch(lock.read_bytes()[:LOCK_BYTES_MAX])):
         raise StoreError(f"{lock} does not belong to a store: expected an empty directory")
-
-
-def _values(cursor: lmdb.Cursor, kind: int, sequence: int = 0) -> Iterator[tuple[int, Any]]:
-    """The sequences of a kind of keys and their values, from one sequence on."""
-    found = cursor.set_range(key(kind, 0, sequence))
-    while found and cursor.key()[0] == kind:
-        yield codec.split_key(cursor.key())[2], cursor.value()
-        found = cursor.next()

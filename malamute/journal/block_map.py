@@ -1,8 +1,8 @@
-"""Where the messages of a queue are: by sequence, in pages of neighbours.
+"""The blocks of a queue's messages, by sequence, in pages of neighbors.
 
-Messages come in runs, and mostly leave in runs. So their places are kept side by side in short lists: a run
-is a slice of a few of them, and no message is searched for by itself. A page without messages leaves. A queue
-whose messages are far from each other has a page for each of them, and costs no more than that.
+Messages are added in runs, and mostly deleted in runs. So neighbors have their places side by side in short
+lists, the pages: a run is a slice of a few pages, and costs no search for each message. An empty page is
+removed. A queue of scattered messages has at most one page for each of them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Iterable, Sequence
 PAGE = 64
 """Sequences of a page."""
 
-
 NONE: Sequence[None] = (None,) * PAGE
 """A page without messages."""
 
 
 class Block:
-    """One block of the log: its stored bytes, how much of it is live, and the estimated cost."""
+    """One block of the log: its stored bytes, its live entries, and its estimated cost."""
 
     __slots__ = ("live", "number", "size", "weight")
 
@@ -36,7 +35,7 @@ Place = tuple[Block, int]
 class BlockMap:
     """The places of messages by their sequences.
 
-    One thread may change them while others look for blocks: what is moved is never missing meanwhile.
+    One thread may change places while others look for blocks: a moved message is never missing meanwhile.
     """
 
     __slots__ = ("_count", "_pages")
@@ -52,25 +51,25 @@ class BlockMap:
         return self.block_of(sequence) is not None
 
     def in_block(self, block: Block) -> list[int]:
-        """The messages that are in a block. Looks at all of them."""
+        """Return the messages in a block. Costs the number of messages of the queue."""
         found = []
         for number, page in sorted(self._pages.items()):
             found += [number * PAGE + i for i, place in enumerate(page) if place and place[0] is block]
         return found
 
     def block_of(self, sequence: int) -> Block | None:
-        """The block that has a message; None if none has it."""
+        """Return the block of a message; None without the message."""
         page = self._pages.get(sequence // PAGE)
         place = page[sequence % PAGE] if page else None
         return place[0] if place else None
 
     def blocks_of(self, sequences: Sequence[int]) -> list[Block | None]:
-        """The blocks that have these messages; None where none has one."""
+        """Return the block of each of these messages; None in place of a missing one."""
         first = sequences[0] if sequences else 0
         run = range(first, first + len(sequences))
         if [*run] != [*sequences]:
             return [*map(self.block_of, sequences)]
-        # As most are: neighbours in their order.
+        # The usual case: neighbors in their order.
         get = self._pages.get
         places: list[Place | None] = []
         for number in range(run.start // PAGE, (run.stop - 1) // PAGE + 1):
@@ -79,7 +78,7 @@ class BlockMap:
         return [place and place[0] for place in places[start : start + len(run)]]
 
     def put(self, first: int, places: Sequence[Place]) -> list[Place]:
-        """Set the places of messages from `first` on. Returns those that some of them had."""
+        """Set the places of the messages from `first` on; return the places that some of them had before."""
         pages = self._pages
         before: list[Place | None] = []
         done = 0
@@ -99,7 +98,7 @@ class BlockMap:
         return found
 
     def pop(self, first: int, last: int) -> list[Place]:
-        """Remove the messages of a range, which may be far wider than the queue. Returns their places."""
+        """Remove the messages of a range, which may be far wider than the queue; return their places."""
         pages = self._pages
         taken: list[Place | None] = []
         for number in self._within(first // PAGE, last // PAGE):
@@ -114,14 +113,14 @@ class BlockMap:
         return found
 
     def pop_all(self) -> list[Place]:
-        """Remove all messages. Returns their places."""
+        """Remove all messages; return their places."""
         taken = [place for page in self._pages.values() for place in page if place]
         self._pages.clear()
         self._count = 0
         return taken
 
     def _within(self, first: int, last: int) -> Iterable[int]:
-        """The pages that are there, of a range."""
+        """Return the existing pages of a range."""
         pages = self._pages
         if last - first < len(pages):
             return [number for number in range(first, last + 1) if number in pages]

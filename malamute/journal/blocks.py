@@ -1,7 +1,7 @@
 """The blocks of the log on the disk. Pure; `docs/journal-format.md` is the specification.
 
 A block is a run of operations as `store.codec` encodes them, behind a header with the format, their number
-and the log sequence number of the transaction that wrote it. `log` says what they mean.
+and the log sequence number of the transaction that wrote it. `Log.apply` defines their meaning.
 
 Decoding any bytes gives operations or raises `Damaged`, and nothing else.
 """
@@ -34,14 +34,14 @@ BLOCK_HEADER_SIZE = _BLOCK.size + _CRC.size
 
 
 def encode_block(operations: Sequence[Operation], lsn: int) -> bytes:
-    """The value of a block that is written by the transaction of this log sequence number."""
+    """Return the value of a block, as the transaction with this log sequence number writes it."""
     header = _BLOCK.pack(VERSION, len(operations), lsn)
     body = codec.encode(operations)
     return b"".join((header, _CRC.pack(crc32(body, crc32(header))), body))
 
 
 def decode_block(data: bytes | memoryview) -> list[Operation]:
-    """The operations of a block, in order. Raises: Damaged."""
+    """Return the operations of a block, in order. Raises: Damaged."""
     _check(data)
     try:
         return codec.decode(memoryview(data)[BLOCK_HEADER_SIZE:])
@@ -50,13 +50,13 @@ def decode_block(data: bytes | memoryview) -> list[Operation]:
 
 
 def decode_lsn(data: bytes | memoryview) -> int:
-    """The log sequence number of the transaction that wrote a block. Raises: Damaged."""
+    """Return the log sequence number of the transaction that wrote a block. Raises: Damaged."""
     _check(data)
     return int(_BLOCK.unpack_from(data)[2])
 
 
 def decode_records(data: bytes | memoryview) -> RecordsByQueue:
-    """The records in a block by queue and sequence, of each message the last one. Raises: Damaged."""
+    """Return the newest record of each message in a block, by queue and sequence. Raises: Damaged."""
     _check(data)
     try:
         return codec.decode_records(memoryview(data)[BLOCK_HEADER_SIZE:])
@@ -65,9 +65,9 @@ def decode_records(data: bytes | memoryview) -> RecordsByQueue:
 
 
 def salvage(data: bytes | memoryview) -> list[Operation]:
-    """The operations of a damaged block that can still be told apart. What is in them may be wrong.
+    """Return the separable operations of a damaged block; their fields may be wrong.
 
-    What no broker has written is left out: numbers that no message can have, and cursors without a reader.
+    Impossible operations are left out: messages with impossible sequences, and cursors without a reader.
     """
     return [entry for entry in codec.salvage(memoryview(data)[BLOCK_HEADER_SIZE:]) if _can_be(entry)]
 
@@ -81,7 +81,7 @@ def _can_be(entry: Operation) -> bool:
 
 
 def undeleted(operations: Iterable[Operation]) -> list[PutMessages]:
-    """The messages that are put and not deleted among these operations, one by one."""
+    """Return the messages that these operations put and do not delete again, one by one."""
     there: dict[tuple[QueueKind, str], dict[int, PutMessages]] = {}
     for operation in operations:
         if type(operation) is PutMessages:

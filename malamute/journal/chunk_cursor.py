@@ -1,7 +1,7 @@
-"""Moving along the chunks of a stream with an LMDB cursor: reading, searching by time, dropping.
+"""Cursors over stored values, and over the chunks of a stream: reading, searching by time, dropping.
 
-A cursor is good within its transaction only, so these objects live as long as one call of the store.
-Values may be views into the mapped file; what is given out has been copied and checked.
+A cursor is valid within its transaction only, so these objects live as long as one call of the store.
+Values may be views into the mapped file; returned chunks are checked copies.
 """
 
 from __future__ import annotations
@@ -12,13 +12,27 @@ from typing import Any
 import lmdb
 
 from malamute.journal import format as codec
-from malamute.journal.format import CHUNK, Damaged, StreamMeta, key
+from malamute.journal.format import CHUNK, StreamMeta, key
 from malamute.journal.lmdb_pages.cursor import Cursor, size_and_head
 from malamute.journal.ring import Dropped
 from malamute.journal.subjects import SubjectSearch
 from malamute.store.operations import Chunk, Damage, GapRange
 
 _Cursor = lmdb.Cursor
+
+
+def keys_of(cursor: Cursor, kind: int, identifier: int = 0, sequence: int = 0) -> Iterator[bytes]:
+    """Yield the keys of a kind, from one key on; the cursor stays at the yielded key."""
+    found = cursor.set_range(key(kind, identifier, sequence))
+    while found and cursor.key()[0] == kind:
+        yield bytes(cursor.key())
+        found = cursor.next()
+
+
+def values_of(cursor: Cursor, kind: int, sequence: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield the sequences and values of a kind of keys without identifiers, from one sequence on."""
+    for place in keys_of(cursor, kind, 0, sequence):
+        yield codec.split_key(place)[2], cursor.value()
 
 
 class DiskChunkDeleter:
@@ -28,7 +42,7 @@ class DiskChunkDeleter:
         self._cursor = cursor
 
     def drop(self, stream: StreamMeta) -> Dropped | None:
-        """Delete the oldest chunk. A damaged header does not keep it from leaving."""
+        """Delete the oldest chunk, even with a damaged header."""
         cursor = self._cursor
         wanted = key(CHUNK, stream.identifier, stream.first)
         if cursor.key() != wanted and not cursor.set_range(wanted):
@@ -37,7 +51,7 @@ class DiskChunkDeleter:
         kind, identifier, first = codec.split_key(place)
         if kind != CHUNK or identifier != stream.identifier:
             return None
-        size, header = len(value), _header(value)
+        size, header = len(value), codec.header_of(value)
         cursor.delete()
         following, time_ns, era = self._following(stream)
         after = stream.last + 1 if following is None else following
@@ -50,12 +64,12 @@ class DiskChunkDeleter:
         kind, identifier, first = codec.split_key(place)
         if kind != CHUNK or identifier != stream.identifier:
             return None, 0, 0
-        header = _header(value)
+        header = codec.header_of(value)
         return (first, header.time_ns, header.era) if header else (first, stream.first_time, stream.first_era)
 
 
 class ChunkCursor:
-    """A way along the chunks of one stream, in one read transaction."""
+    """A cursor over the chunks of one stream, in one read transaction."""
 
     def __init__(self, cursor: Cursor, state: StreamMeta) -> None:
         self._cursor = cursor
@@ -63,11 +77,11 @@ class ChunkCursor:
         self.first: int | None = None
 
     def seek(self, sequence: int) -> None:
-        """Stand at the first chunk whose key is at or after `sequence`; `first` is None at the end."""
+        """Move to the first chunk whose key is at or after `sequence`; `first` is None at the end."""
         self._land(self._cursor.set_range(key(CHUNK, self._state.identifier, max(0, sequence))))
 
     def seek_holder(self, sequence: int) -> None:
-        """Stand at the chunk that holds `sequence`, or may hold it, or else at the one after."""
+        """Move to the chunk that holds `sequence`, or may hold it, or else to the one after."""
         if sequence <= self._state.first:
             return self.seek(self._state.first)
         if sequence > self._state.last:
@@ -79,17 +93,17 @@ class ChunkCursor:
         return None
 
     def next(self) -> None:
-        """Go to the next chunk."""
+        """Move to the next chunk."""
         self._land(self._cursor.next())
 
     def previous(self) -> None:
-        """Go to the chunk before."""
+        """Move to the previous chunk."""
         self._land(self._cursor.prev())
 
     def search(self, search: SubjectSearch, start: int, chunks_max: int) -> int | None:
-        """Show a search the chunks from the one that holds `start` backwards.
+        """Give a search the chunks from the one that holds `start` backwards.
 
-        Returns the sequence to go on from; None at the beginning, and when the search is done.
+        Returns the sequence to continue with; None at the beginning, and when the search is done.
         """
         self.seek_holder(start)
         for _ in range(chunks_max):
@@ -106,11 +120,11 @@ class ChunkCursor:
         return start
 
     def headers(self, start: int, count_max: int) -> list[codec.ChunkHeader | Damage]:
-        """The headers of the chunks from here on, without what ends before `start`."""
+        """Return the headers of the chunks from here on, without chunks that end before `start`."""
         found: list[codec.ChunkHeader | Damage] = []
         while self.first is not None and len(found) < count_max:
             first = self.first
-            header = _header(self._cursor.value())
+            header = codec.header_of(self._cursor.value())
             self.next()
             following = self._state.last + 1 if self.first is None else self.first
             item = header if header and header.first == first else Damage(first, following - 1, "corrupt")
@@ -119,7 +133,7 @@ class ChunkCursor:
         return found
 
     def backwards(self, start: int, bytes_max: int) -> Iterator[tuple[int, Any]]:
-        """First sequences and values from the chunk that holds `start` back to the beginning, or so far."""
+        """Yield first sequences and values backwards from the chunk that holds `start`, up to `bytes_max`."""
         self.seek_holder(start)
         size = 0
         while self.first is not None and self.first <= start and size < bytes_max:
@@ -129,9 +143,9 @@ class ChunkCursor:
             self.previous()
 
     def collect(self, start: int, bytes_max: int) -> list[Chunk | Damage]:
-        """What is found from here on, without what ends before `start`.
+        """Return the chunks and damages from here on, without those that end before `start`.
 
-        A stream begins with its oldest chunk. If that is not found where it has to be, its key is damaged.
+        A stream begins with its oldest chunk. If no chunk has the first sequence, that key is damaged.
         """
         found: list[Chunk | Damage] = []
         size, oldest = 0, self._state.first
@@ -151,18 +165,14 @@ class ChunkCursor:
         return found
 
     def _decode(self, value: Any, first: int) -> Chunk | Damage:
-        """A chunk, standing still; or a damage, standing behind it."""
-        try:
-            chunk = codec.decode_chunk(value)
-            if chunk.first == first:
-                return chunk
-        except Damaged:
-            pass
+        """Return the chunk here; or move on, and return a damage."""
+        if chunk := codec.chunk_of(value, first):
+            return chunk
         self.next()
         return Damage(first, self._state.last if self.first is None else self.first - 1, "corrupt")
 
     def find_time(self, time_ns: int) -> int:
-        """Binary search over sequences: chunks are in order of time as they are in order of sequence."""
+        """Return the first sequence at or after a time, by binary search: times rise with sequences."""
         low, high = self._state.first, self._state.last + 1
         while low < high:
             middle = (low + high) // 2
@@ -175,21 +185,21 @@ class ChunkCursor:
         return self._state.last + 1 if self.first is None else self.first
 
     def find_gap(self, sequence: int) -> GapRange | None:
-        """The gap in which a sequence lies; None if it is stored, or in what cannot be read."""
+        """Return the gap around a sequence; None if it is stored, or in an unreadable chunk."""
         if not self._state.first <= sequence <= self._state.last:
             return None
         self.seek_holder(sequence)
-        header = _header(self._cursor.value()) if self.first is not None else None
+        header = codec.header_of(self._cursor.value()) if self.first is not None else None
         if header is None or not header.last < sequence:
             return None
         self.next()
         return None if self.first is None else GapRange(header.last + 1, self.first - 1)
 
     def _header_from(self, sequence: int) -> codec.ChunkHeader | None:
-        """The first readable header of a chunk at or after a sequence."""
+        """Return the first readable header of a chunk at or after a sequence."""
         self.seek(sequence)
         while self.first is not None:
-            header = _header(size_and_head(self._cursor)[1])
+            header = codec.header_of(size_and_head(self._cursor)[1])
             if header:
                 return header
             self.next()
@@ -201,10 +211,3 @@ class ChunkCursor:
             kind, identifier, sequence = codec.split_key(self._cursor.key())
             if kind == CHUNK and identifier == self._state.identifier:
                 self.first = sequence
-
-
-def _header(value: Any) -> codec.ChunkHeader | None:
-    try:
-        return codec.decode_chunk_header(value)
-    except Damaged:
-        return None

@@ -23,8 +23,8 @@ COMPACTION_RATIO = 4
 """Bytes of old blocks that a transaction may compact for each byte that it appends."""
 
 DROPS_MIN, DROPS_MAX = 16, 32
-"""Dead blocks that a transaction deletes: fewer are left for later, as the old end of a long log is in pages
-of its own. Besides the maximum, one for each block that is added."""
+"""Dead blocks that a transaction deletes: fewer wait for a later one, as the old end of a long log is in
+pages of its own. Each added block raises the maximum by one."""
 
 
 class Outgoing(NamedTuple):

@@ -11,10 +11,9 @@ DEFECTS_MAX = 1000
 
 
 class Defects:
-    """The defects of one store. `count` counts all, `known` has the first of them."""
+    """The `known` defects of one store by kind, name and first number, at most `DEFECTS_MAX`."""
 
     def __init__(self) -> None:
-        self.count = 0
         self.known: dict[tuple[str, str, int], Defect] = {}
         self._new: list[Defect] = []
         self._lock = threading.Lock()
@@ -25,7 +24,6 @@ class Defects:
         with self._lock:
             if place in self.known or len(self.known) >= DEFECTS_MAX:
                 return
-            self.count += 1
             self.known[place] = defect
             self._new.append(defect)
 

@@ -4,8 +4,8 @@ The order when a store is opened: take the lock, make the file if there is none,
 environment, check that the file was not cut off, check the format, and only then change anything: allocate
 the space. Reading a mapped page behind the end of a file that was cut off would kill the process.
 
-The lock is `flock` on a file of its own. The kernel gives it up when the process ends, however it
-ends, so there are no stale locks; the process id in it is for the message only.
+The lock is `flock` on a file of its own. The kernel releases it at the end of the process, even of a killed
+one, so there are no stale locks; the process id in the file is for the error message only.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PAGE = mmap.PAGESIZE
 """The unit of allocation, in bytes."""
 
 READING_TRIES = 10
-"""How often pages are looked at that somebody seems to write to."""
+"""Attempts to read pages that another process seems to write."""
 
 BLOCK_BYTES = 512
-"""The unit of `st_blocks`, whatever the blocks of the disk are."""
+"""The unit of `st_blocks`, for any block size of the disk."""
 
 META_TWIN = key(META, 0, 1)
-"""Where the meta record is once more."""
+"""The key of the second meta record."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _CORRUPT = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
@@ -57,10 +57,10 @@ _OTHERS_READ_OR_WRITE = stat.S_IROTH | stat.S_IWOTH
 
 
 def check_private(path: Path) -> None:
-    """Check that only the owner and the owner's group can read or write a data directory, if it is there.
+    """Check that only the owner and the owner's group can read or write a data directory, if it exists.
 
     Raises:
-        StoreError: others can, or it cannot be looked at.
+        StoreError: others have access, or the directory is inaccessible.
     """
     mode = _mode_of(path)
     if mode & _OTHERS_READ_OR_WRITE:
@@ -70,7 +70,7 @@ def check_private(path: Path) -> None:
 
 
 def _mode_of(path: Path) -> int:
-    """The mode of a file; 0 if there is none."""
+    """Return the mode of a file; 0 without a file."""
     try:
         return stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
@@ -84,12 +84,12 @@ def _open_to_others(path: Path, mode: int, remedy: str) -> StoreError:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of a store's own, never through a link: what it led to would be written in its place.
+    """Open a file of the store itself, never through a link, which could lead a write to another file.
 
     Raises:
-        OSError: it is a link, or is the same file as another name; or it cannot be opened.
+        OSError: the path is a link, or a second name of another file; or it cannot be opened.
     """
-    # What is no file might wait for somebody else to open it.
+    # Opening a pipe would wait for its other end.
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
@@ -110,19 +110,19 @@ def _open_own_or_refuse(path: Path, flags: int) -> int:
 
 
 def refuse_links(path: Path) -> None:
-    """Raise `StoreError` if the lock of LMDB in a directory is a link: LMDB would write where it leads."""
+    """Raise `StoreError` if the lock file of LMDB is a link: LMDB would write to the target of the link."""
     with suppress(FileNotFoundError):
         os.close(_open_own_or_refuse(path / "lock.mdb", os.O_RDONLY))
 
 
 def acquire_lock(path: Path, *, names_process: bool = True) -> int:
-    """Lock the directory for this process; returns the descriptor that holds the lock.
+    """Lock the directory for this process; return the descriptor that holds the lock.
 
-    Who only reads writes nothing into it: then it does not name the process.
+    A caller that only reads leaves the process id out of the file.
 
     Raises:
-        StoreLocked: another process has it.
-        StoreError: it is a link.
+        StoreLocked: another process has the lock.
+        StoreError: the file of the lock is a link.
     """
     refuse_links(path)
     descriptor = _open_own_or_refuse(path / "lock", os.O_RDWR | os.O_CREAT)
@@ -147,7 +147,7 @@ def acquire_lock(path: Path, *, names_process: bool = True) -> int:
 
 
 def _in_words(holder: str) -> str:
-    """The process that has written its id into the lock, unless it has ended: a reader writes none."""
+    """Return the words for the holder of a lock: the process of the id if it runs; a reader writes no id."""
     gone = not holder.isdigit()
     if not gone:
         try:
@@ -162,12 +162,12 @@ def _in_words(holder: str) -> str:
 def open_environment(
     path: Path, size: int, preallocate: bool, *, reads_all: bool = False
 ) -> tuple[lmdb.Environment, int]:
-    """Open or create the file, at its full size; returns the size that it has now.
+    """Open or create the file at its full size; return the environment and the size.
 
-    With `reads_all`, what is stored is read once before LMDB may do so: the disk is under suspicion.
+    With `reads_all`, each value is read once before LMDB maps it, in case of a bad disk.
 
     Raises:
-        StoreError: the file cannot be opened, or is no whole store.
+        StoreError: the file cannot be opened, or is not an intact store.
     """
     data = path / "data.mdb"
     there = data.stat().st_size if data.exists() else 0
@@ -192,7 +192,7 @@ def open_environment(
 
 
 def _allocate_whole(data: Path, size: int) -> None:
-    """Give the file its full size. Raises `StorageFull` with what there is room for."""
+    """Give the file its full size. Raises `StorageFull` with the size that would fit."""
     try:
         allocate(data, size)
     except StorageFull as error:
@@ -207,7 +207,7 @@ def _allocate_whole(data: Path, size: int) -> None:
 
 
 def _create(path: Path, size: int) -> None:
-    """Make the file. It gets its name when all of it is durable: LMDB refuses one that is there in part."""
+    """Create the file under another name, and rename it when durable: LMDB refuses a partial one."""
     new = path / "new-data.mdb"
     new.unlink(missing_ok=True)
     with lmdb.open(str(new), subdir=False, lock=False, map_size=size, mode=0o640) as environment:
@@ -218,9 +218,9 @@ def _create(path: Path, size: int) -> None:
 
 
 def open_again(environment: lmdb.Environment) -> lmdb.Environment:
-    """Close an environment and open it anew. Nobody may be using it. Raises StoreLost if that fails.
+    """Close an environment that no call is using, and open it anew. Raises StoreLost if that fails.
 
-    A write error on LMDB's meta page breaks the environment for good: it refuses even to read.
+    A write error on LMDB's meta page breaks the environment for good: even reads are refused.
     """
     path, size = Path(environment.path()), int(environment.info()["map_size"])
     environment.close()
@@ -232,32 +232,31 @@ def open_again(environment: lmdb.Environment) -> lmdb.Environment:
 
 def _open(path: Path, size: int) -> lmdb.Environment:
     environment = lmdb.open(str(path), map_size=size, max_dbs=0, max_spare_txns=2, mode=0o640)
-    # A broker that was killed after it wrote its root may have left the root before in the lock file. As long
-    # as another process has that file open, readers see the store without the last commit. The process that
-    # takes the lock of the dead writer corrects it.
+    # A broker that was killed after writing its root may have left the previous root in the lock file. While
+    # another process has that file open, readers miss the last commit. The next writer corrects the file.
     environment.begin(write=True).abort()
     return environment
 
 
 def _check_pages(data: Path, *, values: bool = False) -> None:
-    """LMDB would follow a damaged page out of its map, or meet one that cannot be read: either kills."""
+    """Raise StoreCorrupt for damaged pages: LMDB would read outside of its map, which kills the process."""
     if faults := check_pages(data, values=values):
         page = f"page {faults[0].number}: {faults[0].reason}"
-        what = "damaged, or cannot be read, in" if values else "damaged in"
+        state = "damaged, or cannot be read, in" if values else "damaged in"
         where = "values, or pages that lead to them" if values else "pages that lead to values"
-        raise StoreCorrupt(f"{data} is {what} {len(faults)} {where}; {page}")
+        raise StoreCorrupt(f"{data} is {state} {len(faults)} {where}; {page}")
 
 
 def check_pages_for_reading(path: Path) -> None:
     """Refuse damaged pages on behalf of a reader, which opens a store beside its broker or without one.
 
-    LMDB overwrites nothing that its newest root leads to. So what is found wrong is wrong if the roots are
-    the same afterwards; if they are not, somebody writes, and it is looked at once more. A broker that never
-    stops writing has looked at the pages itself when it started.
+    LMDB overwrites no page below its newest root. So a fault is real if the roots are the same afterwards.
+    Otherwise the broker is writing, and the pages are checked again. If it never stops, the check is left
+    out: the broker has checked the pages at its own start.
 
     Raises:
-        StoreCorrupt: its pages are damaged.
-        StoreError: it cannot be read.
+        StoreCorrupt: the pages are damaged.
+        StoreError: the file cannot be read.
     """
     data = path / "data.mdb"
     try:
@@ -274,16 +273,16 @@ def check_pages_for_reading(path: Path) -> None:
 
 
 def _roots(data: Path) -> bytes:
-    """The pages of a file that its roots are in."""
+    """Return the two pages of a file that have its roots."""
     with data.open("rb") as file:
         return file.read(2 * PAGE)
 
 
 def _check_length(environment: lmdb.Environment, data: Path) -> None:
-    """Reading behind the end of a file that was cut off would kill the process.
+    """Raise StoreCorrupt if the file was cut off: a read behind its end would kill the process.
 
-    LMDB itself leaves a file too short when it took pages at its end and gave them back in the same
-    transaction, and then was killed. Such a file has everything in it, which is read to tell the two apart.
+    LMDB itself leaves a file too short if it is killed after it took pages at the end and freed them in the
+    same transaction. Such a file is intact; reading all of its values tells the two cases apart.
     """
     needed, there = used_bytes(environment), data.stat().st_size
     if there >= needed:
@@ -302,31 +301,31 @@ def _is_whole(environment: lmdb.Environment) -> bool:
                 decode = decoders.get(place[0])
                 if decode is not None:
                     decode(value)
-        with environment.begin(write=True) as trial:  # looks at LMDB's list of free pages
+        with environment.begin(write=True) as trial:  # reads LMDB's list of free pages
             trial.put(key(META), b"")
             trial.abort()
     except (codec.TooNew, codec.TooOld):
-        return True  # it will be refused for that
+        return True  # `_check_meta` refuses the version
     except (lmdb.Error, Damaged):
         return False
     return True
 
 
 def used_bytes(environment: lmdb.Environment) -> int:
-    """Where the pages that were ever used end."""
+    """Return the bytes up to the last page that was ever used."""
     return (int(environment.info()["last_pgno"]) + 1) * int(environment.stat()["psize"])
 
 
 def lengthen(environment: lmdb.Environment) -> None:
     """Give the file the length that LMDB relies on, before it is closed."""
     data = Path(environment.path()) / "data.mdb"
-    with suppress(OSError):  # the next to open it will see
+    with suppress(OSError):  # the next start repeats the check
         if data.stat().st_size < used_bytes(environment):
             os.truncate(data, used_bytes(environment))
 
 
 def _check_meta(environment: lmdb.Environment) -> None:
-    """Refuse what is not ours before anything is changed; make it ours if it is empty."""
+    """Refuse a file of another program before any change; write the meta record into an empty one."""
     with translated(), environment.begin() as transaction:
         empty = transaction.stat()["entries"] == 0
     if empty:
@@ -339,19 +338,19 @@ def _check_meta(environment: lmdb.Environment) -> None:
 
 
 def put_meta(transaction: lmdb.Transaction, meta: codec.Meta) -> None:
-    """Store the meta record, and its twin for the case that it is damaged."""
+    """Store the meta record, and its twin in case of damage."""
     value = codec.encode_meta(meta)
     transaction.put(key(META), value)
     transaction.put(META_TWIN, value)
 
 
 def read_meta(transaction: lmdb.Transaction | PageCursor) -> codec.Meta:
-    """The meta record, or its twin. Raises: StoreTooNew, StoreTooOld, StoreCorrupt."""
+    """Return the meta record, or its twin. Raises: StoreTooNew, StoreTooOld, StoreCorrupt."""
     value, twin = transaction.get(key(META)), transaction.get(META_TWIN)
     try:
         return decode_meta(None if value is None else bytes(value))
     except (StoreCorrupt, StoreTooNew, StoreTooOld) as error:
-        # A wrong bit may say that it has another format.
+        # A wrong bit may look like another format.
         is_another = not isinstance(error, StoreCorrupt) and codec.is_whole_meta(bytes(value or b""))
         if twin is None or is_another:
             raise
@@ -361,7 +360,7 @@ def read_meta(transaction: lmdb.Transaction | PageCursor) -> codec.Meta:
 
 
 def decode_meta(value: bytes | None) -> codec.Meta:
-    """The meta record. Raises: StoreTooNew, StoreTooOld, StoreCorrupt."""
+    """Return the meta record. Raises: StoreTooNew, StoreTooOld, StoreCorrupt."""
     if value is None:
         raise StoreCorrupt("not a Malamute store, but another LMDB file")
     try:
@@ -375,9 +374,9 @@ def decode_meta(value: bytes | None) -> codec.Meta:
 
 
 def allocate(data: Path, size: int) -> None:
-    """Give the file so much space on the disk. Raises StorageFull if there is none, and StoreError.
+    """Allocate `size` bytes on the disk for a file. Raises StorageFull, and StoreError for other faults.
 
-    Done at the beginning for the whole size, a full disk cannot stop the ring later.
+    After an allocation of the whole size at the start, a full disk cannot stop the ring.
     """
     descriptor = os.open(data, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -392,12 +391,12 @@ def allocate(data: Path, size: int) -> None:
 
 
 def is_allocated(data: Path, size: int) -> bool:
-    """Whether a file has so much space on the disk, however full that is."""
+    """Return whether a file has `size` bytes allocated on the disk."""
     return data.stat().st_blocks * BLOCK_BYTES >= size
 
 
 def sync_directory(path: Path) -> None:
-    """Make sure that the names of new files survive a power loss."""
+    """Fsync a directory, so that the names of new files survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -415,7 +414,7 @@ def translated() -> Iterator[None]:
 
 
 def _raise(error: lmdb.Error) -> NoReturn:
-    """The same fault in Malamute's words."""
+    """Raise an error of LMDB as one of Malamute's."""
     if isinstance(error, lmdb.MapFullError | lmdb.DiskError) or getattr(error, "code", 0) in _FULL:
         raise StorageFull(str(error)) from error
     if isinstance(error, _CORRUPT):

@@ -1,11 +1,10 @@
 """The store on LMDB.
 
-Theory. One environment with one table (`format` has the keys), one writer, any number of readers. A
-write is one LMDB transaction: chunks and the states of their streams, what the ring drops for them,
-and the blocks of the log. LMDB writes changed pages to free places, fsyncs, then writes the root and fsyncs
-again. So a process or a machine that dies finds either the old root or the new one, and there is
-nothing to repair when a store is opened. The environment is always opened with sync on, and the file has its
-full size from the beginning.
+Theory. One environment with one table (`format` has the keys), one writer, any number of readers. A write is
+one LMDB transaction: new chunks, the states of their streams, the deletion of the oldest chunks, and the
+blocks of the log. LMDB writes changed pages to free places, fsyncs, then writes the root and fsyncs again.
+So after a crash of the process or the machine, the file has either the old root or the new one, and needs no
+repair. The environment is always opened with sync on, and the file has its full size from the beginning.
 
 opened          the environment, and the values of the store in memory
 disk_recovery   the start: the log is read
@@ -69,16 +68,16 @@ class DiskStore(DiskReader):
         reads_all: bool = False,
         names_process: bool = True,
     ) -> DiskStore:
-        """Open the store in `directory`, creating it if needed; its lock names the process if it is to.
+        """Open the store in `directory`, creating it if needed; with `names_process` the lock has its id.
 
-        `size` is that of the file in bytes; a larger file that is already there keeps its size. The
-        space is allocated at once unless `preallocate` is false. `streams_budget` is what all streams may
-        take together, 70 % of the size unless given. `counted` returns seconds that nobody can set: no
-        limit by age believes a clock that runs ahead of them (`ring`). With `reads_all`, all of it is read
-        first: a page that the disk cannot read is an error then, and would end the process later.
+        `size` is the size of the file in bytes; an existing larger file keeps its size. The space is
+        allocated at once unless `preallocate` is false. `streams_budget` bounds the bytes of all streams
+        together, 70 % of the size unless given. `counted` returns the seconds of a monotonic clock, which
+        limits by age prefer to a clock that runs ahead of it (`ring`). With `reads_all`, every value is read
+        first: an unreadable page is an error at the start, and would end the process later.
 
-        Raises StoreLocked if another process has it open, StoreTooNew if a newer format is in it,
-        StoreCorrupt if it is no store, StorageFull if the disk has no room, StoreError otherwise.
+        Raises StoreLocked if another process has the store open, StoreTooNew if a newer format is in it,
+        StoreCorrupt if the file is not a store, StorageFull if the disk has no room, StoreError otherwise.
         """
         path = Path(directory)
         try:
@@ -104,19 +103,19 @@ class DiskStore(DiskReader):
 
     @classmethod
     def open_existing(cls, directory: str | os.PathLike[str], *, reads_all: bool = False) -> DiskStore:
-        """Open the store in `directory` as it is, to inspect or to copy it while no broker uses it.
+        """Open an existing store unchanged, to inspect or to copy it while no broker uses it.
 
-        Raises StoreError if there is none; otherwise as `open` does, and so is `reads_all`.
+        `reads_all` is as in `open`. Raises StoreError without a store, and the errors of `open`.
         """
         if not (Path(directory) / "data.mdb").is_file():
             raise StoreError(f"there is no store in {Path(directory)}")
         return cls.open(directory, size=0, preallocate=False, reads_all=reads_all, names_process=False)
 
     def recover(self, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
-        """Return all that the core needs to go on. Costs the number of streams and of queued messages.
+        """Return the state of the core. Costs the number of streams and of queued messages.
 
-        With `now`, a broker begins on it: another incarnation if it is a copy. No more than `records_bytes`
-        bytes of records are brought into memory; None is no limit.
+        With `now`, a broker begins on the store; on a copy, another incarnation begins. At most
+        `records_bytes` bytes of records are read into memory; None is no limit.
         """
         return recover(self._store, records_bytes=records_bytes, now=now)
 
@@ -130,7 +129,7 @@ class DiskStore(DiskReader):
     def close(self) -> None:
         """Release the file and the lock. Waits for calls under way; may be called again."""
         if self._store.calls.close():
-            with suppress(lmdb.Error):  # it is closed already if it could not be opened again
+            with suppress(lmdb.Error):  # the environment is closed already if opening it again has failed
                 lengthen(self._store.environment)
             self._store.environment.close()
             os.close(self._store.lock)

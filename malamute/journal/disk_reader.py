@@ -11,12 +11,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from malamute.journal import format as codec
 from malamute.journal.backup import Copy
 from malamute.journal.blocks import decode_block
-from malamute.journal.chunk_cursor import ChunkCursor
+from malamute.journal.chunk_cursor import ChunkCursor, values_of
 from malamute.journal.directory import (
     translated,
     used_bytes,
@@ -216,14 +215,12 @@ class DiskReader:
         chunks = size = last = 0
         damages = []
         with self._store.reading() as transaction, transaction.cursor() as cursor:
-            found = cursor.set_range(key(kind, 0, number))
-            while found and cursor.key()[0] == kind and size < VERIFY_STEP_BYTES:
-                last = codec.split_key(cursor.key())[2]
-                value = cursor.value()
+            for last, value in values_of(cursor, kind, number):
                 chunks, size = chunks + 1, size + len(value)
-                if kind == QUARANTINE or not _is_block(value):
+                if kind == QUARANTINE or codec.fault_of(decode_block, value):
                     damages.append(Damage(last, last, reason))
-                found = cursor.next()
+                if size >= VERIFY_STEP_BYTES:
+                    break
         return Checked(None, last, chunks, size, damages) if chunks else None
 
     def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
@@ -236,11 +233,3 @@ class DiskReader:
             self._store.reading, Path(directory), self._store.size, lambda done: progress(done, size)
         ) as copy:
             return copy.run()
-
-
-def _is_block(value: Any) -> bool:
-    try:
-        decode_block(value)
-    except Damaged:
-        return False
-    return True

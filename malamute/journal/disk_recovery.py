@@ -1,25 +1,21 @@
-"""The start of a store on LMDB: its log is read, and settled by the cards of the streams.
+"""The start of a store on LMDB: the log is read, and corrected by the cards of the streams.
 
-A process or a machine that dies leaves the old root or the new one, so there is nothing to repair. Damaged
-blocks are read as far as they can be; the rest is reported.
+After a crash the file has the old root or the new one, so no repair is needed. Damaged blocks are salvaged,
+and their losses reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from malamute.journal import format as codec
 from malamute.journal.blocks import decode_block, salvage, undeleted
+from malamute.journal.chunk_cursor import values_of
 from malamute.journal.directory import (
     put_meta,
     translated,
 )
 from malamute.journal.fetch import Fetcher
-from malamute.journal.format import (
-    BLOCK,
-    Damaged,
-    key,
-)
+from malamute.journal.format import BLOCK, Damaged
 from malamute.journal.log import Log, messages_in
 from malamute.journal.opened import OpenedStore
 from malamute.journal.states import (
@@ -27,8 +23,7 @@ from malamute.journal.states import (
     settle_by_cards,
 )
 from malamute.journal.store import (
-    INCARNATIONS_MAX,
-    next_incarnation,
+    next_incarnations,
     stream_state,
 )
 from malamute.journal.values import Values
@@ -42,11 +37,7 @@ from malamute.store.tables import CURSORS, OF_STREAMS, RETENTIONS
 
 
 def recover(store: OpenedStore, *, records_bytes: int | None = None, now: float | None = None) -> Recovered:
-    """All that the core needs to go on. Costs the number of streams and of queued messages.
-
-    With `now`, a broker begins on it: another incarnation if it is a copy. No more than `records_bytes`
-    bytes of records are brought into memory; None is no limit.
-    """
+    """Read the log, and return the state of the core; the parameters are those of `DiskStore.recover`."""
     with store.calls, translated():
         log = Log(store.log_floor)
         values = Values(records_bytes)
@@ -101,9 +92,8 @@ def recover(store: OpenedStore, *, records_bytes: int | None = None, now: float 
 
 
 def _begin_incarnation(store: OpenedStore, now: float) -> None:
-    queues = (queue.next for queue in store.recovered_log().queues.values())
-    used = max([store.ring.used, *store.meta.incarnations, *queues])
-    begun = (*store.meta.incarnations, next_incarnation(now, used, store.ring.newest))[-INCARNATIONS_MAX:]
+    used = [store.ring.used, *(queue.next for queue in store.recovered_log().queues.values())]
+    begun = next_incarnations(now, store.meta.incarnations, used, store.ring.newest)
     meta = store.meta._replace(lsn=store.lsn, copied=False, incarnations=begun)
     with store.environment.begin(write=True) as transaction:
         put_meta(transaction, meta)
@@ -111,9 +101,6 @@ def _begin_incarnation(store: OpenedStore, now: float) -> None:
 
 
 def _blocks(store: OpenedStore) -> Iterator[tuple[int, bytes]]:
-    """All blocks in order. Called before the first write, so the transaction may be long."""
+    """Yield all blocks in order, in one transaction: before the first write it may be long."""
     with store.environment.begin() as transaction, transaction.cursor() as cursor:
-        found = cursor.set_range(key(BLOCK))
-        while found and cursor.key()[0] == BLOCK:
-            yield codec.split_key(cursor.key())[2], cursor.value()
-            found = cursor.next()
+        yield from values_of(cursor, BLOCK)

@@ -1,13 +1,12 @@
 """Reading the records of queued messages, one block at a time.
 
-Theory. The log knows the block of every message. A block is read and checked as a whole, so the messages of
-one fetch are taken block by block, and the blocks read last are kept: a queue that is worked off in
-order reads each block once, however small the steps are. Blocks never change, and their numbers are not
-used again while the process lives, so what was read stays true.
+Theory. The log knows the block of every message. A block is read and checked as a whole, so a fetch takes its
+messages block by block, and the blocks read last are cached: a queue that is consumed in order reads each
+block once, even in the smallest steps. Blocks never change, and their numbers are not used again while the
+process lives, so a cached block is never outdated.
 
-A reader and the writer: compaction moves messages to other blocks. The log in memory changes after the
-commit, so a place may be ahead of a read transaction or behind it. A block that is not where it should be
-then says that its messages have moved, or that they are gone.
+Compaction moves messages to other blocks. The log in memory changes after the commit, so a read transaction
+may see an older or a newer state than the log. The messages of a missing block have moved, or were deleted.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from malamute.store.codec import RecordsByQueue
 from malamute.store.operations import QueueKind
 
 CACHED_BLOCKS = 2
-"""Blocks that are kept in memory: where one fetch ends and where the one beside it does."""
+"""Blocks in the cache: the last one of a fetch, and the last one of a concurrent fetch."""
 
 GetBlock = Callable[[int], bytes | memoryview | None]
 
 
 class Fetcher:
-    """Finds records in the blocks of a log. May be used by several threads."""
+    """Finds records in the blocks of a log; any thread may call it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -37,9 +36,9 @@ class Fetcher:
     def fetch(
         self, get_block: GetBlock, kind: QueueKind, queue: str, sequences: Sequence[int]
     ) -> tuple[dict[int, bytes], list[int]]:
-        """The records that were found, and the sequences whose blocks are not there or cannot be read.
+        """Return the records found, and the sequences with a missing or unreadable block.
 
-        What the log does not have is in neither.
+        Messages that the log does not have are in neither.
         """
         found: dict[int, bytes] = {}
         missing: list[int] = []
@@ -53,7 +52,7 @@ class Fetcher:
         return found, missing
 
     def blocks(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> dict[int, list[int]]:
-        """The blocks that hold these messages, and which of them."""
+        """Return these messages by the block that holds them."""
         blocks: dict[int, list[int]] = {}
         state = self._log.queues.get((kind, queue))
         if state is not None:
@@ -65,7 +64,7 @@ class Fetcher:
         return blocks
 
     def _block(self, get_block: GetBlock, number: int) -> RecordsByQueue:
-        """The records of a block; none if it is not there or cannot be read."""
+        """Return the records of a block; none if the block is missing or unreadable."""
         cache = self._cache
         records = cache.get(number)
         if records is None:

@@ -1,20 +1,19 @@
-"""The bytes on the disk: keys and values, pure. `docs/journal-format.md` is the specification.
+"""The bytes on the disk: keys and values. Pure; `docs/journal-format.md` is the specification.
 
 Theory. The store is one ordered table. A key is a kind, an identifier and a sequence, big-endian,
 so that the order of the bytes is the order of the numbers and one table serves any number of streams:
 
-    (META, 0, 0)                 which broker wrote the store, and in which format
+    (META, 0, 0)                 the id of the broker, and the format of the store
     (STREAM, stream, 0)          the state of one stream, with its name
     (CHUNK, stream, first)       one chunk of a stream
     (BLOCK, 0, number)           one block of the log of queues and values (`blocks`)
-    (QUARANTINE, 0, number)      a block that could not be read, kept as it was found
+    (QUARANTINE, 0, number)      an unreadable block, as it was found
     (CARD, stream, 0)            a second record of a stream (`states`)
-    (ASIDE, 0, number)           any other value that could not be read, behind its key
+    (ASIDE, 0, number)           any other unreadable value, behind its key
 
-A value carries its own format version and its own CRC32, so that whatever a disk makes of it is
-found when it is read, and so that a value written by another version is never guessed at. A chunk has
-a second CRC over its header alone: finding a time, trimming the ring and inspecting read headers
-only, and would otherwise have to trust them or touch every byte of the history.
+A value carries its own format version and its own CRC32, so that a read finds every damage of the disk, and
+never misinterprets a value of another version. A chunk has a second CRC over its header alone: searches by
+time, the ring and inspection read headers only, without trusting them blindly or reading the whole history.
 
 Decoding any bytes gives the value or raises `Damaged`, and nothing else. If you change any layout
 here, follow the recipe in `docs/journal-format.md`: the version must change with it.
@@ -23,8 +22,8 @@ here, follow the recipe in `docs/journal-format.md`: the version must change wit
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 from zlib import crc32 as zlib_crc32
 
 import msgpack
@@ -48,7 +47,7 @@ _CRC = struct.Struct(">I")
 
 ERA_BITS = 12
 ERA_MAX = (1 << ERA_BITS) - 1
-"""The newest era: starts with a clock that was set back begin no other one any more."""
+"""The last era: a start with a clock that was set back begins no further one."""
 
 STREAM_NAME_PLACE = _CRC.size + _STREAM.size
 
@@ -61,8 +60,8 @@ _SLICED_MAX = 64 * 1024
 def crc32(data: bytes | memoryview, crc: int = 0) -> int:
     """The CRC32 of zlib.
 
-    zlib gives up the interpreter's lock for more than 5 KiB at a time. Beside a busy thread that costs up
-    to a switch interval to gain microseconds, so up to 64 KiB are taken in slices that keep it.
+    zlib releases the interpreter's lock for more than 5 KiB at a time. Beside a busy thread, getting it back
+    takes up to a switch interval, for a gain of microseconds. So up to 64 KiB are taken in slices of 5 KiB.
     """
     size = len(data)
     if not _SLICE < size <= _SLICED_MAX:
@@ -74,27 +73,36 @@ def crc32(data: bytes | memoryview, crc: int = 0) -> int:
 
 
 class Damaged(ValueError):
-    """Raised when bytes are not what their key promises. The text says what was wrong."""
+    """Raised when bytes are not a valid value of their key. The text names the fault."""
+
+
+def fault_of(decode: Callable[[Any], object], value: bytes | memoryview) -> str:
+    """Return the fault of a value that cannot be decoded; empty for an intact one."""
+    try:
+        decode(value)
+    except Damaged as error:
+        return str(error)
+    return ""
 
 
 class TooNew(Damaged):
-    """Raised when a value says that it was written by a newer format."""
+    """Raised when a value has a newer format."""
 
 
 class TooOld(Damaged):
-    """Raised when a store says that it has a format that is not read any more."""
+    """Raised when a store has an older format, which is no longer supported."""
 
 
 def key(kind: int, identifier: int = 0, sequence: int = 0) -> bytes:
-    """The 13 bytes of a key."""
+    """Return the 13 bytes of a key."""
     return _KEY.pack(kind, identifier, sequence)
 
 
 def split_key(data: bytes | memoryview) -> tuple[int, int, int]:
-    """Kind, identifier and sequence of a key.
+    """Return the kind, the identifier and the sequence of a key.
 
     Raises:
-        Damaged: it is no key.
+        Damaged: `data` is not a key.
     """
     if len(data) != _KEY.size:
         raise Damaged(f"a key of {len(data)} bytes")
@@ -105,11 +113,11 @@ def split_key(data: bytes | memoryview) -> tuple[int, int, int]:
 
 
 class Meta(NamedTuple):
-    """Who wrote the store: its format, and the broker's 16 random bytes.
+    """The meta record: the format of the store, and the 16 random bytes of its broker.
 
-    `lsn` is the log sequence number that the store had when this was written; later ones are in what later
-    transactions wrote. A store that is `copied` was made by a backup, and no broker has begun on it.
-    `incarnations` has a number for each time that one has begun on a copy, in order.
+    `lsn` is the log sequence number at the write of this record; later transactions have theirs in their own
+    values. A `copied` store was made by a backup, and no broker has begun on it yet. `incarnations` has
+    a number for each start of a broker on a copy, in order.
     """
 
     version: int
@@ -120,7 +128,7 @@ class Meta(NamedTuple):
 
 
 def encode_meta(meta: Meta) -> bytes:
-    """The bytes of the meta record."""
+    """Return the bytes of the meta record."""
     count = len(meta.incarnations)
     body = _META.pack(MAGIC, meta.version, meta.broker_id, meta.lsn, meta.copied, count)
     body += struct.pack(f">{count}Q", *meta.incarnations)
@@ -128,12 +136,12 @@ def encode_meta(meta: Meta) -> bytes:
 
 
 def is_whole_meta(data: bytes) -> bool:
-    """Whether a meta record is as it was written, of whatever version it is."""
+    """Return whether a meta record of any version is intact."""
     return len(data) > _CRC.size and _CRC.unpack(data[-_CRC.size :])[0] == crc32(data[: -_CRC.size])
 
 
 def decode_meta(data: bytes | memoryview) -> Meta:
-    """The meta record. The version of the format comes before anything that another one may have otherwise.
+    """Return the meta record. Its version is checked first, since other versions may have another layout.
 
     Raises: TooNew, TooOld, Damaged.
     """
@@ -159,9 +167,9 @@ def decode_meta(data: bytes | memoryview) -> Meta:
 
 
 class ChunkHeader(NamedTuple):
-    """What is known of a chunk without reading its payload. `time_ns` is UTC.
+    """The header of a chunk, readable without the payload. `time_ns` is UTC.
 
-    `indexed` says that a list of subjects follows the records. `era` is that of the ring when it came.
+    An `indexed` chunk has a list of subjects behind its records. `era` is the era of the ring at the append.
     """
 
     first: int
@@ -180,9 +188,9 @@ class ChunkHeader(NamedTuple):
 
 
 def encode_chunk(chunk: Chunk, index: bytes = b"", era: int = 0) -> bytes:
-    """The value of a chunk of an era: header, lengths of the large records, payload, large records, index.
+    """Return the value of a chunk: header, lengths of large records, payload, large records, index.
 
-    The parts are joined once; nothing of the payload is copied before that.
+    The parts are joined once; the payload is not copied before that.
     """
     large = chunk.large
     lengths = struct.pack(f">{len(large)}I", *map(len, large)) if large else b""
@@ -204,10 +212,10 @@ def encode_chunk(chunk: Chunk, index: bytes = b"", era: int = 0) -> bytes:
 
 
 def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
-    """The header of a chunk, checked by its own CRC; the payload is not touched.
+    """Return the header of a chunk, checked by its own CRC, without reading the payload.
 
     Raises:
-        Damaged: it is not as it was written.
+        Damaged: the header is not as it was written.
     """
     if len(data) < CHUNK_HEADER_SIZE:
         raise Damaged(f"a chunk of {len(data)} bytes")
@@ -221,8 +229,25 @@ def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
     return ChunkHeader(first, count, time_ns, payload_size, large_count, body_crc, flags == 1, era)
 
 
+def header_of(data: bytes | memoryview) -> ChunkHeader | None:
+    """Return the header of a chunk; None for a damaged one."""
+    try:
+        return decode_chunk_header(data)
+    except Damaged:
+        return None
+
+
+def chunk_of(data: bytes | memoryview, first: int) -> Chunk | None:
+    """Return the chunk under the key of its `first` sequence; None for a damaged one, or a damaged key."""
+    try:
+        chunk = decode_chunk(data)
+    except Damaged:
+        return None
+    return chunk if chunk.first == first else None
+
+
 def decode_chunk(data: bytes | memoryview) -> Chunk:
-    """The whole chunk, checked by both CRCs. Nothing in it refers to `data` any more."""
+    """Return the whole chunk, checked by both CRCs; its bytes are copies of `data`."""
     header = decode_chunk_header(data)
     view, lengths, start = _check_body(header, data)
     end = start + header.payload_size
@@ -235,23 +260,23 @@ def decode_chunk(data: bytes | memoryview) -> Chunk:
 
 
 class SubjectIndex(NamedTuple):
-    """All subjects of the chunks from the one that begins with `first` up to the one that holds this."""
+    """All subjects of a range of chunks: from the one at `first` up to the one that carries the index."""
 
     first: int
     subjects: list[str]
 
 
 def encode_index(first: int, subjects: Iterable[str]) -> bytes:
-    """The index that the last chunk of its range carries."""
+    """Return the bytes of an index, which the last chunk of its range carries."""
     packed: bytes = msgpack.packb(list(subjects))
     return _INDEX.pack(first) + packed
 
 
 def decode_index(data: bytes | memoryview) -> SubjectIndex | None:
-    """The index that a chunk carries, checked by both CRCs; None if it carries none.
+    """Return the index of subjects that a chunk carries, checked by both CRCs; None if it carries none.
 
     Raises:
-        Damaged: it is not as it was written.
+        Damaged: the chunk is not as it was written.
     """
     header = decode_chunk_header(data)
     if not header.indexed:
@@ -269,7 +294,7 @@ def decode_index(data: bytes | memoryview) -> SubjectIndex | None:
 
 
 def _check_body(header: ChunkHeader, data: bytes | memoryview) -> tuple[memoryview, tuple[int, ...], int]:
-    """The whole of a chunk, the lengths of its large records, and where its payload starts."""
+    """Return a view of the chunk, the lengths of its large records, and the start of its payload."""
     view = memoryview(data)
     body = view[CHUNK_HEADER_SIZE:]
     if crc32(body) != header.body_crc:
@@ -288,12 +313,12 @@ def _check_body(header: ChunkHeader, data: bytes | memoryview) -> tuple[memoryvi
 
 
 class StreamMeta(NamedTuple):
-    """The state of one stream: what it keeps and what it costs.
+    """The state of one stream: its range, its size, and the ends of its time.
 
     An empty stream has `first` = `last` + 1. `bytes` counts stored chunk values. The times and eras are
     those of the oldest and the newest chunk, times in nanoseconds UTC. `reserved` is the highest sequence
-    that may have been used without being stored. Without a name it is a stream that was deleted, whose
-    chunks have not all left.
+    that may have been used without being stored. The state of a deleted stream has no name; it stays until
+    the last of its chunks has left.
     """
 
     identifier: int
@@ -311,7 +336,7 @@ class StreamMeta(NamedTuple):
 
 
 def encode_stream(stream: StreamMeta, lsn: int = 0) -> bytes:
-    """The bytes of a stream's state that is written by the transaction of this log sequence number."""
+    """Return the bytes of a stream's state, as the transaction with this log sequence number writes it."""
     identifier, name, *numbers, first_era, last_era = stream
     head = (VERSION << ERA_BITS | first_era) << ERA_BITS | last_era
     body = _STREAM.pack(head, identifier, lsn, *numbers) + name.encode()
@@ -319,12 +344,12 @@ def encode_stream(stream: StreamMeta, lsn: int = 0) -> bytes:
 
 
 def decode_stream(data: bytes | memoryview) -> StreamMeta:
-    """A stream's state. Raises: Damaged."""
+    """Return a stream's state. Raises: Damaged."""
     return decode_stream_and_lsn(data)[0]
 
 
 def decode_stream_and_lsn(data: bytes | memoryview) -> tuple[StreamMeta, int]:
-    """A stream's state, and the log sequence number of the transaction that wrote it. Raises: Damaged."""
+    """Return a stream's state and the log sequence number of its transaction. Raises: Damaged."""
     if len(data) < _CRC.size + _STREAM.size:
         raise Damaged(f"a stream's state of {len(data)} bytes")
     body = data[_CRC.size :]

@@ -1,26 +1,26 @@
-"""The log of queues and values: what of it is still needed. Pure: the disk is elsewhere.
+"""The log of queues and values, and its live entries. Pure: `disk_writer` and `disk_recovery` use the disk.
 
 Theory. Messages of queues are small, many, and mostly short-lived, and thousands of queues may be
 touched by one transaction. A table entry for each of them would cost an LMDB call each. Every such call gives
 up the interpreter's lock and, beside a busy main thread, waits up to a switch interval to get it back
 (measured: 5,000 puts take 1 ms alone and 500 to 3,000 ms beside a busy thread). So the
-operations of a transaction go into *blocks* as they came, some hundreds to a block, and nothing is
+operations of a transaction go into *blocks* in their order, some hundreds to a block, and no block is
 ever changed in place: deleting a message is another entry.
 
-What the log means is defined by `Log.apply`, called for every block in order, and by nothing else:
-recovery calls it for the blocks it finds, `write` for the blocks it has just committed.
+`Log.apply` alone defines the meaning of the log. Recovery calls it for each block that it finds, and `write`
+for each block that it has just committed, in order.
 
-An entry is *live* while recovery would need it: a message until it is deleted, with its newest attempts; an
-identity until it is forgotten; the newest value of each key of a table. For each queue the newest entry with
-its `next` is live, the one with its `delivered`, and one that makes the queue before that. Each
-block counts its live entries. Blocks leave from the old end only, so the entry that deletes a message never
-leaves before the message does.
+An entry is *live* while recovery needs it: a message until it is deleted, with its newest attempts; an
+identity until it is forgotten; the newest value of each key of a table. Three entries of each queue are
+live: the newest with its `next`, the newest with its `delivered`, and one in front of the latter that makes
+the queue. Each block counts its live entries. Blocks leave from the old end only, so a message always leaves
+before the entry that deletes it.
 
-- The oldest block without a live entry is simply dropped; queues that are worked off cost no more.
+- The oldest block is dropped once it has no live entry: empty queues cost no compaction.
 - When dead entries take more than half as much as live ones (plus a floor), the oldest block is *compacted*.
-  Its live entries are written again at the new end, in front of the entries of the transaction, so that what
-  the transaction deletes is deleted after it. Both sides of the comparison are the same estimate ("weight"),
-  so a log of live entries only is never taken for wasteful.
+  Its live entries are written again at the new end, in front of the entries of the transaction, so that the
+  deletions of the transaction follow them. Both sides of the comparison are the same estimate ("weight"),
+  so a log of live entries only never counts as wasteful.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from malamute.store.operations import (
 from malamute.store.tables import OF_STREAMS, ON_CARDS
 
 BLOCK_ENTRIES_MAX = 1024
-"""Entries in a block at most: what one damaged page can cost, and what compaction reads at once."""
+"""The most entries of a block: the cost of one damaged page, and one step of compaction."""
 
 AWAITED_WRITES = 1_000
-"""For how many writes a damaged block waits until what it held is stored again; then it is put aside."""
+"""The writes after which a damaged block is put aside, even if its entries were not stored again."""
 
 ENTRY_WEIGHT, MESSAGE_WEIGHT, NUMBER_WEIGHT = 32, 96, 48
-"""Estimated bytes of an entry that nothing needs, and what a live message or value adds to its own."""
+"""Estimated bytes of a dead entry, and overheads of a live message or value and of a live number."""
 
 
 class QueueIndex:
-    """Where the messages of one queue are, and the newest entry for everything else about it.
+    """The blocks of the messages of one queue, and of the newest entry for each of its other values.
 
-    `messages` and `attempts` are by sequence, `identities` by name; with the attempts of a message is the
-    time of its redelivery, or 0, and with each identity the time until which to remember it. `untils` has
-    them in that order, with some that are outdated. `made_in` is a block that made the queue before there was
-    a `delivered`, which means nothing without one.
+    `messages` and `attempts` are by sequence, `identities` by name. The attempts of a message have the time
+    of its redelivery, or 0; an identity has the time of its expiry. `untils` orders identities by expiry, and
+    may have outdated rows. `made_in` is a block that makes the queue in front of `delivered_in`: recovery
+    ignores a delivery watermark without a queue.
     """
 
     __slots__ = (
@@ -97,22 +97,22 @@ class QueueIndex:
 
 
 class Log:
-    """What the blocks of the log mean, without the messages themselves."""
+    """The index of the log: live entries by block, without the messages themselves."""
 
     def __init__(self, floor_bytes: int) -> None:
         self.blocks: deque[Block] = deque()
         self.queues: dict[tuple[QueueKind, str], QueueIndex] = {}
         self.values: dict[str, dict[Any, dict[Key, Place]]] = {}
-        """Where the newest value of each key is: by its table, its owner and itself."""
+        """The place of the newest value of each key, by table, owner and key."""
         self.bytes = 0
         self.weight = 0
         self.live_weight = 0
         self.number_next = 1
         self.unreadable: set[int] = set()
         self._awaited: dict[int, Stranded] = {}
-        """What of damaged blocks is not stored again yet, and has not ended."""
+        """The entries of damaged blocks that are neither stored again nor deleted yet."""
         self._asked: Counter[int] = Counter()
-        """How often each of them was found so."""
+        """The writes that each damaged block has waited for."""
         self._floor_bytes = floor_bytes
         self._places: dict[int, Place] = {}
         self._appliers: dict[type[Any], Any] = {
@@ -130,7 +130,7 @@ class Log:
         }
 
     def apply(self, number: int, size: int, entries: Sequence[Operation]) -> None:
-        """Take over a block that is on the disk. Numbers ascend."""
+        """Add a durable block; block numbers ascend."""
         assert number >= self.number_next
         block = Block(number, size)
         block.weight = ENTRY_WEIGHT * sum(map(messages_in, entries))
@@ -144,12 +144,11 @@ class Log:
             appliers[type(entry)](block, entry)
 
     def skip(self, number: int, size: int, salvaged: Iterable[PutMessages] = ()) -> list[PutMessages]:
-        """Take note of a block that cannot be read. It will be put aside when it is the oldest.
+        """Add an unreadable block, which is put aside once it is the oldest.
 
-        What was `salvaged` of it says which messages were there; returns those that are nowhere else. The
-        other sequences in it are unknown, at most one for each entry, so every queue known so far leaves
-        out as many rather than use one twice. Nor is it known of which messages it said that they may have
-        been delivered.
+        Returns the `salvaged` messages that no other block has. The other sequences of the block are
+        unknown, at most one for each entry. Every queue known so far skips as many sequences, so that none
+        is used twice, and counts all its messages as possibly delivered.
         """
         only_here = []
         for put in salvaged:
@@ -168,15 +167,15 @@ class Log:
         return only_here
 
     def _doubt_deliveries(self, queue: QueueIndex) -> None:
-        """Any message so far may have been delivered, also what an older block has as never delivered."""
+        """Count all messages so far as possibly delivered, including those that an older block excepts."""
         queue.delivered = max(queue.delivered, queue.next - 1)
         for sequence in [sequence for sequence, (_, count, _) in queue.attempts.items() if not count]:
             self._release(queue.attempts.pop(sequence)[0], NUMBER_WEIGHT)
 
     def mark_suspect(self, number: int) -> Stranded | None:
-        """A block turned out to be unreadable. It will be put aside when it is the oldest.
+        """Mark a block as unreadable: it is put aside once it is the oldest.
 
-        Returns what was live in it, if that is news.
+        Returns its live entries; None if the block is marked already, or has left.
         """
         block = next((block for block in self.blocks if block.number == number), None)
         if block is None or number in self.unreadable:
@@ -198,9 +197,9 @@ class Log:
         return stranded
 
     def is_settled(self, block: Block) -> bool:
-        """Whether a damaged block may be put aside: what it held is stored again, or has ended.
+        """Return whether a damaged block may be put aside: its live entries are stored again, or deleted.
 
-        Until then a start would salvage what it can of it. What nobody stores again is not awaited for ever.
+        A start before that salvages the block once more. The wait ends after `AWAITED_WRITES` calls.
         """
         awaited = self._awaited.get(block.number)
         if awaited is None:
@@ -232,7 +231,7 @@ class Log:
         return True
 
     def dropped(self, block: Block) -> None:
-        """The oldest block has left the disk, or was put aside because it is unreadable."""
+        """Remove the oldest block, which was deleted on the disk or put aside as unreadable."""
         assert self.blocks.popleft() is block
         assert not block.live or block.number in self.unreadable, "live entries have left"
         self.unreadable.discard(block.number)
@@ -240,14 +239,14 @@ class Log:
         self.weight -= block.weight
 
     def is_wasteful(self, floor_bytes: int | None = None) -> bool:
-        """Whether dead entries take enough to make compaction worth it."""
+        """Return whether dead entries take enough bytes to make compaction worth it."""
         floor = self._floor_bytes if floor_bytes is None else floor_bytes
         return self.weight - self.live_weight > self.live_weight // 2 + floor
 
     def live_entries(self, block: Block, entries: Iterable[Operation]) -> Iterator[Operation]:
-        """The entries that a compaction of this block must write again.
+        """Yield the entries that a compaction of this block must write again.
 
-        What is written of a message follows it, wherever it was: recovery would not know whose it is.
+        The attempts of a message follow the message, from any block: recovery ignores attempts without one.
         """
         done: set[tuple[QueueKind, str]] = set()
         for entry in entries:
@@ -261,7 +260,7 @@ class Log:
                 yield from self._counters(block, name)
 
     def places(self) -> Iterator[tuple[str, Key, Place]]:
-        """Where the newest value of each key of each table is."""
+        """Yield the table, the key and the place of each newest value."""
         for table, owners in self.values.items():
             for places in owners.values():
                 for key, place in places.items():
@@ -272,12 +271,12 @@ class Log:
         return place[0] if place else None
 
     def counters(self) -> Iterator[SetCounters]:
-        """The counters of all queues: to be written again when it is not known what a block said of them."""
+        """Yield the counters of all queues, to be written again when a damaged block may have had them."""
         for name, queue in self.queues.items():
             yield SetCounters(*name, queue.next, queue.delivered)
 
     def _block_of(self, entry: Operation) -> Block | None:
-        """Where the newest entry of this kind about the same thing is; None if nothing needs any."""
+        """Return the block of the live entry of this kind for the same key; None without one."""
         place: tuple[Block, *tuple[int, ...]] | None = None
         if isinstance(entry, SetAttempts | PutIdentity):
             queue = self.queues.get((entry.kind, entry.queue))
@@ -292,7 +291,7 @@ class Log:
         return place[0] if place else None
 
     def _live_messages(self, block: Block, entry: PutMessages) -> Iterator[PutMessages | SetAttempts]:
-        """The messages of an entry that are live in a block, and what was written of them elsewhere."""
+        """Yield the messages of an entry that are live in a block, and their attempts in other blocks."""
         queue = self.queues.get((entry.kind, entry.queue))
         if queue is None:
             return
@@ -313,7 +312,7 @@ class Log:
             yield SetCounters(*name, queue.next, queue.delivered)
 
     def _queue(self, block: Block, kind: QueueKind, name: str) -> QueueIndex:
-        """A queue by its name, made if it is not there."""
+        """Return a queue by its name; create it if it does not exist."""
         queue = self.queues.get((kind, name))
         if queue is None:
             self._hold(block, NUMBER_WEIGHT)
@@ -323,7 +322,7 @@ class Log:
     def _put_messages(self, block: Block, entry: PutMessages) -> None:
         queue = self._queue(block, entry.kind, entry.queue)
         sizes = [*map(len, entry.records)]
-        # Messages of one size in one block share what says where they are.
+        # Messages of one size in one block share one place.
         places = self._places
         for size in {*sizes}.difference(places):
             places[size] = (block, size)
@@ -427,21 +426,21 @@ class Log:
         queue.made_in = self._move_number(queue.made_in, block)
 
     def _move_number(self, before: Block | None, block: Block) -> Block:
-        """A number of a queue or a message is live in this block now, and no longer in the one before."""
+        """Move the live entry of a number from the block before to this one; return this one."""
         if before:
             self._release(before, NUMBER_WEIGHT)
         self._hold(block, NUMBER_WEIGHT)
         return block
 
     def _release_messages(self, queue: QueueIndex, first: int, last: int, places: Sequence[Place]) -> None:
-        """The messages of a range are no longer needed in these places, nor what was written of them."""
+        """Release the places of the messages of a range, and the attempts of these messages."""
         self._release_all(queue, places)
         if places and queue.attempts:
             for sequence in present(queue.attempts, first, last):
                 self._release(queue.attempts.pop(sequence)[0], NUMBER_WEIGHT)
 
     def _release_all(self, queue: QueueIndex, places: Sequence[Place]) -> None:
-        # Neighbours have one place, as a rule.
+        # Neighbors usually share one place.
         for (block, size), group in groupby(places):
             number = len([*group])
             queue.bytes -= size * number
@@ -459,18 +458,18 @@ class Log:
 
 
 def _identities_in(block: Block, queue: QueueIndex, among: Iterable[str]) -> list[str]:
-    """Those of some identities of a queue that are live in a block."""
+    """Return the identities among these that are live in a block."""
     get = queue.identities.get
     return [identity for identity in among if (place := get(identity)) is not None and place[0] is block]
 
 
 def messages_in(entry: Operation) -> int:
-    """How many an entry counts for in a block: one, or as many as it has messages."""
+    """Return the size of an entry in entries of a block: its number of messages, or 1."""
     return len(entry.records) if type(entry) is PutMessages else 1
 
 
 def present(messages: Mapping[int, Any], first: int, last: int) -> list[int]:
-    """The sequences of a range, which may be far wider than what there is, that are there."""
+    """Return the existing sequences of a range, which may be far wider than the queue."""
     if last - first < len(messages):
         return [sequence for sequence in range(first, last + 1) if sequence in messages]
     return [sequence for sequence in messages if first <= sequence <= last]

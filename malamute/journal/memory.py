@@ -20,19 +20,18 @@ from typing import Any
 
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import format as codec
-from malamute.journal.format import Damaged, StreamMeta
+from malamute.journal.format import StreamMeta
 from malamute.journal.log import present
 from malamute.journal.plan import OfStream, encode_streams
 from malamute.journal.ring import Counted, Dropped, Ring
 from malamute.journal.states import noted
 from malamute.journal.store import (
-    INCARNATIONS_MAX,
     Checked,
     Copied,
     Progress,
     QueueStatus,
     Status,
-    next_incarnation,
+    next_incarnations,
     no_progress,
     stream_state,
     verify_stream,
@@ -128,11 +127,8 @@ class MemoryStore:
             self._ring.restore(self._values.get(RETENTIONS, {}), now)
             is_restored = now is not None and self.copied
             if now is not None and is_restored:
-                queues = (queue.next for queue in self._queues.values())
-                used = max([self._ring.used, *self._incarnations, *queues])
-                self._incarnations = (*self._incarnations, next_incarnation(now, used, self._ring.newest))[
-                    -INCARNATIONS_MAX:
-                ]
+                used = [self._ring.used, *(queue.next for queue in self._queues.values())]
+                self._incarnations = next_incarnations(now, self._incarnations, used, self._ring.newest)
                 self.copied = False
             return Recovered(
                 broker_id=self._broker_id,
@@ -172,7 +168,7 @@ class MemoryStore:
             found: list[Chunk | Damage] = []
             size = 0
             for first, value, following in self._chunks.walk(state, start):
-                item = _decode(value, first, following - 1)
+                item = codec.chunk_of(value, first) or Damage(first, following - 1, "corrupt")
                 if item.last < start:
                     continue
                 found.append(item)
@@ -193,7 +189,7 @@ class MemoryStore:
             if state is None:
                 return 1
             for first, value, _ in self._chunks.walk(state, state.first):
-                header = _header(value)
+                header = codec.header_of(value)
                 if header and header.time_ns >= time_ns:
                     return first
             return state.last + 1
@@ -205,7 +201,7 @@ class MemoryStore:
             if state is None or not state.first <= sequence <= state.last:
                 return None
             first, value, following = next(self._chunks.walk(state, sequence))
-            header = _header(value)
+            header = codec.header_of(value)
             if header is None or first > sequence or header.last >= sequence:
                 return None
             return GapRange(header.last + 1, following - 1)
@@ -221,9 +217,9 @@ class MemoryStore:
         with self._open():
             state = self._ring.streams.get(stream, StreamMeta(0, stream))
             for first, value, _ in reversed(list(self._chunks.walk(state, state.first))):
-                item = _decode(value, first, first)
-                if isinstance(item, Chunk) and not search.is_done:
-                    search.add(item)
+                chunk = codec.chunk_of(value, first)
+                if chunk and not search.is_done:
+                    search.add(chunk)
         return search.found
 
     def fetch(self, kind: QueueKind, queue: str, sequences: Sequence[int]) -> Mapping[int, Frame]:
@@ -412,11 +408,11 @@ _CONTENTS = (
     "_values_bytes",
     "_lsn",
 )
-"""What a copy takes over, beside the ring."""
+"""The attributes of a copy, besides the ring."""
 
 
 class _MemoryQueue:
-    """One queue, in the simplest way."""
+    """One queue as dictionaries."""
 
     def __init__(self) -> None:
         self.next = 1
@@ -459,7 +455,7 @@ class _MemoryChunks:
         return Dropped(count, len(dropped), header.first, header.time_ns, header.era)
 
     def walk(self, stream: StreamMeta, start: int) -> Iterator[tuple[int, bytes, int]]:
-        """First sequence, value, and what follows, from the chunk that may hold `start`."""
+        """Yield first sequence, value and following sequence, from the chunk that may hold `start`."""
         firsts = self._firsts.get(stream.identifier, [])
         for index in range(max(0, bisect_right(firsts, start) - 1), len(firsts)):
             first = firsts[index]
@@ -482,17 +478,3 @@ class _Opened:
 
     def __exit__(self, *exception: object) -> None:
         self._lock.release()
-
-
-def _decode(value: bytes, first: int, last: int) -> Chunk | Damage:
-    try:
-        return codec.decode_chunk(value)
-    except Damaged:
-        return Damage(first, last, "corrupt")
-
-
-def _header(value: bytes) -> codec.ChunkHeader | None:
-    try:
-        return codec.decode_chunk_header(value)
-    except Damaged:
-        return None

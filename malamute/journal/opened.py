@@ -15,6 +15,7 @@ import lmdb
 from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
 from malamute.journal.call_guard import CallGuard
+from malamute.journal.chunk_cursor import keys_of
 from malamute.journal.defects import Defects
 from malamute.journal.directory import (
     META_TWIN,
@@ -115,12 +116,12 @@ class OpenedStore:
     def open_again_if_broken(self, before: int, fault: StoreError | StorageFull) -> bool:
         """Open the environment anew if a commit has broken it. Return whether the commit is stored after all.
 
-        LMDB writes the root last, and puts the old one back when that fails. Whichever root is read, the
-        disk may have the other one: an empty commit at once takes its place. `before` is the number of the
+        LMDB writes the root last, and restores the old one if that fails. The disk may have the other root
+        than the one read, so an empty commit follows at once. `before` is the number of the
         transaction before the failed one.
 
         Raises `OpenedAgain` if nothing was stored, `StoreError` if the disk refuses another commit, and
-        `StoreLost` if it is unknown what is durable.
+        `StoreLost` if the state of the disk is unknown.
         """
         try:
             with self.environment.begin():
@@ -158,17 +159,11 @@ class OpenedStore:
 
     def _check_aside(self, cursor: lmdb.Cursor) -> None:
         """Report the values and blocks that were put aside before."""
-        self.aside_next = 1
-        found = cursor.set_range(key(ASIDE))
-        while found and cursor.key()[0] == ASIDE:
-            self.aside_next = codec.split_key(cursor.key())[2] + 1
-            found = cursor.next()
-        if self.aside_next > 1:
+        aside, self.quarantined = (
+            [codec.split_key(place)[2] for place in keys_of(cursor, kind)] for kind in (ASIDE, QUARANTINE)
+        )
+        self.aside_next = max(aside, default=0) + 1
+        if aside:
             self.defects.add(Defect("aside", "", 1, self.aside_next - 1, ASIDE_WORDS))
-        self.quarantined: list[int] = []
-        found = cursor.set_range(key(QUARANTINE))
-        while found and cursor.key()[0] == QUARANTINE:
-            self.quarantined.append(codec.split_key(cursor.key())[2])
-            found = cursor.next()
         for number in self.quarantined:
             self.defects.add(Defect("block", "", number, number, ASIDE_WORDS))

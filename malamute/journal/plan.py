@@ -1,9 +1,9 @@
-"""What one write is to do, put into bytes before its transaction begins.
+"""The plan of one write: its operations, encoded before the transaction begins.
 
-Theory. The transaction is what others wait for, so nothing is encoded inside it. Operations on streams keep
-their order among themselves, and so do those of the log; the two never depend on each other. What concerns
-both, such as deleting a stream, is in both. The entries of the log go into blocks of bounded size, some
-hundreds in each, so that a transaction costs a few calls of LMDB whatever it holds.
+Theory. Readers and the next write wait for the transaction, so nothing is encoded inside it. Operations on
+streams keep their order among themselves, and so do those of the log; the two never depend on each other. An
+operation on both, such as deleting a stream, is in both. The entries of the log go into blocks of bounded
+size, some hundreds in each, so that a transaction costs few calls of LMDB.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _NOT_OF_LOG = frozenset((AppendChunk, Reserve, Retain, TrimByAge, ForgetStream, 
 
 
 class Plan(NamedTuple):
-    """What one write is to do.
+    """The encoded operations of one write.
 
-    `streams` are the operations on streams, each with the value of the chunk that it appends, and `settings`
-    those that may change a card. `added` bounds the bytes of pages that all adds; `appending` says that
-    chunks are among it, and `queued` that messages of queues are. `keeping` says that sessions, cursors or
-    the like are; most of them replace what was there. `lsn` is the log sequence number of the transaction.
+    `streams` are the operations on streams, each with the value of the chunk that it appends; `settings` are
+    the operations that may change a card. `added` bounds the bytes of the added pages. The plan is
+    `appending` if it has chunks, `queued` if it has messages of queues, and `keeping` if it has values, such
+    as sessions and cursors, most of which replace others. `lsn` is the transaction's log sequence number.
     """
 
     streams: Sequence[tuple[OfStream, bytes]]
@@ -67,7 +67,7 @@ def make_plan(
 ) -> Plan:
     """Encode the operations for the transaction of a log sequence number, in an era of the ring.
 
-    The collector takes note of the chunks, as if they were already stored.
+    The collector counts the chunks as stored already.
     """
     entries: Any = operations
     streams: Sequence[tuple[OfStream, bytes]] = ()
@@ -91,7 +91,7 @@ def make_plan(
 def encode_streams(
     operations: Sequence[Operation], collector: Collector, era: int
 ) -> list[tuple[OfStream, bytes]]:
-    """The operations on streams in order, each with the value of the chunk that it appends in this era."""
+    """Return the operations on streams in order, each with the value of the chunk that it appends."""
     streams: list[tuple[OfStream, bytes]] = []
     for operation in operations:
         if type(operation) is AppendChunk:
@@ -105,14 +105,14 @@ def encode_streams(
 
 
 def is_retention(operation: Operation) -> TypeGuard[PutValue]:
-    """Whether an operation sets how much of a stream is kept."""
+    """Return whether an operation sets the retention of a stream."""
     return type(operation) is PutValue and operation.table == RETENTIONS
 
 
 def encode_blocks(
     entries: Sequence[Operation], bytes_max: int, lsn: int
 ) -> list[tuple[Sequence[Operation], bytes]]:
-    """The entries in blocks, each of a bounded number and, unless one alone is larger, of bounded size."""
+    """Return the entries in blocks of a bounded number and size; one larger entry has a block of its own."""
     blocks: list[list[Operation]] = []
     room = room_bytes = 0
     for entry in entries:
@@ -127,7 +127,7 @@ def encode_blocks(
 
 
 def _pieces(entry: PutMessages, bytes_max: int) -> Iterator[PutMessages]:
-    """The messages of an entry in parts that fit into a block."""
+    """Yield the messages of an entry in parts that fit into a block."""
     number = messages_in(entry)
     if number == 1 or (number <= BLOCK_ENTRIES_MAX and _bytes_in(entry) <= bytes_max):
         yield entry
@@ -137,7 +137,7 @@ def _pieces(entry: PutMessages, bytes_max: int) -> Iterator[PutMessages]:
 
 
 def weight_of(entry: Operation) -> int:
-    """About how many bytes an entry takes in a block."""
+    """Return the estimated bytes of an entry in a block."""
     return _bytes_in(entry) + MESSAGE_WEIGHT * messages_in(entry)
 
 

@@ -1,12 +1,12 @@
 """A store opened for reading only, beside the broker that writes it or without one.
 
-LMDB lets any number of processes read while one writes: a reader sees the last commit, and the writer leaves
-alone the pages that a read transaction may still look at. So this takes no lock of the directory, and each
-call is one short transaction: the writer never has to wait, and no old page is held for long. The pages
-themselves are read with calls (`page_cursor`), so one that the disk cannot read is an error and no crash.
+LMDB lets any number of processes read while one writes: a reader sees the last commit, and the writer does
+not reuse the pages of an open read transaction. So this module takes no lock of the directory, and each
+call is one short transaction: the writer never has to wait, and no old page is pinned for long. The pages
+are read by system calls (`lmdb_pages.cursor`), so an unreadable page is an error and no crash.
 
-Nothing is repaired and nothing is recovered. What the ring drops between two calls is simply not there at
-the second, as for any slow reader of a stream.
+A reader neither repairs nor recovers a store. Chunks that the ring drops between two calls are missing in the
+second, as for any slow consumer of a stream.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from malamute.store.operations import ReadResult
 
 
 class StoreReader:
-    """Reads the streams of a store. Make one by `StoreReader.open`; a context manager that closes it."""
+    """A store opened for reading, by `StoreReader.open`; as a context manager it closes itself."""
 
     def __init__(self, environment: lmdb.Environment, data: Path) -> None:
         """Used by `open`."""
@@ -49,8 +49,8 @@ class StoreReader:
     def open(cls, directory: str | os.PathLike[str]) -> StoreReader:
         """Open the store in `directory`.
 
-        One process can open a store once: a broker in this very process has it already. Raises StoreTooNew or
-        StoreCorrupt for one that cannot be read, StoreError if there is none.
+        One process can open a store once, so a broker in the same process excludes a reader. Raises
+        StoreTooNew or StoreCorrupt for an unreadable store, StoreError without a store.
         """
         data = Path(directory) / "data.mdb"
         if not data.is_file():
@@ -69,18 +69,18 @@ class StoreReader:
         return reader
 
     def store(self) -> str:
-        """The name of the store, by which positions in it are known."""
+        """Return the name of the store, as in positions of its messages."""
         with self._cursor() as cursor:
             meta = read_meta(cursor)
         return store_name(meta.broker_id, meta.incarnations[-1] if meta.incarnations else 0)
 
     def streams(self) -> Mapping[str, StreamMeta]:
-        """The state of each stream, by its name."""
+        """Return the state of each stream, by its name."""
         with self._cursor() as cursor:
             return {state.name: state for state in _states(cursor) if state.name}
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
-        """The chunks that hold `start` and what follows, in order, until `bytes_max` is reached."""
+        """Return the chunk that holds `start`, and the chunks after it, until `bytes_max` is reached."""
         with self._cursor() as cursor:
             state = _state(cursor, stream)
             chunks = ChunkCursor(cursor, state)
@@ -88,7 +88,7 @@ class StoreReader:
             return ReadResult(chunks.collect(start, bytes_max), state.first)
 
     def find_time(self, stream: str, time_ns: int) -> int:
-        """The first sequence stored at or after a broker time; last + 1 if there is none."""
+        """Return the first sequence stored at or after a broker time; last + 1 if there is none."""
         with self._cursor() as cursor:
             return ChunkCursor(cursor, _state(cursor, stream)).find_time(time_ns)
 
@@ -118,11 +118,11 @@ class StoreReader:
 
 
 def _state(cursor: PageCursor, name: str) -> StreamMeta:
-    """The state of a stream; that of an empty one if it is unknown."""
+    """Return the state of a stream; an empty state for an unknown stream."""
     # Identifiers begin with 1, so an unknown stream has no chunk.
     return next((state for state in _states(cursor) if state.name == name), StreamMeta(0, name))
 
 
 def _states(cursor: PageCursor) -> Sequence[StreamMeta]:
-    """All states, those that are damaged rebuilt from the rest."""
+    """Return all states; damaged ones are rebuilt."""
     return read_states(cursor).streams

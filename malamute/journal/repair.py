@@ -1,12 +1,12 @@
-"""Repairing a store that no broker uses: what `malamute journal repair` does.
+"""The repair of a store that no broker uses, for `malamute journal repair`.
 
-If pages that lead to values are damaged, the whole file is made anew first (`salvage`). What can be derived
-is rebuilt: the states of streams, also where one is gone, and the meta record. What is damaged, and what was
-put aside before, moves into files beside the store, named by its keys, and so does the old file: nothing is
-deleted. A damaged chunk stays, since readers get a gap of its range as long as it is there. So does a damaged
-block of the log: the broker settles what was in it at its next start, and puts it aside then.
+If pages that lead to values are damaged, a new file is made of all readable values first (`salvage`). States
+of streams, even missing ones, and the meta record are rebuilt from other values. Damaged values, and values
+that were put aside before, move into files beside the store, named by their keys, and so does the old file:
+nothing is deleted. A damaged chunk stays, since readers get a gap of its range as long as it exists. So does
+a damaged block of the log: the broker settles its messages at the next start, and then puts it aside.
 
-The rest is one transaction, and the files are on the disk before it is committed.
+The repair is one transaction, and the files are durable before its commit.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from malamute.journal.states import LSN_STEP, States, made_anew, newest_lsn, rea
 from malamute.journal.store import Progress, no_progress
 
 DAMAGED = "damaged"
-"""The directory beside the store that has what was moved out of it."""
+"""The directory beside the store for the values that were moved out."""
 
 NEW = "new-data.mdb"
-"""The name of a file that is being made anew."""
+"""The name of the new file until it replaces the old one."""
 
 REBUILT, MOVED_OUT, LEFT = "rebuilt", "moved out", "left"
 
 
 class Repair(NamedTuple):
-    """One thing that was damaged, and what was done about it: rebuilt, moved out, or left where it is."""
+    """One damaged value, and the action on it: rebuilt, moved out, or left in its place."""
 
     kind: str
     name: str
@@ -60,10 +60,10 @@ class Repair(NamedTuple):
 def repair(
     directory: str | os.PathLike[str], *, dry_run: bool = False, progress: Progress = no_progress
 ) -> list[Repair]:
-    """Repair the store in a directory. With `dry_run` nothing is changed.
+    """Repair the store in a directory, or only report the repairs with `dry_run`.
 
-    Raises StoreLocked if a broker uses it, StoreTooNew, StoreCorrupt if nothing in it can be read, and else
-    StoreError.
+    Raises StoreLocked if a broker uses the store, StoreTooNew if a newer format is in it, StoreCorrupt if
+    no value is readable, StoreError otherwise.
     """
     path = Path(directory)
     data = path / "data.mdb"
@@ -89,7 +89,7 @@ def repair(
 
 
 def _salvage(path: Path, data: Path, *, dry_run: bool) -> list[Repair]:
-    """Make a new file if pages that lead to values are damaged. Returns what is lost."""
+    """Make a new file if pages that lead to values are damaged; return the lost pages."""
     faults = check_pages(data, values=True)
     if faults and not dry_run:
         with translated():
@@ -105,13 +105,13 @@ def _open(path: Path, data: Path, *, is_new: bool) -> lmdb.Environment:
 
 
 def _replace(path: Path, data: Path) -> None:
-    """Put the new file, which is repaired and durable, in the place of the old one, which is kept."""
+    """Replace the old file by the new one, repaired and durable; the old one stays under another name."""
     aside = path / DAMAGED
     aside.mkdir(exist_ok=True)
     kept = aside / f"data.mdb.{len([*aside.glob('data.mdb.*')])}"
     try:
         os.link(data, kept)
-    except OSError:  # a file system without links: for a moment the name is nobody's
+    except OSError:  # a file system without links: for a moment no file has the name
         os.rename(data, kept)
     sync_directory(aside)
     os.rename(path / NEW, data)
@@ -134,7 +134,7 @@ class _Repairing:
         self._is_lsn_known = True
 
     def run(self) -> list[Repair]:
-        """Look at everything, and repair what can be repaired."""
+        """Check every value, make the repairs, and return them."""
         with self._transaction.cursor() as cursor:
             states = read_states(cursor)
             names = {stream.identifier: stream.name for stream in states.streams}
@@ -154,7 +154,7 @@ class _Repairing:
         return self._done
 
     def _look(self, cursor: lmdb.Cursor, names: dict[int, str]) -> tuple[set[int], list[tuple[bytes, bytes]]]:
-        """The identifiers that have chunks, and what is to be moved out."""
+        """Check all values; return the identifiers with chunks, and the values to move out."""
         chunks: set[int] = set()
         moves: list[tuple[bytes, bytes]] = []
         total = self._transaction.stat()["entries"]
@@ -168,21 +168,21 @@ class _Repairing:
                 kind = identifier = sequence = 0
             if kind == CHUNK:
                 chunks.add(identifier)
-                reason = _fault(codec.decode_chunk, value)
+                reason = codec.fault_of(codec.decode_chunk, value)
                 self._is_ours |= not reason
                 if reason:
                     name = names.get(identifier, "")
                     self._done.append(Repair("chunk", name, sequence, sequence, LEFT, reason))
             elif kind == BLOCK:
-                reason = _fault(decode_block, value)
+                reason = codec.fault_of(decode_block, value)
                 self._is_ours |= not reason
                 if reason:
                     self._done.append(Repair("block", "", sequence, sequence, LEFT, reason))
             elif kind in (QUARANTINE, ASIDE) or not META <= kind <= ASIDE:
-                what = {QUARANTINE: "block", ASIDE: "aside"}.get(kind, "unknown")
+                name = {QUARANTINE: "block", ASIDE: "aside"}.get(kind, "unknown")
                 reason = "put aside before" if kind in (QUARANTINE, ASIDE) else "no key of a store"
                 moves.append((place, bytes(value)))
-                self._done.append(Repair(what, "", sequence, sequence, MOVED_OUT, reason))
+                self._done.append(Repair(name, "", sequence, sequence, MOVED_OUT, reason))
         self._progress(total, total)
         return chunks, moves
 
@@ -212,12 +212,12 @@ class _Repairing:
         except StoreCorrupt:
             if not self._is_ours:
                 raise
-            # It said up to where sequences were used before a restore: that is unknown now, as in a copy.
+            # The sequences used before a restore are unknown without the record, as in a copy.
             meta = codec.Meta(codec.VERSION, os.urandom(16), copied=True)
             self._is_lsn_known = False
             reason = "it is lost with its twin: for clients this is another broker, restored, from now on"
         value = codec.encode_meta(meta)
-        damaged = {place: old for place, old in found.items() if _fault(codec.decode_meta, old)}
+        damaged = {place: old for place, old in found.items() if codec.fault_of(codec.decode_meta, old)}
         if not self._is_lsn_known:
             meta = meta._replace(lsn=max(meta.lsn, self._lsn) + LSN_STEP)
         is_repaired = bool(damaged) or found.get(key(META)) != value
@@ -237,7 +237,7 @@ class _Repairing:
             self._transaction.put(place, value)
 
     def _move_out(self, place: bytes, value: bytes) -> None:
-        """Write a value to a file of its own, which is on the disk afterwards."""
+        """Write a value to a new file, and fsync it."""
         if self._dry_run:
             return
         self._directory.mkdir(exist_ok=True)
@@ -260,13 +260,3 @@ def _items(cursor: lmdb.Cursor) -> Iterator[tuple[bytes, memoryview]]:
         place, value = cursor.item()
         yield bytes(place), memoryview(value)
         found = cursor.next()
-
-
-def _fault(decode: object, value: bytes | memoryview) -> str:
-    """Why a value cannot be decoded; empty if it can."""
-    assert callable(decode)
-    try:
-        decode(value)
-    except Damaged as error:
-        return str(error)
-    return ""

@@ -1,6 +1,6 @@
-"""The ring: which chunks leave when new ones come. Pure: it decides, a `ChunkDeleter` carries it out.
+"""The ring: the choice of old chunks to drop for new ones. Pure: a `ChunkDeleter` deletes them.
 
-Theory. Every stream has a state record (first, last, bytes, count, ...), so what a stream costs is
+Theory. Every stream has a state record (first, last, bytes, count, ...), so the bytes of a stream are
 known without reading it. Appending adds to the state; then, in the same transaction,
 
 1. the stream drops its oldest chunks while it is over its own retention, and
@@ -9,31 +9,30 @@ known without reading it. Appending adds to the state; then, in the same transac
 A transaction therefore drops about as much as it appends, and the store never needs a cleaner in the
 background. The oldest chunk among all is found by a heap of (order of the oldest chunk, stream) with
 one entry for each stream that has chunks. The entries are lazy: an append or a drop does not touch the
-heap, and an entry that has become too old is corrected when it comes to the top. So the cost is
-O(log streams) for a dropped chunk and nothing for an appended one. The times of chunks are their order, as
-far as the clock can be believed: each start with a clock that is behind what is stored begins another *era*,
-which each chunk has in its header, and what was there at the start is older than what has come since.
+heap, and an outdated entry is corrected when it comes to the top. So the cost is O(log streams) for a
+dropped chunk and nothing for an appended one. Chunks are ordered by their times, within an *era*: each start
+with a clock behind the newest stored time begins another era, which each chunk has in its header. Within an
+era, chunks from before the start are older than chunks since the start.
 
-A stream never loses its newest chunk to its own limits by bytes and messages. The limit by age is that of the
-oldest message beside the time: of the newest message when something is appended, and of the clock when a
-stream is at rest (`TrimByAge`), which then may lose all that it has. The budget is stricter, as it protects
-the file: it may empty a stream that has been silent for longest (the stream keeps its numbers). Only
-the chunks appended in the same transaction are spared, and the audit while it is a small part of the budget:
-a publisher must not drive out what is recorded of it.
+A stream never loses its newest chunk to its own limits by bytes and messages. The limit by age compares the
+time of the oldest message with the newest message at an append, and with the clock for an idle stream
+(`TrimByAge`), which may lose all its chunks. The budget is stricter, as it protects the file: it may empty
+the stream with the oldest chunks (the stream keeps its sequences). Only the chunks appended in the same
+transaction are spared, and the audit stream while it is a small part of the budget: a publisher must not
+displace the records about itself.
 
-Dropping costs by the chunk, so it is done in steps where much may have to leave at once: when a retention
-was made smaller, and when a stream was deleted. A transaction drops `STEP_CHUNKS` for these reasons and two
-for each that it appends; what is over waits in `late` or `leaving` for the next one. A deleted stream is
-out of sight at once, since its name moves on to a new identifier. Its chunks stay under the old one, count
-against the budget, and are the first to leave. Of the budget nothing is ever put off.
+The cost of dropping grows with the chunks, so it is divided into steps where many may leave at once: after a
+smaller retention, and after the deletion of a stream. A transaction drops `STEP_CHUNKS` for these reasons and
+two for each chunk that it appends; the streams of further chunks wait in `late` or `leaving` for the next
+one. A deleted stream disappears at once, since its name moves on to a new identifier. Its chunks stay under
+the old identifier, count against the budget, and are the first to leave. Every transaction meets the budget.
 
-The age of a chunk follows from the times of its stream, and these by a clock that may be set wrong, by years
-and also while no broker runs. So for the limit by age no time passes faster than `PACE` times as fast as it
-is counted: of the time that a chunk had left, half is left to it at least. A limit that an operator sets at
-run time holds at once.
+The age of a chunk follows from the times of its stream, by a clock that may be wrong by years, even while no
+broker runs. So for the limit by age, time passes at most `PACE` times as fast as the counted seconds: a chunk
+keeps at least half of its remaining time. A limit that an operator sets at run time holds at once.
 
-A transaction may fail, so its changes are gathered in a `RingTransaction` and are taken over by `Ring.commit`
-or forgotten by `Ring.abandon`.
+A transaction may fail, so its changes are gathered in a `RingTransaction`, which `Ring.commit` applies
+or `Ring.abandon` forgets.
 """
 
 from __future__ import annotations
@@ -68,14 +67,14 @@ SPARED_SHARE = 1 / 8
 """The share of the budget up to which the audit stream loses no chunk to other streams."""
 
 HEAP_SLACK = 1_000
-"""Entries of the heap whose streams are no more, beside one for each stream, that are left until they come to
-the top. As long as the budget is not reached none does."""
+"""Outdated entries of the heap, beyond one for each stream, before the heap is rebuilt. No entry comes to the
+top as long as the budget is not reached."""
 
 PACE = 2
-"""How fast the time of a stream may pass for its limit by age, beside that which is counted."""
+"""The highest ratio of the time that passes for a limit by age to the counted time."""
 
 Order = tuple[int, bool, int]
-"""The era of a chunk, whether it has come since the start, and its time in nanoseconds UTC."""
+"""The era of a chunk, whether it was appended since the start, and its time in nanoseconds UTC."""
 
 Counted = Callable[[], float]
 """Returns the seconds of a monotonic clock, which no operator can set."""
@@ -187,10 +186,10 @@ class Ring:
         return seconds if seconds is None else max(0.0, seconds)
 
     def _time_at_start(self, stream: StreamMeta, age: int) -> tuple[int, float]:
-        """The same for the start.
+        """Return the time up to which a stream had aged at the start, and the counted seconds of the start.
 
-        What is older than it should be by then has seen a jump, or less than the age has passed since: nobody
-        knows how much of its time has passed.
+        If its times are further apart than `age`, the clock has jumped, or the limit is new: the stream
+        begins to age with its first time.
         """
         found = self.streams.get(stream.name)
         if found is None or not found.chunks or found.last_time - found.first_time > age:
@@ -198,10 +197,10 @@ class Ring:
         return found.last_time, self.began
 
     def clipped(self, operations: Iterable[Any], changed: Mapping[str, StreamMeta]) -> list[Any]:
-        """The operations, with what they note as refused cut off at what is reserved.
+        """Return the operations, with refused ranges cut off at the reserved sequences.
 
-        Beyond that nobody was sent anything, and the sequences may be used again. What the transaction has
-        `changed` counts: with a chunk behind what was refused, all of that is left out for good.
+        No sequence beyond the reserved ones was sent to a subscriber, so it may be used again. The states
+        that the transaction has `changed` count: a chunk behind a refused range reserves the whole range.
         """
         kept = []
         for operation in operations:
@@ -215,11 +214,11 @@ class Ring:
         return kept
 
     def order(self, stream: StreamMeta) -> Order:
-        """When the oldest chunk of a stream leaves, beside those of others: the least is the first."""
+        """Return the order in which the oldest chunk of a stream leaves; the least leaves first."""
         return stream.first_era, stream.first > self._last_at_start.get(stream.name, 0), stream.first_time
 
     def is_behind(self) -> bool:
-        """Whether chunks wait to leave, for which any transaction will do."""
+        """Return whether chunks wait to be dropped by any transaction."""
         return bool(self.late or self.leaving)
 
     def begin(self) -> RingTransaction:
@@ -268,14 +267,14 @@ class RingTransaction:
         self._ring = ring
         self.changed: dict[str, StreamMeta] = {}
         self.forgotten: dict[str, StreamMeta | None] = {}
-        """The names that are free now, and what had them before this transaction."""
+        """The names that are free now, and their streams before this transaction."""
         self.leaving = dict(ring.leaving)
         self.overrides = ring.overrides
         self.given: dict[str, StreamRetention] = {}
         self.late = set(ring.late)
         self.passed: dict[str, tuple[int, float]] = {}
         self._wanted: set[str] = set()
-        """Streams of which an operator has just said how much is kept."""
+        """Streams with a retention that an operator has set in this transaction."""
         self.bytes = ring.bytes
         self.identifier_next = ring.identifier_next
         self._steps = STEP_CHUNKS
@@ -310,7 +309,7 @@ class RingTransaction:
         return stream.identifier
 
     def apply(self, operation: Reserve | Retain | TrimByAge | PutValue | DeleteStream | ForgetStream) -> None:
-        """Carry out what is no append."""
+        """Carry out an operation that is no append."""
         if type(operation) is TrimByAge:
             self._time_ns = operation.time_ns
             self.late.update(name for name, seconds in self._ring.too_old(self._time_ns) if seconds <= 0)
@@ -359,7 +358,7 @@ class RingTransaction:
         return self.overrides
 
     def trim(self, deleter: ChunkDeleter) -> None:
-        """Drop what is over the retention, what was deleted, and then what is over the budget."""
+        """Drop chunks over the retention, then chunks of deleted streams, then chunks over the budget."""
         for name in dict.fromkeys((*self.changed, *sorted(self.late))):
             self._trim_stream(name, deleter)
         for identifier in sorted(self.leaving) if self._steps > 0 else ():
@@ -418,7 +417,7 @@ class RingTransaction:
     def _is_spared(self, name: str, stream: StreamMeta) -> bool:
         if name == AUDIT and stream.bytes <= self._ring.budget * SPARED_SHARE:
             return True
-        return stream.first > self._last_before(name)  # all of it is of this transaction
+        return stream.first > self._last_before(name)  # all its chunks are of this transaction
 
     def _drop(self, name: str, deleter: ChunkDeleter) -> None:
         stream = self._stream(name)
@@ -446,7 +445,7 @@ class RingTransaction:
         return left
 
     def changed_leaving(self) -> list[StreamMeta]:
-        """The deleted streams that have changed; one without chunks has left as a whole."""
+        """Return the deleted streams that have changed; one without chunks is complete."""
         before = self._ring.leaving
         return [stream for number, stream in self.leaving.items() if before.get(number) is not stream]
 
@@ -468,7 +467,7 @@ class RingTransaction:
 
 
 def _is_over(stream: StreamMeta, retention: StreamRetention, until_ns: int) -> bool:
-    """Whether a stream is over its retention when its time has passed up to `time`."""
+    """Return whether a stream that has aged up to `until_ns` is over its retention."""
     size, count, _ = retention
     if stream.chunks > 1 and (0 < size < stream.bytes or 0 < count < stream.count):
         return True
@@ -476,7 +475,7 @@ def _is_over(stream: StreamMeta, retention: StreamRetention, until_ns: int) -> b
 
 
 def _age_ns(retention: StreamRetention) -> int:
-    """The limit by age in nanoseconds. One that makes no sense, of whatever wrote it, is no limit."""
+    """Return the limit by age in nanoseconds; 0, no limit, for an invalid one from any source."""
     age_seconds = retention.age_seconds
     if not age_seconds or not isfinite(age_seconds):
         return 0

@@ -1,27 +1,29 @@
-"""The states of streams and their cards: reading them, and making anew what is damaged.
+"""The states of streams and their cards: reading both, and rebuilding damaged ones.
 
-The state of a stream changes with every commit, and everything hangs on it. What it says follows from the
-keys of the stream's chunks, but for two things: the name, and which sequences may have been used. These are
-on the stream's *card* once more, far away in the file, with the values of tables that belong to the stream;
-of those that change often, as cursors do, with their names alone. A card is written when one of these
-changes. Its `ceiling` is ahead of all reserved sequences, so it changes once in a thousand million messages.
+The state of a stream changes with every commit, and every access to the stream needs it. All its fields
+follow from the keys of the stream's chunks, except the name and the highest sequence that may have been
+used. A second record, the *card* of the stream, has these two, far away in the file. A card also has the
+values of tables that belong to the stream; only the keys of values that change often, such as cursors. A card
+is written when one of these changes. Its `ceiling` is ahead of all reserved sequences, so it changes once in
+a thousand million messages.
 
-So a damaged state costs nothing but the numbers up to the ceiling, which are left out. And cards say which
-cursors there must be, whatever has become of the log.
+A damaged state therefore costs no message, only the sequences up to the ceiling, which are skipped. And a
+damaged log cannot hide a cursor, since the card has its key.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
 from malamute.errors import StoreTooNew
 from malamute.journal import format as codec
 from malamute.journal.blocks import decode_lsn
+from malamute.journal.chunk_cursor import keys_of
 from malamute.journal.format import (
     BLOCK,
     CARD,
@@ -50,17 +52,16 @@ from malamute.store.operations import (
 from malamute.store.tables import OF_STREAMS, PLAIN, TABLES
 
 CEILING_STEP = 1 << 30
-"""How far a ceiling is ahead of what is reserved."""
+"""The lead of a ceiling over the reserved sequences."""
 
 REFUSED_MAX = 100
-"""Refused ranges that are remembered of a stream."""
+"""Refused ranges that a card remembers."""
 
 LSN_STEP = 1 << 32
-"""How far log sequence numbers continue behind the newest one found, if a damaged value may have had newer
-ones."""
+"""Log sequence numbers skipped behind the newest one found, if a damaged value may have had newer ones."""
 
 UNKNOWN_STEP = 1 << 40
-"""How far a stream without a card continues behind its last message."""
+"""Sequences skipped behind the last message of a stream without a card."""
 
 _CARD = struct.Struct(">B3xQ")
 _CRC = struct.Struct(">I")
@@ -73,9 +74,9 @@ Values = Mapping[str, Mapping[Key, Value]]
 
 
 class Card(NamedTuple):
-    """A second record of what is known of a stream. `identifier` is that of its key, 0 if it is not stored.
+    """The second record of a stream. `identifier` is the one of its key, 0 if the card is not stored.
 
-    `values` are by table and key; None stands for one that changes often.
+    `values` are by table and key; a value that changes often is None.
     """
 
     identifier: int
@@ -83,28 +84,27 @@ class Card(NamedTuple):
     ceiling: int = 0
     values: Mapping[tuple[str, Key], Value] = {}
     refused: tuple[tuple[int, int, int], ...] = ()
-    """The newest ranges that the disk has refused, each with the last sequence sent before that was
-    reported."""
+    """The newest refused ranges: first, last, and the last sequence sent before the report of the refusal."""
 
     @property
     def notes(self) -> list[NoteRefused]:
-        """The same as operations."""
+        """The refused ranges as operations."""
         return [NoteRefused(self.name, *row) for row in self.refused]
 
 
 def stream_of(setting: Setting) -> str:
-    """The stream whose card an operation may change."""
+    """Return the stream whose card an operation may change."""
     return str(setting.key[0]) if isinstance(setting, PutValue | DeleteValue) else setting.stream
 
 
 def noted(known: Sequence[NoteRefused], note: NoteRefused) -> list[NoteRefused]:
-    """The notes of a stream with one more, or with another one of the same range."""
+    """Return the notes of a stream with one more, which replaces a note of the same range."""
     others = [old for old in known if old[:3] != note[:3]]
     return [*others, note][-REFUSED_MAX:]
 
 
 def encode_card(card: Card) -> bytes:
-    """The bytes of a card."""
+    """Return the bytes of a card."""
     rows = [(table, key[1:], value) for (table, key), value in card.values.items()]
     packed: bytes = msgpack.packb((card.name, rows, card.refused))
     body = _CARD.pack(VERSION, card.ceiling) + packed
@@ -112,7 +112,7 @@ def encode_card(card: Card) -> bytes:
 
 
 def decode_card(identifier: int, data: bytes | memoryview) -> Card:
-    """A card. Raises `Damaged`."""
+    """Return the card in these bytes. Raises `Damaged`."""
     body = memoryview(data)[_CRC.size :]
     if len(body) < _CARD.size or _CRC.unpack_from(data)[0] != crc32(body):
         raise Damaged("wrong CRC of a card")
@@ -134,7 +134,7 @@ def decode_card(identifier: int, data: bytes | memoryview) -> Card:
 
 
 def changed(card: Card, setting: Setting) -> Card:
-    """A card after an operation; the same one if it says nothing new."""
+    """Return a card after an operation; the same object if the operation changes nothing."""
     match setting:
         case PutValue(table, key, value):
             value = None if TABLES.get(table, PLAIN).changes_often else value
@@ -153,12 +153,12 @@ def changed(card: Card, setting: Setting) -> Card:
 
 
 def _is_in(place: tuple[str, Key], table: str, key: Key) -> bool:
-    """Whether a value is the one of this key, or one of those of this owner."""
+    """Return whether a value has this key, or this owner if the key is an owner alone."""
     return place[0] == table and (place[1] == key or (len(key) == 1 and place[1][0] == key[0]))
 
 
 class ValueRepair(NamedTuple):
-    """A damaged value, to be put aside, and what takes its place, if anything does."""
+    """A damaged value, to be put aside, and its replacement; None deletes the key."""
 
     place: bytes
     found: bytes | None
@@ -166,32 +166,32 @@ class ValueRepair(NamedTuple):
 
 
 class States(NamedTuple):
-    """What a store says of its streams. The repairs are for who may write."""
+    """The streams of a store as read. The repairs are left to a caller with a write transaction."""
 
     streams: list[StreamMeta]
     cards: dict[int, Card]
     repairs: list[ValueRepair]
     defects: list[Defect]
     lsns: list[int]
-    """The log sequence numbers of those that wrote the states."""
+    """The log sequence numbers in the states."""
 
 
 def read_states(cursor: Cursor) -> States:
-    """Read all states and cards. What is damaged is rebuilt from the rest. Raises `StoreTooNew`."""
+    """Read all states and cards, and rebuild damaged ones. Raises `StoreTooNew`."""
     found = States([], {}, [], [], [])
     damaged: dict[int, bytes | None] = {}
     misplaced: list[StreamMeta] = []
     cards: dict[int, bytes] = {}
-    for place, value in _values(cursor, CARD):
-        identifier = codec.split_key(place)[1]
+    for place in keys_of(cursor, CARD):
+        identifier, value = codec.split_key(place)[1], cursor.value()
         try:
             found.cards[identifier] = decode_card(identifier, value)
         except TooNew as error:
             raise StoreTooNew(str(error)) from error
         except Damaged:
             cards[identifier] = bytes(value)
-    for place, value in _values(cursor, STREAM):
-        identifier = codec.split_key(place)[1]
+    for place in keys_of(cursor, STREAM):
+        identifier, value = codec.split_key(place)[1], cursor.value()
         try:
             stream, lsn = codec.decode_stream_and_lsn(value)
             found.lsns.append(lsn)
@@ -207,22 +207,22 @@ def read_states(cursor: Cursor) -> States:
     _place(misplaced, found, damaged)
     there = {stream.identifier for stream in found.streams}
     damaged |= dict.fromkeys(found.cards.keys() - there - damaged.keys())
-    for identifier, value in damaged.items():
-        stream = made_anew(cursor, identifier, found, value)
+    for identifier, raw in damaged.items():
+        stream = made_anew(cursor, identifier, found, raw)
         found.streams.append(stream)
-        found.repairs.append(ValueRepair(key(STREAM, identifier), value, codec.encode_stream(stream)))
+        found.repairs.append(ValueRepair(key(STREAM, identifier), raw, codec.encode_stream(stream)))
         outcome = "its state was rebuilt from its chunks"
         found.defects.append(Defect("stream", stream.name, stream.first, stream.last, outcome))
     names = {stream.identifier: stream.name for stream in found.streams}
-    for identifier, value in cards.items():
-        found.repairs.append(ValueRepair(key(CARD, identifier), value, None))
+    for identifier, raw in cards.items():
+        found.repairs.append(ValueRepair(key(CARD, identifier), raw, None))
         outcome = "its card is written anew with its next change"
         found.defects.append(Defect("card", names.get(identifier, ""), 0, 0, outcome))
     return found
 
 
 def _place(misplaced: Sequence[StreamMeta], found: States, damaged: Collection[int]) -> None:
-    """Take up whole states that were under a damaged key, unless there is one under the right key."""
+    """Add intact states under damaged keys, unless there is a state under the right key."""
     there = {*damaged, *(stream.identifier for stream in found.streams)}
     for stream in misplaced:
         outcome = "its state was under a damaged key"
@@ -234,10 +234,10 @@ def _place(misplaced: Sequence[StreamMeta], found: States, damaged: Collection[i
 
 
 def newest_lsn(cursor: Cursor, known: int, states: States) -> int:
-    """The log sequence number of the last transaction, where the meta record has a `known` one.
+    """Return the log sequence number of the last transaction; the meta record has the `known` one.
 
-    Each transaction writes it into the states of streams that it changes and into its blocks, or into the
-    meta record if there are neither. So the newest is in one of those, or was, if one of them is damaged.
+    Each transaction writes its number into the states of streams that it changes and into its blocks, or into
+    the meta record if it has neither. A damaged one of them may have had a newer number.
     """
     newest = max([known, *states.lsns])
     is_known = not any(repair.place[0] == STREAM for repair in states.repairs)
@@ -250,36 +250,21 @@ def newest_lsn(cursor: Cursor, known: int, states: States) -> int:
     return newest if is_known else newest + LSN_STEP
 
 
-def _values(cursor: Cursor, kind: int) -> Iterator[tuple[bytes, Any]]:
-    for place in _keys(cursor, kind):
-        yield place, cursor.value()
-
-
-def _keys(cursor: Cursor, kind: int, identifier: int = 0) -> Iterator[bytes]:
-    found = cursor.set_range(key(kind, identifier))
-    while found and cursor.key()[0] == kind:
-        yield bytes(cursor.key())
-        found = cursor.next()
-
-
 def made_anew(cursor: Cursor, identifier: int, known: States, damaged: bytes | None) -> StreamMeta:
-    """The state of a stream by its card and by the keys of its chunks, whose payloads are not read."""
+    """Return the state of a stream by its card and by the keys of its chunks, without reading payloads."""
     card = known.cards.get(identifier)
     name = card.name if card else _name_in(identifier, known, damaged or b"")
     first = last = size = chunks = 0
     oldest = newest = None
-    for place in _keys(cursor, CHUNK, identifier):
+    for place in keys_of(cursor, CHUNK, identifier):
         if codec.split_key(place)[1] != identifier:
             break
         last = codec.split_key(place)[2]
         bytes_here, head = size_and_head(cursor)
         size, chunks = size + bytes_here, chunks + 1
-        try:
-            header = codec.decode_chunk_header(head)
+        if header := codec.header_of(head):
             last = max(last, header.last)
             oldest, newest = oldest or header, header
-        except Damaged:
-            pass
         first = first or codec.split_key(place)[2]
     ceiling = card.ceiling if card else min(last + UNKNOWN_STEP, NUMBER_MAX)
     if not chunks:
@@ -290,7 +275,10 @@ def made_anew(cursor: Cursor, identifier: int, known: States, damaged: bytes | N
 
 
 def _name_in(identifier: int, known: States, damaged: bytes) -> str:
-    """What a damaged state says of the name, if that can be; empty for one of a deleted stream."""
+    """Return the name in a damaged state if it is valid and free, or else a new one.
+
+    The name of a deleted stream is empty.
+    """
     raw = damaged[codec.STREAM_NAME_PLACE :]
     taken = {stream.name for stream in known.streams} | {card.name for card in known.cards.values()}
     name = raw.decode(errors="replace")
@@ -302,9 +290,9 @@ def _name_in(identifier: int, known: States, damaged: bytes) -> str:
 def settle_by_cards(
     found: Values, cards: Collection[Card], *, is_suspect: bool
 ) -> tuple[Values, frozenset[tuple[str, Key]]]:
-    """What is true of the values that the log has, by the cards; and which of them the log has lost.
+    """Return the values of the log as corrected by the cards, and the keys that the log has lost.
 
-    Of a doubtful log only the cards know which values of their streams there are.
+    If the log is suspect, the values of a stream are those of its card.
     """
     carded = {place: value for card in cards for place, value in card.values.items()}
     often = {name for name, table in TABLES.items() if table.changes_often}
@@ -323,7 +311,7 @@ def settle_by_cards(
 
 
 def make_cards(found: Values, known: Mapping[str, Card]) -> dict[str, Card]:
-    """The cards that are known, and those of other streams that have values."""
+    """Return the known cards, and new cards of the other streams that have values."""
     cards = dict(known)
     for table in OF_STREAMS:
         for place, value in found.get(table, {}).items():

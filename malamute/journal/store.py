@@ -129,6 +129,13 @@ def next_incarnation(now: float, used: int, newest: int = 0) -> int:
     return number if number > used else used + (1 << 32)
 
 
+def next_incarnations(
+    now: float, known: tuple[int, ...], used: Iterable[int], newest: int
+) -> tuple[int, ...]:
+    """Return the newest incarnations of a store: the `known` ones, and one that begins `now`."""
+    return (*known, next_incarnation(now, max([*used, *known]), newest))[-INCARNATIONS_MAX:]
+
+
 def _by_clock(now: float) -> int:
     return max(0, int((now - INCARNATION_EPOCH) * 1000)) << INCARNATION_BITS
 

@@ -1,18 +1,17 @@
 """The last message of each subject: a sparse index of subjects, and the search that uses it. Pure.
 
-Theory. The index says which subjects a range of chunks holds, and nothing more. It is carried by the last
-chunk of the range, behind the records, so it needs no keys, no accounts and no cleaning of its own: it is
-written, checked, dropped and copied with its chunk. Ranges follow each other without overlap. A range is
-closed after 4 MiB or 1,024 chunks, or later, so that the index never takes more than 2 % of the bytes.
+Theory. The index is the set of the subjects of a range of chunks, and nothing more. The last chunk of the
+range carries the index behind its records, so the index needs no keys, no accounts and no cleaning of its
+own: it is written, checked, dropped and copied with its chunk. Ranges follow each other without overlap. A
+range is closed after 4 MiB or 1,024 chunks, or later, so that the index never exceeds 2 % of the bytes.
 
-The search goes backwards. A chunk with an index says where its range begins; if the search knows all of the
-subjects in it already, it continues in front of that range, and otherwise through its chunks one by one. So
-what is read is the newest range and those that hold a rare subject's last message, instead of everything.
+The search goes backwards. An index has the beginning of its range; if the search knows all of its subjects
+already, it continues in front of the range, and otherwise through its chunks one by one. So a search reads
+the newest range and the ranges with the last message of a rare subject, instead of the whole stream.
 
-It is no more than a help: chunks of no range are read one by one. So the collector, which is memory
-of the process, is simply forgotten after a restart or an error, and nothing has to be rebuilt when a store
-is opened. Where subjects are too many and too different to be worth it, it rests for a while; its memory
-is bounded.
+The index is only a help: chunks of no range are read one by one. So the collector, in the memory of
+the process, starts empty after a restart or an error, and no index has to be rebuilt when a store is opened.
+For a stream with too many different subjects the collector pauses for a while; its memory is bounded.
 """
 
 from __future__ import annotations
@@ -27,27 +26,28 @@ from malamute.protocol.batch import unpack_payload
 from malamute.store.operations import AppendChunk, Chunk, SubjectTest
 
 RANGE_BYTES, RANGE_CHUNKS = 4 * 1024 * 1024, 1024
-"""A range is closed once it has so many bytes or chunks, and its index is small enough."""
+"""The bytes or chunks after which a range is closed, if its index is small enough."""
 
 SHARE = 50
-"""How many times as large as its index a range is at least."""
+"""The least ratio of the bytes of a range to the bytes of its index."""
 
 SUBJECTS_MAX = 16_384
-"""Subjects of one range. One with more gets no index, nor do the next chunks, `REST` times as many."""
+"""The most subjects of one range. A range with more gets no index, and the collector pauses."""
 
-REST = 16
+PAUSE = 16
+"""The chunks of a pause, for each chunk of the range that had too many subjects."""
 
 SUBJECT_BYTES_MIN = 4
-"""The least that a subject is taken to need in an index, before that is known."""
+"""The estimated least bytes of a subject in an index."""
 
 HELD_MAX = 262_144
-"""Subjects that the collector holds for all streams together; it starts anew with one more."""
+"""The most subjects that the collector holds for all streams together; with one more it is cleared."""
 
 
 class _Range:
     """The open range of one stream."""
 
-    __slots__ = ("bytes", "bytes_due", "chunks", "chunks_due", "first", "rest", "subjects")
+    __slots__ = ("bytes", "bytes_due", "chunks", "chunks_due", "first", "pause", "subjects")
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -55,7 +55,7 @@ class _Range:
         self.chunks = 0
         self.bytes_due = RANGE_BYTES
         self.chunks_due = RANGE_CHUNKS
-        self.rest = 0
+        self.pause = 0
         self.subjects: set[str] = set()
 
 
@@ -67,7 +67,7 @@ class Collector:
         self._held = 0
 
     def take(self, operation: AppendChunk) -> bytes:
-        """Take note of a chunk. Returns the index that it has to carry, mostly none."""
+        """Add the subjects of a chunk; return the index that the chunk has to carry, mostly none."""
         name, chunk, _, subjects, _ = operation
         if len(subjects) != chunk.count:
             self.forget(name)
@@ -76,9 +76,9 @@ class Collector:
         if open_range is None:
             open_range = self._ranges[name] = _Range(chunk.first)
             self._held += 1
-        if open_range.rest:
-            open_range.rest -= 1
-            if not open_range.rest:
+        if open_range.pause:
+            open_range.pause -= 1
+            if not open_range.pause:
                 self.forget(name)
             return b""
         self._collect(open_range, chunk, subjects)
@@ -96,12 +96,12 @@ class Collector:
         if len(held) > SUBJECTS_MAX:
             self._held -= len(held)
             to.subjects = set()
-            to.rest = REST * to.chunks
+            to.pause = PAUSE * to.chunks
         if self._held > HELD_MAX:
             self.clear()
 
     def _close(self, name: str, due: _Range) -> bytes:
-        if not due.rest and len(due.subjects) * SUBJECT_BYTES_MIN * SHARE <= due.bytes:
+        if not due.pause and len(due.subjects) * SUBJECT_BYTES_MIN * SHARE <= due.bytes:
             index = codec.encode_index(due.first, due.subjects)
             if len(index) * SHARE <= due.bytes:
                 self.forget(name)
@@ -117,16 +117,16 @@ class Collector:
             self._held -= 1 + len(dropped.subjects)
 
     def clear(self) -> None:
-        """Begin new ranges everywhere: chunks that were taken note of may not have been stored."""
+        """Begin a new range in every stream: the chunks added last may not have been stored."""
         self._ranges.clear()
         self._held = 0
 
 
 class SubjectSearch:
-    """Looks for the last message of each subject, in chunks that are shown to it from the newest on.
+    """A search for the last message of each subject, in chunks given to it from the newest on.
 
-    `found` has the sequences by subject, the newest first; `is_done` once there are `limit`. Subjects that
-    `takes` refuses are none of them; without it all are.
+    `found` has the sequences by subject, the newest first; `is_done` is true once there are `limit`. Subjects
+    that `takes` refuses are skipped; without `takes` none is.
     """
 
     def __init__(self, limit: int, takes: SubjectTest | None = None) -> None:
@@ -137,7 +137,7 @@ class SubjectSearch:
         self._range: codec.SubjectIndex | None = None
 
     def visit(self, value: Any, first: int) -> int:
-        """Look at the chunk that begins with `first`. What is in front of the result comes next."""
+        """Add the chunk at `first`; return the sequence in front of which the search continues."""
         try:
             index = codec.decode_index(value)
             if index is not None:
@@ -153,7 +153,7 @@ class SubjectSearch:
         return first
 
     def add(self, chunk: Chunk) -> bool:
-        """Take what is new in a chunk; False if nothing is."""
+        """Add the new subjects of a chunk; return False without any."""
         subjects = subjects_in(chunk)
         if not self._is_wanted(subjects):
             return False
@@ -168,13 +168,13 @@ class SubjectSearch:
         return True
 
     def _is_wanted(self, subjects: Iterable[str]) -> bool:
-        """Whether any of some subjects is to be found, and was not."""
+        """Return whether the search still lacks any of these subjects."""
         unknown = set(subjects) - self.found.keys()
         return bool(unknown) if self._takes is None else any(map(self._takes, unknown))
 
 
 def subjects_in(chunk: Chunk) -> Sequence[str]:
-    """Return the column of subjects of a chunk; empty if its payload is none of a stream."""
+    """Return the column of subjects of a chunk; empty if its payload is not that of a stream."""
     try:
         return unpack_payload(chunk.payload, chunk.large).subjects
     except Malformed:

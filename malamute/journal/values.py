@@ -1,12 +1,12 @@
-"""What recovery gives to the core: the values that are still needed, of all that the log holds.
+"""The values and messages that recovery reads from the log, for the core.
 
-Theory. `Log` knows what of the log is needed, and only at its end. Until then the newest value of everything
-is kept here. Messages that are deleted later leave at once, so a long log of few messages takes little
+Theory. `Log` knows the live entries only at the end of the log. Until then the newest value of every key is
+held here. A message is removed at the entry that deletes it, so a long log of few messages takes little
 memory.
 
-Records may be more than fits into memory. Those beyond a number of bytes stay on the disk, and only their
-sizes are kept; `fetch` brings them. The first that come are the first in memory: blocks are read in order,
-so they are about the oldest.
+The records may exceed the memory. Records beyond a number of bytes are paged out: they stay on the disk, only
+their sizes are held, and `fetch` reads them. Blocks are read in order, so about the oldest records are in
+memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Name = tuple[QueueKind, str]
 
 
 class Records:
-    """The messages of queues, with no more than so many bytes of records in memory; None for all of them."""
+    """The messages of queues, with at most `bytes_max` bytes of records in memory; None is no limit."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._room = sys.maxsize if bytes_max is None else bytes_max
@@ -43,7 +43,7 @@ class Records:
         self._texts: dict[str, str] = {}
 
     def put_damaged(self, put: PutMessages) -> None:
-        """Add messages whose records cannot be read."""
+        """Add messages with unreadable records."""
         name = put.kind, put.queue
         self.put(name, (message._replace(record=b"") for message in put.messages()))
         self._damaged.setdefault(name, set()).update(range(put.first, put.last + 1))
@@ -83,17 +83,17 @@ class Records:
             self._room += len(message.record)
 
     def damaged(self, name: Name) -> tuple[int, ...]:
-        """Those whose records cannot be read."""
+        """Return the messages with unreadable records."""
         return tuple(sorted(self._damaged.get(name, ())))
 
     def of(self, name: Name) -> tuple[list[StoredMessage], dict[int, int]]:
-        """The messages of a queue in order, and the sizes of the records left out. The queue leaves."""
+        """Remove a queue; return its messages in order, and the sizes of the records that are paged out."""
         messages = self._messages.pop(name, {})
         return [messages[sequence] for sequence in sorted(messages)], self._paged_out.pop(name, {})
 
 
 class Values:
-    """What the log was seen to hold, needed or not: the newest values, and the messages."""
+    """The newest values and the messages of the log, live or not."""
 
     def __init__(self, records_bytes: int | None) -> None:
         self._values: dict[tuple[str, Key], Value] = {}
@@ -101,12 +101,12 @@ class Values:
         self._identities: dict[Name, dict[str, tuple[int, int]]] = {}
 
     def apply_damaged(self, puts: Iterable[PutMessages]) -> None:
-        """Take note of messages that were in a block that cannot be read."""
+        """Add the salvaged messages of an unreadable block."""
         for put in puts:
             self._records.put_damaged(put)
 
     def apply(self, entries: Sequence[Operation]) -> None:
-        """Take note of the entries of a block."""
+        """Apply the entries of a block."""
         for entry in entries:
             if type(entry) is PutMessages:
                 self._records.put((entry.kind, entry.queue), entry.messages())
@@ -121,14 +121,14 @@ class Values:
                 self._values[entry.table, entry.key] = entry.value
 
     def of_tables(self, log: Log) -> dict[str, dict[Key, Value]]:
-        """The values of each table, as the log says which there are."""
+        """Return the live values of each table, by the index of the log."""
         found: dict[str, dict[Key, Value]] = {}
         for table, key, _ in log.places():
             found.setdefault(table, {})[key] = self._values[table, key]
         return found
 
     def queues(self, log: Log) -> dict[Name, QueueState]:
-        """The queues as the log says that they are. To be called once."""
+        """Return the state of each queue, by the index of the log. To be called once."""
         return {name: self._queue(name, queue) for name, queue in log.queues.items()}
 
     def _queue(self, name: Name, queue: QueueIndex) -> QueueState:

@@ -1,6 +1,6 @@
-"""The matching engine: which subscribers want a message, whatever their number.
+"""The matching engine: the subscribers of a message, at a cost independent of their number.
 
-Usable alone; it needs no broker. It is pure: no socket, clock, disk, thread or randomness.
+Usable alone, without a broker. Pure: no socket, clock, disk, thread or randomness.
 
     index = Index()
     index.add("alice", Selector.parse([["topic", "forex.*"], ["exact", "news"]]))
@@ -8,11 +8,11 @@ Usable alone; it needs no broker. It is pure: no socket, clock, disk, thread or 
     for group in index.match("forex.eur", {"price": 120, "currency": "USD"}):
         print(group.number, list(group.members))
 
-Where to read: `index.py` for the whole, `family.py` for what a family is, then one file for each.
+To read: `index.py` for the whole, `family.py` for the idea of a family, then one file for each family.
 
     bitmap       sets of numbers           pattern, shapes, constituents, topic, filter    topics
     cache        results by subject        subjects, regex, fields                         the other families
-    selector     what is asked for         expression, parser, plan, conditions, thresholds  expressions
+    selector     requests as values        expression, parser, plan, conditions, thresholds  expressions
     criteria     families in use           geometry                                        areas on the sphere
     saved        an index as bytes
     compiled_selector    one selector against many messages    compiled    one expression, as a function

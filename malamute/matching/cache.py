@@ -1,19 +1,19 @@
-"""What was computed for a subject, kept for a bounded number of subjects.
+"""Caches of results by subject, for a bounded number of subjects.
 
-Subjects come from clients, so a table of all subjects ever seen could be grown at will from
-outside. This one holds at most `size` entries, and all caches of a broker together at most the bytes of
-their `CacheBudget`: when they would hold more, those that have not grown for longest are emptied.
+Subjects come from clients, so clients could grow a table of all subjects ever seen at will. A cache holds at
+most `size` entries, and all caches of a broker together at most the bytes of their `CacheBudget`. Beyond
+those, the caches without growth for the longest time are emptied.
 
-An exact least-recently-used list would have to move an entry at every look-up; the hot path cannot pay for
-that. So there are two generations:
+An exact least-recently-used list would move an entry at every look-up, too expensive for the hot path. So
+there are two generations:
 
     young   a dict; every look-up tries it first, at the cost of one dict look-up
     old     the young generation before this one
 
-A new entry goes into the young one. When the young one holds half of the size, it becomes the old
-one, and what was old is forgotten. A look-up that finds its subject in the old generation moves it
-to the young one. So an entry that is used at least once in each `size / 2` new subjects stays, and
-one that is not used goes: the effect of an LRU without its bookkeeping ("second chance").
+A new entry is added to the young generation. When that holds half of the size, it becomes the old
+one, and the entries of the old one are dropped. A look-up that finds its subject in the old generation
+moves it to the young one. So an entry that is used at least once in each `size / 2` new subjects stays, and
+an unused one is dropped: the effect of an LRU without its bookkeeping ("second chance").
 
 The class *is* its young generation: `cache[subject]` of a known subject never enters Python code,
 and `[cache[s] for s in subjects]` is as fast as a list comprehension over a dict.
@@ -29,23 +29,23 @@ Value = TypeVar("Value")
 Key = TypeVar("Key", bound=Hashable)
 
 CACHES_BYTES_MAX = 64 << 20
-"""Bytes that the caches of one budget hold, unless the caller says otherwise."""
+"""Bytes that the caches of one budget hold by default."""
 
 ENTRY_BYTES = 200
-"""What an entry takes beyond the text of its subject."""
+"""The bytes of an entry beyond the text of its subject."""
 
 UNCHARGED_BYTES = 4_096
-"""What a cache gathers before it tells its budget."""
+"""The growth of a cache before it charges its budget, in bytes."""
 
 SPARED = 0.75
-"""The part of the budget that is left in use when caches are emptied."""
+"""The part of the budget that stays in use when caches are emptied."""
 
 
 class CacheOwner(Protocol):
-    """What has caches."""
+    """An object with caches."""
 
     def forget(self) -> None:
-        """Empty them."""
+        """Empty the caches."""
 
 
 class CacheBudget:
@@ -54,18 +54,18 @@ class CacheBudget:
     def __init__(self, size_bytes_max: int = CACHES_BYTES_MAX) -> None:
         self.size_bytes_max = size_bytes_max
         self.used_bytes = 0
-        # In the order in which they grew last. An owner that is gone has left, with all that it held.
+        # Ordered by the last growth. A collected owner disappears with its bytes.
         self._held: weakref.WeakKeyDictionary[CacheOwner, int] = weakref.WeakKeyDictionary()
 
     def charge(self, owner: CacheOwner, size_bytes: int) -> None:
-        """The caches of an owner have grown. Those of others are emptied if that is too much."""
+        """Add the growth of an owner's caches; empty the caches of others if the budget is exceeded."""
         self._held[owner] = self._held.pop(owner, 0) + size_bytes
         self.used_bytes += size_bytes
         if self.used_bytes > self.size_bytes_max:
             self._reclaim()
 
     def release(self, owner: CacheOwner) -> None:
-        """The caches of an owner are empty."""
+        """Remove an owner, whose caches are empty."""
         self.used_bytes -= self._held.pop(owner, 0)
 
     def _reclaim(self) -> None:
@@ -77,7 +77,7 @@ class CacheBudget:
 
 
 class Memo(dict[Key, Value], Generic[Key, Value]):
-    """A memo of `compute(text)` for texts of so many characters together, in two generations."""
+    """A memo of `compute(text)` in two generations, for texts of at most `characters_max` together."""
 
     def __init__(self, compute: Callable[[Key], Value], characters_max: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Memo(dict[Key, Value], Generic[Key, Value]):
 
 
 class SubjectCache(dict[str, Value], Generic[Value]):
-    """A bounded memo of `compute(subject)`. Values must not be None. `charge` learns its growth in bytes."""
+    """A bounded memo of `compute(subject)`, without None. `charge` is called with its growth in bytes."""
 
     __slots__ = ("_charge", "_compute", "_half", "_old", "_old_bytes", "_uncharged", "_young_bytes")
 
@@ -134,7 +134,7 @@ class SubjectCache(dict[str, Value], Generic[Value]):
         return value
 
     def forget(self) -> None:
-        """Drop everything: what was computed is no longer true."""
+        """Drop all entries: the results are outdated."""
         self.clear()
         self._old = {}
         self._young_bytes = self._old_bytes = self._uncharged = 0

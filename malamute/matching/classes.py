@@ -1,15 +1,14 @@
-"""Values that no selector of an index can tell apart are one class, so that they are matched once.
+"""Classes of values that every selector of an index treats alike, so that each class is matched once.
 
-An index asks of a header only what its tests ask: `price > 100` knows of three prices, those below 100, 100
-itself and those above, however many there are. So the values that the tests of one attribute are compared
-with cut what it may be into classes. Each of these values is one; of all others, what lies between two bounds
-of ranges is one, apart for numbers and texts; so are true, false, absent, and all that compares with nothing.
-Two messages whose attributes are of the same classes are taken by the same selectors. A thousand filters for
-one value of a header each have a thousand classes and some, and each is matched once.
+An index reads a header only in its tests: `price > 100` distinguishes three classes of prices, below 100, 100
+itself and above. So the values in the tests of one attribute divide all values into classes. Each of these
+values is a class. Of the other values, those between two bounds of ranges are a class, apart for numbers and
+texts. True, false, absent, and the values that compare with nothing are a class each. Two messages with
+attributes of the same classes have the same matching selectors. A thousand filters for one value of a header
+each have a thousand classes and some, and each class is matched once.
 
-A regular expression can tell any two texts apart, and then each text is a class of its own. Two things are
-without classes: an area, since a position rarely comes twice, and a family from outside that looks at
-headers.
+A regular expression can distinguish any two texts, so with one each text is a class of its own. Two kinds
+of tests have no classes: areas, since positions rarely repeat, and foreign families that read headers.
 """
 
 from __future__ import annotations
@@ -41,16 +40,15 @@ from malamute.matching.plan import text_behind
 from malamute.matching.selector import Selector
 
 ATTRIBUTES_MAX = 4
-"""Attributes that messages are told apart by. With more there are too many combinations for any to be
-repeated."""
+"""The most attributes with classes: with more, too few combinations would be repeated."""
 
 _TRUE, _FALSE, _OTHER = object(), object(), object()
 _EVERY_TEXT = object()
-"""Stands among the values of an attribute for all texts."""
+"""The value of an attribute that stands for all texts."""
 
 _NUMBERS_BETWEEN: list[object] = [object()]
 _TEXTS_BETWEEN: list[object] = [object()]
-"""What lies before the first bound, between the first and the second, and so on."""
+"""The classes before the first bound, between the first and the second, and so on."""
 
 
 class _Values:
@@ -58,7 +56,7 @@ class _Values:
 
     def __init__(self) -> None:
         self.uses: Counter[Any] = Counter()
-        """How many tests compare with a value."""
+        """The number of tests that compare with each value."""
         self._bounds: Counter[Any] = Counter()
         self._numbers: list[int | float] = []
         self._texts: list[str] = []
@@ -85,7 +83,7 @@ class _Values:
         return (self._texts, _TEXTS_BETWEEN) if isinstance(value, str) else (self._numbers, _NUMBERS_BETWEEN)
 
     def class_of(self, value: Any) -> Any:
-        """The class of a value. Raises TypeError for a value that is no scalar."""
+        """Return the class of a value. Raises TypeError for a value that is no scalar."""
         kind = type(value)
         if kind is str:
             if value in self.uses or _EVERY_TEXT in self.uses:
@@ -118,7 +116,7 @@ class Classes:
         self._without = 0
 
     def add(self, selector: Selector) -> None:
-        """Tell apart what a selector does."""
+        """Add the classes that a selector distinguishes."""
         for attribute, value, ordered in self._points(selector, 1):
             self._values.setdefault(attribute, _Values()).add(value, ordered=ordered)
 
@@ -145,7 +143,7 @@ class Classes:
     def of(
         self, subjects: Sequence[str], headers: Sequence[Headers], senders: Sequence[str]
     ) -> list[list[Hashable]] | None:
-        """The classes of many messages, a column for each attribute; None when there are none."""
+        """Return the classes of many messages, a column for each attribute; None without classes."""
         if self._without or len(self._values) > ATTRIBUTES_MAX:
             return None
         columns: list[Iterable[Any]] = [
@@ -170,7 +168,7 @@ class _WithoutClassesError(Exception):
 
 
 def _expressions(selector: Selector) -> Iterator[Expression]:
-    """What a selector asks of messages beside the subjects of its criteria."""
+    """Yield the expressions of a selector: its condition, and the criteria on headers and sender."""
     if selector.where:
         yield parse_normal(selector.where)
     for name, pattern in selector.criteria:
@@ -192,7 +190,7 @@ def _leaves(expression: Expression) -> Iterator[Expression]:
 
 
 def _compared(test: Any) -> Iterable[tuple[Attribute, Any, bool]]:
-    """The attribute of a test, each of the values that it is compared with, and whether for their order."""
+    """Yield the attribute of a test, each value of a comparison, and whether the comparison orders."""
     if isinstance(test, Within):
         raise _WithoutClassesError
     values: Sequence[Any] = ()
@@ -207,7 +205,7 @@ def _compared(test: Any) -> Iterable[tuple[Attribute, Any, bool]]:
     elif isinstance(test, Matches):
         values = (_EVERY_TEXT,)
     ordered = isinstance(test, Range | BeginsWith)
-    # True and false are classes anyway. What is absent is there so that each attribute has a value.
+    # True and false are classes anyway. With ABSENT each attribute has a value.
     yield test.attribute, ABSENT, False
     for value in values:
         if not isinstance(value, bool):

@@ -1,8 +1,8 @@
 """Match expressions as functions of the headers, for one expression and very many messages.
 
-`Conditions` finds which of many expressions hold for one message. A reader of history is the other case:
-one expression, and a million messages. For that the tree is turned into closures once, each made for the
-values that it compares with, so that a message costs a few calls of plain functions.
+`Conditions` finds the true ones of many expressions for one message. A reader of history has the other case:
+one expression, and a million messages. For that the tree is compiled to closures once, each for the values
+of its comparison, so that a message costs a few calls of plain functions.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from malamute.matching.family import Headers
 from malamute.matching.regex import compiled
 
 Test = Callable[[Headers], bool]
-"""Whether a message with these headers fulfils it. Never raises."""
-
+"""Returns whether headers fulfil an expression. Never raises."""
 
 MessageTest = Callable[[MessageFields], bool]
-"""The same of a whole message."""
+"""Returns whether a message fulfils an expression. Never raises."""
 
 
 def message_test(expression: Expression) -> MessageTest:
-    """The expression as a test of messages. It holds the regular expressions that it uses."""
+    """Return an expression as a test of messages, which holds its compiled regular expressions."""
     test = compiled_test(expression)
     if test is not None:
         return lambda message: test(message.headers)
@@ -56,7 +55,7 @@ def message_test(expression: Expression) -> MessageTest:
 
 
 def compiled_test(expression: Expression) -> Test | None:
-    """The expression as a test of headers; None when it looks at the subject or the sender as well."""
+    """Return an expression as a test of headers; None if it reads the subject or the sender, too."""
     if any(isinstance(attribute, EnvelopeField) for attribute in expression.attributes()):
         return None
     return _test(expression)
@@ -90,7 +89,7 @@ def _accepts(predicate: Predicate) -> Callable[[Any], bool]:
 
 def _one_of(predicate: OneOf) -> Test:
     name = _name(predicate)
-    # True equals 1, and is another value all the same.
+    # In Python True equals 1; as values of headers they differ.
     flags = tuple(value for value in predicate.values if isinstance(value, bool))
     others = frozenset(value for value in predicate.values if not isinstance(value, bool))
 
@@ -99,7 +98,7 @@ def _one_of(predicate: OneOf) -> Test:
         try:
             return value in (flags if type(value) is bool else others)
         except TypeError:
-            # What has no hash is no scalar.
+            # A value without a hash is no scalar.
             return False
 
     return test
@@ -150,7 +149,7 @@ def _either(one: Callable[[Any], bool], other: Callable[[Any], bool]) -> Callabl
 
 
 def _folded(tests: Sequence[Callable[[Any], bool]], join: Callable[..., Any]) -> Callable[[Any], bool]:
-    # In halves: a call goes no deeper than the logarithm of their number.
+    # Joined in halves: the depth of calls is the logarithm of their number.
     if len(tests) == 1:
         return tests[0]
     half = len(tests) // 2

@@ -1,8 +1,8 @@
-"""One selector against many messages: what a reader of history needs.
+"""One selector against many messages, for readers of history.
 
-The index answers which of its selectors take a message, and so it has to decode the headers as soon as any
-of them looks at headers. Here there is one selector: a subject is judged once, headers are decoded only of
-messages whose subject fits, and the condition is compiled to a function.
+The index has many selectors, so it needs decoded headers as soon as any of them reads headers. A single
+selector costs less: each subject is tested once, headers are decoded only of messages with a matching
+subject, and the condition is compiled to a function.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from malamute.matching.parser import parse_normal
 from malamute.matching.selector import Selector
 
 SUBJECTS_MAX = 1_000
-"""Subjects that are remembered as judged."""
+"""Subjects in the cache of tested subjects."""
 
 KNOWN_SUBJECTS = 16
-"""Messages with subjects that were judged before that are looked at in a microsecond."""
+"""Messages with cached subjects that take a microsecond together."""
 
 HeadersOf = Callable[[Sequence[int]], Sequence[Headers]]
-"""The headers of the messages at some places."""
+"""Returns the headers of the messages at some places."""
 
 
 class CompiledSelector:
-    """A selector, made ready for very many messages. `on_failure` is called when a family raises."""
+    """A selector, compiled for very many messages. `on_failure` is called if a family raises."""
 
     def __init__(self, selector: Selector, on_failure: Guard) -> None:
         self._criteria = Criteria(on_failure)
@@ -39,20 +39,20 @@ class CompiledSelector:
         self._test = None if condition is None else compiled_test(condition)
 
         self.work = selector.work or int(selector.needs_headers)
-        """How much a message costs beyond its subject, in tests to evaluate."""
+        """The cost of a message beyond its subject, in tests to evaluate."""
         self._spent = 0
 
     def takes_subject(self, subject: str) -> bool:
-        """Return whether it takes messages of a subject, as far as the subject alone tells."""
+        """Return whether the criteria on the subject alone accept a subject."""
         return self._by_subject[subject]
 
     def pop_spent(self) -> int:
-        """What looking at messages took since this was asked last, in about microseconds."""
+        """Return the estimated microseconds of matching since the last call."""
         spent, self._spent = self._spent, 0
         return spent
 
     def places(self, subjects: Sequence[str], senders: Sequence[str], headers_of: HeadersOf) -> list[int]:
-        """The places of the messages that it takes, in order. `headers_of` is asked once at the most."""
+        """Return the places of the matching messages, in order, with at most one call of `headers_of`."""
         fits = self._by_subject
         self._spent += self.work * len(subjects) + len(subjects) // KNOWN_SUBJECTS
         if not self._criteria.by_headers:

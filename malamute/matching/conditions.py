@@ -1,12 +1,12 @@
-"""Which of many expressions hold for a message, without evaluating each of them.
+"""An index of many expressions, which finds the true ones for a message without evaluating each of them.
 
-An expression is planned as clauses, of which one must hold (`plan.py`). A clause is filed the way a
-database lays out a composite index, equalities first, then ranges:
+An expression is planned as clauses, of which one must hold (`plan.py`). A clause is filed like a row in the
+composite index of a database, equalities first, then ranges:
 
 1. Its terms, the rarest first, are a path in a *set-trie* (Savnik, "Index data structure for fast
-   subset and superset queries", 2013). A message says one term for each header, one more where
-   somebody asks for presence, and the paths that it can walk with its own terms lead to all clauses
-   whose terms hold. Clauses with a term that it does not say are never seen.
+   subset and superset queries", 2013). A message has one term for each header, and one more if an
+   expression tests the presence of the header. The paths of its own terms lead to all clauses with
+   true terms; a clause with any other term is never visited.
 2. Its ranges are filed at the end of that path, in one group for each set of ranged attributes, as
    intervals (`thresholds.py`). The rows of a group are joined by AND.
 
@@ -15,9 +15,9 @@ database lays out a composite index, equalities first, then ranges:
     exists a                           path (a, PRESENT)
     within(lat, lon, …)                a path for each cell of the cover
 
-Selectors whose plan is not exact are *unsure*: their expression is evaluated for each message that hits
+Selectors with an inexact plan are *unsure*: their expression is evaluated for each message that hits
 them (RFC 003, post-filtering). The worst case is an expression that is evaluated for every message,
-such as `not a = 'x'`, which can be true without a term being said.
+such as `not a = 'x'`, which can be true without any term.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALIASES = 2**31
 
 
 class _Use:
-    """A term in use, and how often. Paths are made of these: they compare by identity, which is fast."""
+    """A term in use, and its count. Paths consist of uses, which compare by identity: that is fast."""
 
     __slots__ = ("count", "term")
 
@@ -49,7 +49,7 @@ class _Use:
 
 
 class _Node:
-    """A place in the set-trie: the clauses that end here, and the ways on."""
+    """A node of the set-trie: the clauses that end here, and the children."""
 
     __slots__ = ("children", "groups", "row")
 
@@ -63,7 +63,7 @@ class _Node:
 
 
 class _Filed(NamedTuple):
-    """Where a clause stands in the set-trie, and with which bit."""
+    """The path of a clause in the set-trie, and its bit."""
 
     path: tuple[_Use, ...]
     clause: Clause
@@ -78,10 +78,10 @@ class Conditions:
         self._expressions: dict[int, Expression] = {}
         self._filed: dict[int, list[_Filed]] = {}
         self._owners: dict[int, int] = {}  # alias -> number
-        self._free: list[int] = []  # aliases to give again
+        self._free: list[int] = []  # aliases for reuse
         self._unsure: dict[int, MessageTest] = {}
         self._uses: dict[Term, _Use] = {}
-        # What a message has to say beyond its headers and their values.
+        # Terms of a message beyond its headers and their values.
         self._presences: dict[str, _Use] = {}
         self._places: Counter[EnvelopeField] = Counter()
         self._grids: dict[str, Counter[tuple[Attribute, int]]] = {}  # latitude -> longitude, level
@@ -98,7 +98,7 @@ class Conditions:
             self._unsure[number] = message_test(expression)
         ranged = False
         for clause in plan.clauses:
-            # In one group of ranges the bits of two clauses would mix, so the second needs another.
+            # Two clauses with one bit would mix in a group of ranges, so the second has an alias.
             bit = self._alias(number) if clause.ranges and ranged else number
             ranged = ranged or bool(clause.ranges)
             for terms in clause.paths:
@@ -121,7 +121,7 @@ class Conditions:
             self._free.append(alias)
 
     def candidates(self, message: MessageFields) -> list[Bitmap]:
-        """Rows that together hold every number whose expression is true, and perhaps unsure ones."""
+        """Return rows with every number of a true expression, and perhaps some unsure numbers."""
         said = self._said(message)
         rows: list[Bitmap] = []
         nodes = [self._root]
@@ -138,7 +138,7 @@ class Conditions:
         return rows
 
     def confirmed(self, hits: Bitmap, message: MessageFields) -> Bitmap:
-        """The hits without the unsure ones whose expression does not hold."""
+        """Return the hits without the unsure ones whose expression is false."""
         unsure = self._unsure
         if not unsure:
             return hits
@@ -146,13 +146,13 @@ class Conditions:
         return hits - Bitmap(false) if false else hits
 
     def rows(self, message: MessageFields) -> list[Bitmap]:
-        """The numbers whose expressions hold, as at most one row."""
+        """Return the numbers of true expressions, as at most one row."""
         rows = self.candidates(message)
         return [self.confirmed(union(rows), message)] if rows else rows
 
     @property
     def work(self) -> int:
-        """How many expressions a message may have to be evaluated for."""
+        """The number of expressions that a message may have to be evaluated for."""
         return len(self._unsure)
 
     def _alias(self, number: int) -> int:
@@ -170,7 +170,7 @@ class Conditions:
         uses = self._uses
         try:
             said = [uses[item] for item in message.headers.items() if item in uses]
-        except TypeError:  # a value that cannot be a key is equal to nothing
+        except TypeError:  # a value without a hash is equal to no term
             said = [uses[item] for item in _scalars(message.headers) if item in uses]
         if self._presences:
             said += [self._presences[name] for name in message.headers if name in self._presences]
@@ -233,7 +233,7 @@ class Conditions:
         way = [self._root]
         for use in path:
             if use not in way[-1].children:
-                return  # two clauses of one number ended here, and the first has taken it away
+                return  # two clauses of one number ended here, and the first has pruned the path
             way.append(way[-1].children[use])
         _unfile(way[-1], clause, bit)
         for parent, use, node in zip(way[-2::-1], path[::-1], way[::-1], strict=False):

@@ -5,19 +5,19 @@ A topic is broken into its constituents, and for each position in them there is 
     one row for each literal that a pattern has there, one row `other` for every other part, and
     one row `null` for topics that have no part there
 
-so the rows are limited to values that subscriptions name, whatever is published. A topic takes one
-row of each position's table, and the AND of these rows is the result. Three rules keep it short:
+so published subjects add no rows, only subscriptions do. A topic takes one
+row of each position's table, and the AND of these rows is the result. Three rules shorten the work:
 
 - a topic with more parts than the longest pattern is dropped at once (unless a pattern has a `#`);
-- the work stops as soon as nothing is left;
+- the work stops as soon as the result is empty;
 - after the first `null` row the others need no AND. Proof: a bit in the null row k means that its
   pattern takes topics of k parts, since all of its rows before k were taken as well. Then it has the bit in
   every later null row too, and the AND changes nothing.
 
-A bit that takes any part at a position would stand in every row of its table. It is kept in `other`
-alone and joined to a literal's row when that is used, so a change costs only what the pattern says;
-`printed` shows the rows as the document prints them. From the first `#` on, a pattern takes anything:
-what follows the `#` is not in the tables, and the caller checks those (`fits`).
+A bit that takes any part at a position would be in every row of its table. To make a change cost only the
+parts of its pattern, the bit is in `other` alone, and joined to a literal's row when that is used; `printed`
+returns the rows as the document prints them. From the first `#` on, a pattern takes anything: the parts
+behind the `#` are not in the tables, and the caller checks those (`fits`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ConstituentTables:
         self._lengths: Counter[int] = Counter()
         self._all = Bitmap()
         self.open = Bitmap()
-        """The numbers that take any number of parts: all that a topic over `parts_max` may match."""
+        """The numbers that take any number of parts, the only ones for a topic over `parts_max`."""
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -91,7 +91,7 @@ class ConstituentTables:
         del self._positions[max(self._lengths, default=0) :]
 
     def match(self, parts: Sequence[str]) -> Bitmap:
-        """The numbers whose forms the parts may fit: exactly those, for forms without `#`."""
+        """Return the numbers with a form that the parts may fit; for forms without `#`, do fit."""
         hits: Bitmap | None = None
         for row in self.rows(parts):
             hits = row if hits is None else hits & row
@@ -100,7 +100,7 @@ class ConstituentTables:
         return Bitmap() if hits is None else hits
 
     def rows(self, parts: Sequence[str]) -> Iterator[Bitmap]:
-        """The rows whose AND is the result, one by one."""
+        """Yield the rows whose AND is the result."""
         if len(parts) > self.parts_max:
             if not self.open:
                 return
@@ -112,7 +112,7 @@ class ConstituentTables:
             yield self._positions[len(parts)].null
 
     def printed(self) -> list[PositionRows]:
-        """The tables as the document prints them."""
+        """Return the tables as the document prints them."""
         return [
             PositionRows(
                 {part: row | position.other for part, row in position.literals.items()},
@@ -123,7 +123,7 @@ class ConstituentTables:
         ]
 
     def _entries(self, form: Form) -> Iterator[tuple[_Position, str]]:
-        """The rows that a form stands in: its symbol, or the name of a common row."""
+        """Yield the rows of a form: the position, and the symbol or the name of a common row."""
         many = form.index(MANY) if MANY in form else len(form)
         for at, position in enumerate(self._positions):
             if at < many:

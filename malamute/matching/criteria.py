@@ -1,9 +1,9 @@
 """The families in use by the selectors of an index, and the guard around families from outside.
 
-A family has an instance only while some selector uses it, so a message invokes only families in
-use: with no `regex` selector, no regular expression is tried (RestMS notes). Families that look at
-the subject alone are kept apart from those that need the headers, since the index asks the first
-kind once for each new subject.
+A family has an instance only while some selector uses it, so a message costs only families in
+use: without a `regex` selector, no regular expression is tried (RestMS notes). Families that read the subject
+alone are separate from families that need the headers, since the index calls the former once for each new
+subject.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from malamute.matching.saved import SavedIndex
 from malamute.matching.selector import Selector, by_family
 
 Guard = Callable[[str, Exception], None]
-"""Is called with the name of a family that raised, and the exception."""
+"""Called with the name of a family that raised, and the exception."""
 
 
 class Criteria:
@@ -50,13 +50,13 @@ class Criteria:
             raise InvalidSelector(f"pattern refused by family {done[-1]!r}: {error}") from error
 
     def saved(self) -> dict[str, Any]:
-        """The tables of the families that have some to save, by name; `restore` takes them."""
+        """Return the tables of families by name, for `restore`; families without tables are left out."""
         return {name: saved for name, family in self._families.items() if (saved := family.saved())}
 
     def restore(self, saved: SavedIndex) -> None:
-        """Take up the tables of all selectors without a condition, where there are none yet.
+        """Restore the tables of all selectors without a condition, in a new object.
 
-        What the tables do not have is filed anew. Anything may be raised by what was not saved so.
+        Selectors that are not in the tables are filed anew. Invalid tables may raise any exception.
         """
         numbers = Bitmap(range(len(saved))) - Bitmap(saved.conditions)
         self._uses = saved.uses()
@@ -72,11 +72,11 @@ class Criteria:
                     self._families[name].add(number, patterns)
 
     def remove(self, number: int, selector: Selector) -> None:
-        """Take a selector's criteria out again."""
+        """Remove a selector's criteria."""
         self._undo(number, selector, [name for name, _ in by_family(selector)])
 
     def rows(self, families: Iterable[Family], subject: str, headers: Headers, sender: str) -> list[Bitmap]:
-        """The rows that a message hits in some of the families. A family that raises hits nothing."""
+        """Return the rows that a message hits in some families; none for a family that raises."""
         hits: list[Bitmap] = []
         for family in families:
             try:
@@ -87,7 +87,7 @@ class Criteria:
 
     @property
     def work(self) -> int:
-        """How many expressions a message may have to be evaluated for."""
+        """The number of expressions that a message may have to be evaluated for."""
         return sum(family.work for family in self._families.values())
 
     def _undo(self, number: int, selector: Selector, names: list[str]) -> None:

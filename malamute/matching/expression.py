@@ -1,13 +1,13 @@
-"""Match expressions as values: what `where` means, apart from how it is written.
+"""Match expressions as values: the meaning of `where`, apart from its syntax.
 
 An expression is a tree. Its leaves test one attribute of the message (the subject, the sender or a
-header), and And, Or and Not join them. `holds` evaluates it, `str()` writes it in its one true form,
-so that expressions that mean the same by their structure are the same text.
+header), and And, Or and Not join them. `holds` evaluates the tree, `str()` returns its normal form,
+so that expressions of the same structure have the same text.
 
-The logic has two values. A test is false when its attribute is absent, and when the value is of
-another kind than what it is compared with: numbers compare with numbers, text with text by code
-point, and true and false only for equality. Nothing that a message can carry raises an error.
-So `unit != 'C'` wants a unit that is text and is not C, and `not unit = 'C'` takes anything else too.
+The logic has two values. A test is false if its attribute is absent, or if the values of the
+comparison have different kinds: numbers compare with numbers, text with text by code
+point, and true and false only for equality. No value of a message raises an error.
+So `unit != 'C'` needs a unit that is text other than C, and `not unit = 'C'` accepts all other messages, too.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Attribute = str | EnvelopeField
 
 
 class MessageFields(NamedTuple):
-    """What an expression looks at."""
+    """The fields of a message for an expression."""
 
     subject: str
     headers: Mapping[str, Any]
     sender: str = ""
 
     def value(self, attribute: Attribute) -> Any:
-        """The value of an attribute; ABSENT when there is none."""
+        """Return the value of an attribute; ABSENT without one."""
         if attribute is EnvelopeField.SUBJECT:
             return self.subject
         if attribute is EnvelopeField.SENDER:
@@ -67,7 +67,7 @@ ABSENT = _Absent()
 
 
 def kind_of(value: Any) -> str | None:
-    """The kind of a value: 'text', 'number', 'boolean', or None for all that compares with nothing."""
+    """Return the kind of a value: 'text', 'number', 'boolean'; None for values without comparisons."""
     if isinstance(value, str):
         return "text"
     if isinstance(value, bool):
@@ -89,15 +89,15 @@ class Expression(ABC):
 
     @abstractmethod
     def holds(self, message: MessageFields) -> bool:
-        """Whether the message fulfils it. Never raises."""
+        """Return whether a message fulfils the expression. Never raises."""
 
     @abstractmethod
     def attributes(self) -> frozenset[Attribute]:
-        """What it looks at."""
+        """Return the attributes that the expression reads."""
 
     @abstractmethod
     def failure(self, message: MessageFields) -> str:
-        """The first part that the message does not fulfil, for people; empty when it holds."""
+        """Return the first false part, in words; empty for a true expression."""
 
 
 class Predicate(Expression):
@@ -108,19 +108,19 @@ class Predicate(Expression):
 
     @abstractmethod
     def accepts(self, value: Any) -> bool:
-        """Whether a value that is present fulfils it."""
+        """Return whether a present value fulfils the condition."""
 
     def holds(self, message: MessageFields) -> bool:
-        """Whether the attribute is present and its value is accepted."""
+        """Return whether the attribute is present and its value is accepted."""
         value = message.value(self.attribute)
         return value is not ABSENT and self.accepts(value)
 
     def attributes(self) -> frozenset[Attribute]:
-        """The one attribute."""
+        """Return the one attribute."""
         return frozenset((self.attribute,))
 
     def failure(self, message: MessageFields) -> str:
-        """The test and the value that it met."""
+        """Return the test and the value that failed it."""
         if self.holds(message):
             return ""
         return f"{self}: {name_text(self.attribute)} is {message.value(self.attribute)!r}"
@@ -135,12 +135,12 @@ class OneOf(Predicate):
 
     @classmethod
     def of(cls, attribute: Attribute, values: list[Scalar]) -> OneOf:
-        """The test with its values in order."""
+        """Return the test with its values in order."""
         by_key = {(kind_of(value) or "", value): value for value in map(_plain, values)}
         return cls(attribute, tuple(by_key[key] for key in sorted(by_key)))
 
     def accepts(self, value: Any) -> bool:
-        """Equal to one of them, and of its kind."""
+        """Return whether a value has the kind of one of the values, and equals it."""
         kind = kind_of(value)
         return any(value == wanted and kind == kind_of(wanted) for wanted in self.values)
 
@@ -158,7 +158,7 @@ class Differs(Predicate):
     value: Scalar
 
     def accepts(self, value: Any) -> bool:
-        """Of the same kind and not equal."""
+        """Return whether a value has the same kind, and is not equal."""
         return kind_of(value) == kind_of(self.value) and bool(value != self.value)
 
     def __str__(self) -> str:
@@ -183,7 +183,7 @@ class Range(Predicate):
         return kind
 
     def accepts(self, value: Any) -> bool:
-        """Of the kind of the bounds, and between them."""
+        """Return whether a value has the kind of the bounds, and is between them."""
         if kind_of(value) != self.kind:
             return False
         here = Bound(value, 0)
@@ -207,7 +207,7 @@ class Exists(Predicate):
     attribute: Attribute
 
     def accepts(self, value: Any) -> bool:
-        """Whatever it is."""
+        """Return True for any value."""
         return True
 
     def __str__(self) -> str:
@@ -216,13 +216,13 @@ class Exists(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class BeginsWith(Predicate):
-    """`prefix 'text'`: text that begins so."""
+    """`prefix 'text'`: text with this prefix."""
 
     attribute: Attribute
     text: str
 
     def accepts(self, value: Any) -> bool:
-        """Text that begins so."""
+        """Return whether a value is text with this prefix."""
         return isinstance(value, str) and value.startswith(self.text)
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class Matches(Predicate):
     pattern: str
 
     def accepts(self, value: Any) -> bool:
-        """Text in which it is found."""
+        """Return whether the expression is found in a text."""
         return isinstance(value, str) and compiled(self.pattern).found_in(value)
 
     def __str__(self) -> str:
@@ -253,16 +253,16 @@ class Within(Expression):
     area: Area
 
     def holds(self, message: MessageFields) -> bool:
-        """Whether both are numbers, and the point is in the area."""
+        """Return whether both attributes are numbers, and their point is in the area."""
         point = position(message.value(self.latitude), message.value(self.longitude))
         return point is not None and self.area.contains(point)
 
     def attributes(self) -> frozenset[Attribute]:
-        """The two attributes."""
+        """Return the two attributes."""
         return frozenset((self.latitude, self.longitude))
 
     def failure(self, message: MessageFields) -> str:
-        """The test and the point that it met."""
+        """Return the test and the point that failed it."""
         if self.holds(message):
             return ""
         return f"{self}: at {message.value(self.latitude)!r}, {message.value(self.longitude)!r}"
@@ -274,20 +274,20 @@ class Within(Expression):
 
 @dataclass(frozen=True, slots=True)
 class And(Expression):
-    """All of two or more."""
+    """The conjunction of two or more expressions."""
 
     items: tuple[Expression, ...]
 
     def holds(self, message: MessageFields) -> bool:
-        """Whether all of them hold."""
+        """Return whether all items hold."""
         return all(item.holds(message) for item in self.items)
 
     def attributes(self) -> frozenset[Attribute]:
-        """Those of all items."""
+        """Return the attributes of all items."""
         return frozenset().union(*(item.attributes() for item in self.items))
 
     def failure(self, message: MessageFields) -> str:
-        """That of the first item that does not hold."""
+        """Return the failure of the first false item."""
         return next((words for item in self.items if (words := item.failure(message))), "")
 
     def __str__(self) -> str:
@@ -296,20 +296,20 @@ class And(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Or(Expression):
-    """Any of two or more."""
+    """The disjunction of two or more expressions."""
 
     items: tuple[Expression, ...]
 
     def holds(self, message: MessageFields) -> bool:
-        """Whether any of them holds."""
+        """Return whether any item holds."""
         return any(item.holds(message) for item in self.items)
 
     def attributes(self) -> frozenset[Attribute]:
-        """Those of all items."""
+        """Return the attributes of all items."""
         return frozenset().union(*(item.attributes() for item in self.items))
 
     def failure(self, message: MessageFields) -> str:
-        """That of every item, if none holds."""
+        """Return the failures of all items, if none holds."""
         words = [item.failure(message) for item in self.items]
         return "; ".join(words) if all(words) else ""
 
@@ -319,20 +319,20 @@ class Or(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Not(Expression):
-    """The opposite."""
+    """The negation of an expression."""
 
     item: Expression
 
     def holds(self, message: MessageFields) -> bool:
-        """Whether it does not hold."""
+        """Return whether the item does not hold."""
         return not self.item.holds(message)
 
     def attributes(self) -> frozenset[Attribute]:
-        """Those of the item."""
+        """Return the attributes of the item."""
         return self.item.attributes()
 
     def failure(self, message: MessageFields) -> str:
-        """The item that holds and should not."""
+        """Return the negation, if its item holds."""
         return "" if self.holds(message) else f"{self}: it holds"
 
     def __str__(self) -> str:
@@ -340,7 +340,7 @@ class Not(Expression):
 
 
 def name_text(attribute: Attribute) -> str:
-    """An attribute as it is written; a header is quoted when its name would mean something else."""
+    """Return the text of an attribute; the name of a header is quoted if it has another meaning."""
     if isinstance(attribute, EnvelopeField):
         return attribute.value
     taken = attribute.lower() in KEYWORDS or attribute in (
@@ -353,7 +353,7 @@ def name_text(attribute: Attribute) -> str:
 
 
 def value_text(value: Scalar) -> str:
-    """A value as it is written."""
+    """Return the text of a value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

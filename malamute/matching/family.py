@@ -1,17 +1,17 @@
-"""Families: the kinds of criteria, by name, and what each must be able to do.
+"""Families: the kinds of criteria, by name, and their interface.
 
 A criterion is a family's name and a pattern. The family knows two functions (RestMS notes):
 
     F2(pattern)  the terms that a request is filed under, when it is added
-    F1(message)  the terms that a message says, when it is matched
+    F1(message)  the terms of a message, when it is matched
 
 and the index holds for each term the bitmap of the selectors filed under it, its *row*. A message
-hits the rows of its terms. For most families the terms say exactly what the pattern says. A family whose
-terms can only say "perhaps" is not `exact`, and each selector that was hit is then checked
-against its patterns, so that a false positive is never delivered (RFC 003, post-filtering).
+hits the rows of its terms. For most families the terms are equivalent to the pattern. Other families
+are not `exact`: each selector that was hit is checked against its patterns, so that a false positive is never
+delivered (RFC 003, post-filtering).
 
-A family that depends on the subject alone is asked once for each new subject. One that
-`needs_headers` is asked for each message, and only while some selector uses it.
+A family that reads the subject alone is called once for each new subject. A family that `needs_headers` is
+called for each message, and only while some selector uses it.
 
 New families register by name, in one of two ways; the broker does not change:
 
@@ -38,17 +38,17 @@ PATTERN_CHARACTERS_MAX = 1024
 """The longest pattern of a subject family, in characters."""
 
 TERM_BYTES = 600
-"""What being filed under a term takes, with all that leads there."""
+"""The bytes of an entry under a term, with its share of the tables."""
 
 Headers = Mapping[str, Any]
 """Header names and their values: text, numbers, booleans, or None for a bare presence."""
 
 
 class Family(ABC):
-    """One kind of criterion: its patterns, and the rows of those that are in use.
+    """One kind of criterion: its patterns, and the rows of the patterns in use.
 
-    The class knows its patterns; an instance holds the selectors of one index. A pattern is what
-    `normalise` returned: hashable, and made of what msgpack can carry (tuples travel as lists).
+    The class knows its patterns; an instance holds the selectors of one index. A pattern is the result of
+    `normalise`: hashable, and serializable by msgpack (tuples become lists).
     """
 
     name: ClassVar[str]
@@ -57,29 +57,29 @@ class Family(ABC):
     @classmethod
     @abstractmethod
     def normalise(cls, pattern: Any) -> Hashable:
-        """The pattern in its one true form, so that equal requests are equal values.
+        """Return the normal form of a pattern, so that equal requests are equal values.
 
-        Takes what came over the wire, and its own result again. Raises InvalidSelector.
+        The parameter is a value from the wire, or an earlier result. Raises InvalidSelector.
         """
 
     @classmethod
     def cost_bytes(cls, patterns: Sequence[Any]) -> int:
-        """What filing normalised patterns takes of memory, about. Their text comes on top."""
+        """Return the estimated bytes of filed patterns, in addition to their text."""
         return TERM_BYTES * len(patterns)
 
     @classmethod
     def work_of(cls, patterns: Sequence[Any]) -> int:
-        """How many tests a message may cost that the terms of these patterns do not decide."""
+        """Return the tests that a message may cost beyond the terms of these patterns."""
         return 0
 
     @classmethod
     @abstractmethod
     def matches(cls, pattern: Any, subject: str, headers: Headers, sender: str) -> bool:
-        """Whether one pattern matches one message, exactly and without the index."""
+        """Return whether one pattern matches one message, exactly and without the index."""
 
     @classmethod
     def explain(cls, pattern: Any, subject: str, headers: Headers, sender: str) -> str:
-        """Why the pattern does not match the message, for people; empty when it matches."""
+        """Return the reason of a mismatch, in words; empty for a match."""
         if cls.matches(pattern, subject, headers, sender):
             return ""
         return f"{cls.name} {pattern!r} does not match {subject!r}"
@@ -94,48 +94,48 @@ class Family(ABC):
 
     @abstractmethod
     def rows(self, subject: str, headers: Headers, sender: str) -> list[Bitmap]:
-        """The rows that a message hits: exactly the selectors that match, in any split.
+        """Return the rows that a message hits: together exactly the matching selectors.
 
-        The caller does not change the rows, and keeps them only until the next add or remove.
+        The caller does not change the rows, and holds them only until the next `add` or `remove`.
         """
 
     def saved(self) -> tuple[Any, list[int]] | None:
-        """Its tables, made of what msgpack carries, and the selectors that are not in them, or None.
+        """Return tables for msgpack, and the selectors that are not in them; None without tables.
 
-        Those are filed anew in an index that is loaded: all of a family that gives None.
+        Loading an index files the other selectors anew; without tables, all of the family.
         """
         return None
 
     def restore(self, tables: Any, selectors: Bitmap) -> None:
-        """Take up the tables that `saved` gave, into an instance that has nothing yet.
+        """Restore the tables of `saved` in a new instance.
 
-        They may come from anywhere: raises ValueError or TypeError for what it did not write, or for rows
-        with others than these selectors.
+        Tables from any source are checked: raises ValueError or TypeError for invalid tables, or for rows
+        with other numbers than these selectors.
         """
         raise ValueError(f"family {self.name!r} has no tables")
 
     @property
     def work(self) -> int:
-        """How much more than looking up a few terms a message may take, in expressions to evaluate."""
+        """The number of expressions that a message may have to be evaluated for, beyond look-ups of terms."""
         return 0
 
 
 class TermFamily(Family):
-    """A family by its two functions. Set `exact` to False if equal terms only mean "perhaps"."""
+    """A family with its two functions. Set `exact` to False if equal terms do not imply a match."""
 
     exact: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, Bitmap] = {}
-        self._patterns: dict[int, Sequence[Any]] = {}  # by selector; only what must be checked
+        self._patterns: dict[int, Sequence[Any]] = {}  # by selector; only if matches are checked
 
     @abstractmethod
     def request_terms(self, pattern: Any) -> Iterable[Hashable]:
-        """F2: the terms of a pattern. A message that matches says at least one of them."""
+        """F2: return the terms of a pattern. A matching message has at least one of them."""
 
     @abstractmethod
     def message_terms(self, subject: str, headers: Headers, sender: str) -> Iterable[Hashable]:
-        """F1: the terms of a message."""
+        """F1: return the terms of a message."""
 
     def add(self, number: int, patterns: Sequence[Any]) -> None:
         """File a selector under the terms of its patterns."""
@@ -145,13 +145,13 @@ class TermFamily(Family):
             self._patterns[number] = patterns
 
     def remove(self, number: int, patterns: Sequence[Any]) -> None:
-        """Take a selector out of the rows of its terms; empty rows go."""
+        """Remove a selector from the rows of its terms, and empty rows."""
         for term in [term for pattern in patterns for term in self.request_terms(pattern)]:
             discard(self._rows, term, number)
         self._patterns.pop(number, None)
 
     def rows(self, subject: str, headers: Headers, sender: str) -> list[Bitmap]:
-        """The rows of the message's terms, checked when the terms are not exact."""
+        """Return the rows of the message's terms, checked if the terms are not exact."""
         find = self._rows.get
         hits = [row for term in self.message_terms(subject, headers, sender) if (row := find(term))]
         if self.exact or not hits:
@@ -167,7 +167,7 @@ class TermFamily(Family):
 
 
 def discard(rows: dict[Any, Bitmap], term: Hashable, number: int) -> None:
-    """Take a number out of the row of a term, and the row out of the table when it is empty."""
+    """Remove a number from the row of a term, and an empty row from the table."""
     row = rows.get(term)
     if row is not None:
         row.discard(number)
@@ -176,7 +176,7 @@ def discard(rows: dict[Any, Bitmap], term: Hashable, number: int) -> None:
 
 
 def checked_text(family: str, pattern: Any) -> str:
-    """The pattern if it is text within the limit; raises InvalidSelector."""
+    """Return the pattern if it is text within the limit; raises InvalidSelector."""
     if not isinstance(pattern, str):
         raise InvalidSelector(
             f"invalid pattern of family {family!r}: expected text, found {type(pattern).__name__}"
@@ -189,11 +189,11 @@ def checked_text(family: str, pattern: Any) -> str:
 
 
 FAMILIES: dict[str, type[Family]] = {}
-"""Every family that is known, by name."""
+"""Every known family, by name."""
 
 
 def register(family: type[Family]) -> type[Family]:
-    """Make a family known under its name; usable as a decorator. A name is given only once.
+    """Register a family under its name, which must be unique; usable as a decorator.
 
     Raises:
         ValueError: another family has this name.
@@ -205,7 +205,7 @@ def register(family: type[Family]) -> type[Family]:
 
 
 def load_plugins() -> list[str]:
-    """Register the families that installed packages offer; returns their names.
+    """Register the families of installed packages; return their names.
 
     Reads the metadata of installed packages, so a program calls it once, at its start.
     """
@@ -213,7 +213,7 @@ def load_plugins() -> list[str]:
 
 
 def family_named(name: Any) -> type[Family]:
-    """The family of this name; raises InvalidSelector when there is none."""
+    """Return the family of this name; raises InvalidSelector without one."""
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         raise InvalidSelector(f"unknown family {name!r}: expected {', '.join(sorted(FAMILIES))}")

@@ -1,20 +1,20 @@
-"""The families `fields`, `geo` and `sender`: criteria beside the subject, written without a language.
+"""The families `fields`, `geo` and `sender`: criteria beside the subject, without a language.
 
-They are short ways to write an expression, so they are filed as one (`conditions.py`).
+Each pattern is short for an expression, and filed as one (`conditions.py`).
 
-`fields` is RFC 003's matching by fields. A request names fields, each with the values that it takes
+`fields` is RFC 003's matching by fields. A request names fields, each with its accepted values,
 or none for a bare presence; `all` of them must be met, or `any`. RFC 003 counts hits: a message hits a field
-of the request when it carries it with a value that is taken. No hit is no match, at least
+of the request if it has the field with an accepted value. No hit is no match, at least
 one is an `any` match, and as many hits as fields are an `all` match. `Fields.hits` counts that way.
 
-    [["currency", "USD"], ["urgent"]]                       all of them, since nothing else is said
+    [["currency", "USD"], ["urgent"]]                       all of them, the default
     {"any": [["currency", "USD"], ["currency", "GBP"]]}     any of them
     {"all": {"currency": ["USD", "GBP"], "urgent": null}}   several values for one field: one of them
     "currency=USD, urgent"                                  all, with text for values
 
-A list of two whose first is the word all or any is read as the second kind; so is the normal form.
+A list of two that begins with the word all or any is read as the second kind; so is the normal form.
 
-`geo` takes a point from two headers, "lat" and "lon" unless others are named.
+`geo` reads a point from two headers, "lat" and "lon" by default.
 
     {"circle": [59.91, 10.75, 50]}                          latitude, longitude, radius in km
     {"box": [-20, 170, 20, -170], "lat": "y", "lon": "x"}   south, west, north, east
@@ -63,27 +63,27 @@ class ExpressionFamily(Family):
     @classmethod
     @abstractmethod
     def expression(cls, pattern: Any) -> Expression:
-        """What a normalised pattern means."""
+        """Return the expression of a normalised pattern."""
 
     @classmethod
     def matches(cls, pattern: Any, subject: str, headers: Headers, sender: str) -> bool:
-        """Whether the expression holds."""
+        """Return whether the expression holds."""
         return cls.expression(pattern).holds(MessageFields(subject, headers, sender))
 
     @classmethod
     def explain(cls, pattern: Any, subject: str, headers: Headers, sender: str) -> str:
-        """The first test that fails."""
+        """Return the first test that fails."""
         words = cls.expression(pattern).failure(MessageFields(subject, headers, sender))
         return words and f"{cls.name}: {words}"
 
     @classmethod
     def cost_bytes(cls, patterns: Sequence[Any]) -> int:
-        """That of the expression that they are filed as."""
+        """Return the estimated bytes of the expression of patterns."""
         return TERM_BYTES * plan_of(cls._joined(patterns)).terms
 
     @classmethod
     def work_of(cls, patterns: Sequence[Any]) -> int:
-        """None if the expression that they are filed as is decided by its terms."""
+        """Return the tests of patterns; 0 if the terms of their expression decide."""
         return 0 if plan_of(cls._joined(patterns)).exact else len(patterns)
 
     @classmethod
@@ -93,7 +93,7 @@ class ExpressionFamily(Family):
 
     @property
     def work(self) -> int:
-        """How many expressions may have to be evaluated."""
+        """The number of expressions that may have to be evaluated."""
         return self._conditions.work
 
     def add(self, number: int, patterns: Sequence[Any]) -> None:
@@ -105,7 +105,7 @@ class ExpressionFamily(Family):
         self._conditions.remove(number)
 
     def rows(self, subject: str, headers: Headers, sender: str) -> list[Bitmap]:
-        """The selectors whose expressions hold."""
+        """Return the selectors with true expressions."""
         return self._conditions.rows(MessageFields(subject, headers, sender))
 
 
@@ -113,15 +113,15 @@ class ExpressionFamily(Family):
 class Fields(ExpressionFamily):
     """Fields with values, or their bare presence.
 
-    The normal pattern is (mode, ((name, values, booleans), …)), sorted. Booleans stand apart, since
-    to Python `True` and 1 are equal, and so would be patterns that are not.
+    The normal pattern is (mode, ((name, values, booleans), …)), sorted. Booleans are separate, since Python
+    takes `True` and 1 for equal, and would take two different patterns for equal.
     """
 
     name = "fields"
 
     @classmethod
     def normalise(cls, pattern: Any) -> Hashable:
-        """See the top of the file for what may be given.
+        """Return the normal form of a pattern; the top of the file has the forms.
 
         Raises:
             InvalidSelector: the pattern is wrong.
@@ -132,7 +132,7 @@ class Fields(ExpressionFamily):
             if not isinstance(name, str) or not name:
                 raise InvalidSelector("invalid field name: expected text")
             known = fields.setdefault(name, [])
-            # Presence takes any value, so it makes the values named beside it pointless.
+            # Presence accepts any value, so it makes values of the same field redundant.
             fields[name] = None if known is None or not values else [*known, *values]
         if not 0 < len(fields) <= FIELDS_MAX:
             raise InvalidSelector(f"{len(fields)} fields: expected 1 to {FIELDS_MAX}")
@@ -140,13 +140,13 @@ class Fields(ExpressionFamily):
 
     @classmethod
     def hits(cls, pattern: Any, headers: Headers) -> int:
-        """How many fields of the request the headers hit."""
+        """Return the number of fields of the request that the headers hit."""
         message = MessageFields("", headers)
         return sum(_field(*field).holds(message) for field in pattern[1])
 
     @classmethod
     def expression(cls, pattern: Any) -> Expression:
-        """And or Or of the fields."""
+        """Return the And or Or of the fields."""
         mode, fields = pattern
         tests = tuple(_field(*field) for field in fields)
         if len(tests) == 1:
@@ -171,7 +171,7 @@ def _field(name: str, values: tuple[Scalar, ...], booleans: tuple[bool, ...]) ->
 
 
 def _items(request: Any) -> Iterable[tuple[Any, list[Any]]]:
-    """Names and values of a request in any of its forms; no values mean presence."""
+    """Return the names and values of a request in any form; no values mean presence."""
     if isinstance(request, str):
         return map(_item, checked_text("fields", request).split(","))
     if isinstance(request, Mapping):
@@ -221,7 +221,7 @@ class Geo(ExpressionFamily):
 
     @classmethod
     def normalise(cls, pattern: Any) -> Hashable:
-        """See the top of the file for what may be given.
+        """Return the normal form of a pattern; the top of the file has the forms.
 
         Raises:
             InvalidSelector: the pattern is wrong.
@@ -252,25 +252,25 @@ class Geo(ExpressionFamily):
 
     @classmethod
     def expression(cls, pattern: Any) -> Expression:
-        """Within."""
+        """Return the expression of the area."""
         _, numbers, latitude, longitude = pattern
         return Within(latitude, longitude, area_of(numbers))
 
 
 @register
 class BySender(ExpressionFamily):
-    """The sender, letter by letter. The pattern is not empty: a message without a sender meets none."""
+    """The sender, letter by letter. The pattern is not empty: a message without a sender matches none."""
 
     name = "sender"
 
     @classmethod
     def normalise(cls, pattern: Any) -> str:
-        """Any text within the limit. Raises InvalidSelector for anything else."""
+        """Return the pattern if it is text within the limit. Raises InvalidSelector."""
         if not (sender := checked_text(cls.name, pattern)):
             raise InvalidSelector("invalid pattern of family 'sender': expected the address of a sender")
         return sender
 
     @classmethod
     def expression(cls, pattern: Any) -> Expression:
-        """The sender is this one."""
+        """Return the comparison with the sender."""
         return OneOf(EnvelopeField.SENDER, (pattern,))

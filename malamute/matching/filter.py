@@ -1,15 +1,14 @@
-"""A filter: whether *any* of many topic patterns wants a subject. For receivers of a feed.
+"""A filter of subjects by *any* of many topic patterns, for receivers of a feed.
 
-It needs no set of matches, only whether there is one. So the rows of the constituent tables are cut
+A filter needs no set of matches, only a first match. So the rows of the constituent tables are cut
 into words of 64 bits, and the words of the rows are joined by AND from left to right: the first
 word that is not zero ends the work. Two ideas of "High-speed message matching" make that early:
 
-- a pattern that another one subsumes (`forex.eur` beside `forex.*`) can change nothing, so it is left
+- a pattern that another one subsumes (`forex.eur` beside `forex.*`) changes no result, so it is left
   out, until the other one is removed;
-- patterns with more wildcards match more, so they are given the lower bits.
+- patterns with more wildcards match more, so they have the lower bits.
 
-Patterns change rarely and subjects come often: the words are compiled at the first subject after a
-change.
+Patterns change rarely, subjects are frequent: the words are compiled at the first subject after a change.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class _Table(NamedTuple):
 
 
 class Filter:
-    """Topic patterns of one dialect. `wildcards_first=False` keeps them in the order they came in."""
+    """Topic patterns of one dialect. `wildcards_first=False` leaves them in the order of `add`."""
 
     def __init__(
         self, patterns: Iterable[str] = (), dialect: Dialect = "topic", wildcards_first: bool = True
@@ -52,12 +51,12 @@ class Filter:
             self.add(pattern)
 
     def add(self, pattern: str) -> None:
-        """Want what the pattern matches, too. Raises InvalidSelector."""
+        """Add a pattern. Raises InvalidSelector."""
         self._forms[pattern] = forms(self._dialect, checked_pattern(self._dialect, pattern))
         self._stale = True
 
     def remove(self, pattern: str) -> None:
-        """Take a pattern back. Raises KeyError."""
+        """Remove a pattern. Raises KeyError."""
         del self._forms[pattern]
         self._stale = True
 
@@ -69,7 +68,7 @@ class Filter:
         return list(self._kept)
 
     def matches(self, subject: str) -> bool:
-        """Whether any pattern matches the subject."""
+        """Return whether any pattern matches the subject."""
         if self._stale:
             self._compile()
         parts = subject.split(".")
@@ -143,14 +142,14 @@ class Filter:
         kept: list[str] = []
         for number, pattern in enumerate(patterns):
             special = self._forms[pattern]
-            # Who subsumes it takes its shortest subject too, with a part for `*` that nobody names.
+            # A wider pattern matches the shortest subject of this one, too, with `*` as an unknown part.
             shortest = [symbol for symbol in special[0] if symbol != MANY]
             wider = [
                 other
                 for other in Bitmap().union(*shapes.rows(shortest))
                 if other != number and subsumes(self._forms[patterns[other]], special)
             ]
-            # Of two that say the same, the first one stays.
+            # Of two equivalent patterns, the first one stays.
             equal = [other for other in wider if subsumes(special, self._forms[patterns[other]])]
             if not wider or (len(equal) == len(wider) and number < min(equal)):
                 kept.append(pattern)

@@ -6,13 +6,13 @@ A point is a latitude from -90 to 90 and a longitude, in degrees. A longitude is
     Circle  all points within a radius of a centre, by great-circle distance (haversine formula,
             R. W. Sinnott, "Virtues of the haversine", 1984) on a sphere of the Earth's mean radius
     Box     between two parallels, and from one meridian *eastward* to another; so a box may
-            cross the antimeridian (west 170, east -170). A pole is one point, whatever its
+            cross the antimeridian (west 170, east -170). A pole is one point of every
             longitude: a box that reaches it contains it.
 
 An index needs terms, so the sphere is divided into square cells at 21 levels: at level n a cell is
 180 / 2**n degrees on each side. An area is covered by the cells of the finest level at which
-CELLS_MAX of them are enough, and a message says the cell that its point is in, at each level in
-use. Cells say "perhaps": who uses them checks `contains` afterwards.
+CELLS_MAX of them are enough, and the terms of a message are the cells of its point, at each level in
+use. Cells are larger than the area: the caller checks `contains` afterwards.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GeoBounds(NamedTuple):
 
 
 def position(latitude: Any, longitude: Any) -> Point | None:
-    """The point of two values from a message; None when they are not a place."""
+    """Return the point of two values from a message; None for invalid values."""
     if not (_is_number(latitude) and _is_number(longitude)) or not -90 <= latitude <= 90:
         return None
     if abs(latitude) == 90:
@@ -65,15 +65,15 @@ def position(latitude: Any, longitude: Any) -> Point | None:
 
 
 def eastward(start: float, end: float) -> float:
-    """How many degrees to go east from one meridian to another, in [0, 360)."""
+    """Return the degrees from one meridian eastward to another, in [0, 360)."""
     turn = (end - start) % 360.0
     return turn if turn < 360.0 else 0.0  # -1e-20 % 360 is 360
 
 
 def area_of(numbers: Sequence[Any]) -> Area:
-    """The circle of (latitude, longitude, radius in km), or the box of (south, west, north, east).
+    """Return the circle of (latitude, longitude, radius in km), or the box of (south, west, north, east).
 
-    Raises ValueError, with words for people, when they are none.
+    Raises ValueError, with words for people, for other numbers.
     """
     if len(numbers) not in (3, 4) or not all(map(_is_number, numbers)):
         raise ValueError(
@@ -95,7 +95,7 @@ def area_of(numbers: Sequence[Any]) -> Area:
 def _is_number(value: Any) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return abs(value) < 1e9  # beyond, a turn would round it; this excludes what is not finite, too
+    return abs(value) < 1e9  # beyond, a turn would round it; infinite values are excluded, too
 
 
 class Area(ABC):
@@ -105,18 +105,18 @@ class Area(ABC):
 
     @abstractmethod
     def contains(self, point: Point) -> bool:
-        """Whether the point is in the area; its border is part of it."""
+        """Return whether the point is in the area or on its border."""
 
     @abstractmethod
     def bounds(self) -> GeoBounds:
-        """Parallels and meridians around the area, all the way round if it holds a pole."""
+        """Return the parallels and meridians around the area, 360 degrees wide if it contains a pole."""
 
     @abstractmethod
     def numbers(self) -> tuple[float, ...]:
-        """What the area was made from, as it is written."""
+        """Return the numbers that define the area."""
 
     def cover(self) -> list[Cell]:
-        """At most CELLS_MAX cells of one level that hold the whole area (level 0 has two)."""
+        """Return at most CELLS_MAX cells of one level that cover the area (level 0 has two)."""
         bounds = self.bounds()
         cells = [Cell(0, 0, 0), Cell(0, 0, 1)]
         for level in range(1, LEVEL_MAX + 1):
@@ -136,11 +136,11 @@ class Circle(Area):
     radius_km: float
 
     def contains(self, point: Point) -> bool:
-        """Whether the great-circle distance is at most the radius."""
+        """Return whether the great-circle distance is at most the radius."""
         return distance_km(self.latitude, self.longitude, *point) <= self.radius_km
 
     def bounds(self) -> GeoBounds:
-        """The parallels and meridians that touch the circle (J. P. Matuschek, "Bounding coordinates")."""
+        """Return the parallels and meridians that touch the circle (Matuschek, "Bounding coordinates")."""
         reach = degrees(self.radius_km / EARTH_RADIUS_KM) + _MARGIN
         south, north = max(-90.0, self.latitude - reach), min(90.0, self.latitude + reach)
         if south == -90.0 or north == 90.0:
@@ -149,7 +149,7 @@ class Circle(Area):
         return GeoBounds(south, north, self.longitude - half, min(360.0, 2 * half))
 
     def numbers(self) -> tuple[float, ...]:
-        """Latitude, longitude, radius in km."""
+        """Return latitude, longitude, radius in km."""
         return (self.latitude, self.longitude, self.radius_km)
 
 
@@ -164,29 +164,29 @@ class Box(Area):
 
     @property
     def width(self) -> float:
-        """Degrees from west eastward to east; 360 when they are a full turn apart."""
+        """The degrees from west eastward to east; 360 for a full turn."""
         return 360.0 if self.east - self.west >= 360.0 else eastward(self.west, self.east)
 
     def contains(self, point: Point) -> bool:
-        """Whether the point is between the parallels and the meridians."""
+        """Return whether the point is between the parallels and the meridians."""
         if not self.south <= point.latitude <= self.north:
             return False
         return abs(point.latitude) == 90 or eastward(self.west, point.longitude) <= self.width
 
     def bounds(self) -> GeoBounds:
-        """The box, a hair wider; all the way round if it reaches a pole."""
+        """Return the box with a margin; 360 degrees wide if it reaches a pole."""
         south, north = max(-90.0, self.south - _MARGIN), min(90.0, self.north + _MARGIN)
         if south == -90.0 or north == 90.0:
             return GeoBounds(south, north, -180.0, 360.0)
         return GeoBounds(south, north, self.west - _MARGIN, min(360.0, self.width + 2 * _MARGIN))
 
     def numbers(self) -> tuple[float, ...]:
-        """South, west, north, east."""
+        """Return south, west, north, east."""
         return (self.south, self.west, self.north, self.east)
 
 
 def distance_km(latitude: float, longitude: float, to_latitude: float, to_longitude: float) -> float:
-    """The great-circle distance of two points given in degrees."""
+    """Return the great-circle distance of two points given in degrees."""
     up = sin(radians(to_latitude - latitude) / 2) ** 2
     along = sin(radians(to_longitude - longitude) / 2) ** 2
     chord = up + cos(radians(latitude)) * cos(radians(to_latitude)) * along
@@ -194,7 +194,7 @@ def distance_km(latitude: float, longitude: float, to_latitude: float, to_longit
 
 
 def cell_at(point: Point, level: int) -> Cell:
-    """The cell of a level that a point is in."""
+    """Return the cell of a level that contains a point."""
     across = 2**level
     row = min(across - 1, floor((point.latitude + 90.0) / 180.0 * across))
     column = floor((point.longitude + 180.0) / 180.0 * across) % (2 * across)
@@ -205,7 +205,7 @@ def _cells(bounds: GeoBounds, level: int) -> Iterator[Cell]:
     across = 2**level
     side = 180.0 / across
     first = floor((bounds.west + 180.0) / side)
-    # One column more than the width alone says, since the bounds need not begin at a border.
+    # One column more than the width needs, since the bounds may begin within a column.
     columns = min(2 * across, ceil(bounds.width / side) + 1)
     for row in range(floor((bounds.south + 90.0) / side), floor((bounds.north + 90.0) / side) + 1):
         for column in range(first, first + columns):

@@ -1,8 +1,8 @@
-"""The index: which selectors match a message, at a cost that does not grow with their number.
+"""The index: the selectors that match a message, at a cost that does not grow with their number.
 
-Distinct selectors are numbered from 0, and a number that was freed is given again, lowest first.
+Distinct selectors are numbered from 0, and a freed number is used again, lowest first.
 Subscribers with identical selectors form one *group*, which owns the number: one bit in every row.
-Adding, removing and modifying cost what the selector has terms, not what the index holds.
+Adding, removing and modifying cost the terms of the selector, not the size of the index.
 
 A selector is a hit when one of its criteria matches and its condition holds. Selectors without and with a
 condition are filed apart (`unconditional` and `conditional`), so that the first kind never meets the second:
@@ -12,16 +12,16 @@ condition are filed apart (`unconditional` and `conditional`), so that the first
     headers ──> header families ──>  unconditional rows │──────────────────────> groups
                                      conditional rows ──┴── AND conditions ────> groups
 
-What follows from the subject alone is computed once for each subject and cached until the set of
-selectors changes: the final groups when no selector needs headers, which is the usual case and costs
-one dict look-up for a seen subject; otherwise the unconditional groups and the conditional rows, to which
-the rest is added for each message. Conditions are asked only when a conditional row was hit. A message of a
-batch is known by its subject's rows and the classes of its headers (`classes.py`): if one like it was matched
-before, the result is that one's.
+Results of the subject alone are computed once for each subject and cached until the set of selectors changes.
+If no selector needs headers, the usual case, these are the final groups, and a cached subject costs one dict
+look-up. Otherwise these are the unconditional groups and the conditional rows, and the header families add
+theirs for each message. Conditions are evaluated only if a conditional row was hit. The key of a message in
+a batch is the rows of its subject and the classes of its headers (`classes.py`): messages with the same
+key have the same result, which is matched once.
 
-Equal results are one tuple, the same object, so that a caller that sends the same messages to the same groups
-can tell by identity. Families from outside may raise: then they hit nothing for that
-message, `failures` counts it, and `on_failure` is called.
+Equal results are one tuple, the same object, so that a caller recognizes messages to the same groups by
+identity. If a foreign family raises, it hits no row for that message, `failures` counts the error, and
+`on_failure` is called.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from malamute.matching.parser import parse_normal
 from malamute.matching.selector import Selector
 
 CACHE_SIZE = 10_000
-"""Subjects that a result is kept for, unless the caller says otherwise."""
+"""The subjects with cached results, by default."""
 
 RESULT_BYTES = 150
-"""What a distinct result takes beside its references."""
+"""The bytes of a distinct result besides its references."""
 
 RESULTS_MAX = 1_000_000
-"""References to groups in all distinct results that are kept; 8 bytes each."""
+"""References to groups in all cached results; 8 bytes each."""
 
 SUBJECT_WORK, MESSAGE_WORK = 2, 4
-"""Microseconds that a new subject takes, or a message that is matched by its headers, about."""
+"""Estimated microseconds for a new subject, and for a message that is matched by its headers."""
 
 MESSAGES_KNOWN = 2
-"""Messages like one before that are looked at in a microsecond."""
+"""Messages with cached keys that take a microsecond together."""
 
 PARTIALS_MAX = 1_000
-"""Different results of subjects that messages are told apart by."""
+"""Different results of subjects that are held as parts of keys."""
 
 GROUPS_FOUND = 25
-"""Groups that are found in one more."""
+"""Groups of results that take a microsecond together."""
 
 NO_HEADERS: Headers = {}
 NOBODY = Selector(())
@@ -77,9 +77,9 @@ class Group:
         self.number = number
         self.selector = selector
         self.members: dict[Hashable, Any] = {}
-        """Subscriber -> the value given at `add`, in the order they came."""
+        """Subscriber -> the value given at `add`, in the order of `add`."""
         self.since = 0
-        """The version of the index that it came with."""
+        """The version of the index that added the group."""
 
     def __repr__(self) -> str:
         return f"Group({self.number}, {self.selector}, {len(self.members)} members)"
@@ -89,7 +89,7 @@ Groups = tuple[Group, ...]
 
 
 class _Groups(dict[int, Group]):
-    """Groups by their numbers. Of an index that was loaded, each is made when somebody asks for it."""
+    """Groups by their numbers. In a loaded index, each group is made at its first use."""
 
     def __init__(self, saved: saved.SavedIndex | None = None) -> None:
         super().__init__()
@@ -100,14 +100,14 @@ class _Groups(dict[int, Group]):
         if self.saved is None:
             if not self.loaded:
                 raise KeyError(number)
-            # What was loaded from anywhere may have a row with more than its selectors say.
+            # A loaded row may have numbers that its selectors do not justify.
             return Group(number, NOBODY)
         group = self[number] = Group(number, self.saved[number])
         group.members = dict.fromkeys(self.saved.keys(number))
         return group
 
     def complete(self) -> None:
-        """Make all of them, in the order of their numbers."""
+        """Make all groups, in the order of their numbers."""
         groups = [self[number] for number in range(len(self.saved or ()))]
         self.saved = None
         self.clear()
@@ -115,7 +115,7 @@ class _Groups(dict[int, Group]):
 
 
 class Explanation(NamedTuple):
-    """Whether a group matches a message; if not, `reason` is the first thing that failed."""
+    """The result of a group for a message; for a mismatch, `reason` is the first failed test."""
 
     group: Group
     matched: bool
@@ -123,7 +123,7 @@ class Explanation(NamedTuple):
 
 
 class _Partial:
-    """What the subject alone decides, when some selector needs more than it. Equal ones are one object."""
+    """The result of a subject alone, if some selector needs headers. Equal ones are one object."""
 
     __slots__ = ("conditional", "unconditional")
 
@@ -141,13 +141,13 @@ class Index:
         on_failure: Callable[[str, Exception], None] | None = None,
         caches: CacheBudget | None = None,
     ) -> None:
-        """`caches` is the budget of all indexes that share one; without it this one has its own."""
+        """`caches` is the budget that indexes share; without it the index has its own."""
         self.version = 0
-        """Rises with each change of the set of selectors; results of one version stay true."""
+        """Rises with each change of the set of selectors; results of one version stay valid."""
         self.needs_headers = False
-        """Whether some selector looks at headers or the sender. If not, they need not be decoded."""
+        """Whether some selector reads headers or the sender. If not, headers need not be decoded."""
         self.failures: Counter[str] = Counter()
-        """How often each family raised."""
+        """The number of errors of each family."""
         self._on_failure = on_failure
         self._groups = _Groups()
         self._count = 0
@@ -180,20 +180,20 @@ class Index:
         return key in self._by_key
 
     def groups(self) -> Iterator[Group]:
-        """Every group, in the order they came."""
+        """Return an iterator over all groups, in the order of their creation."""
         self._complete()
         return iter(self._groups.values())
 
     def holds(self, group: Group) -> bool:
-        """Whether a group is one of this index, and still there."""
+        """Return whether a group is in this index."""
         return self._groups.get(group.number) is group
 
     # Change.
 
     def add(self, key: Hashable, selector: Selector, value: Any = None) -> Group:
-        """Add a subscriber under a new key; returns the group that it is in.
+        """Add a subscriber under a new key; return its group.
 
-        Raises KeyError for a key that is there already, and InvalidSelector if a family refuses.
+        Raises KeyError for a key in use, and InvalidSelector if a family refuses.
         """
         self._complete()
         if key in self._by_key:
@@ -212,7 +212,7 @@ class Index:
             self._drop_group(group)
 
     def modify(self, key: Hashable, selector: Selector) -> Group:
-        """Give a subscriber another selector; its value stays. Raises KeyError and InvalidSelector."""
+        """Change the selector of a subscriber; its value stays. Raises KeyError and InvalidSelector."""
         self._complete()
         old = self._by_key[key]
         new = self._by_selector.get(selector) or self._new_group(selector)
@@ -226,7 +226,7 @@ class Index:
     # Save and load.
 
     def save(self) -> bytes:
-        """The selectors, the keys of their subscribers, and what they are compiled to. Values are not saved.
+        """Return the index as bytes: selectors, keys of subscribers, and compiled tables, without values.
 
         Raises TypeError for a key that is no text, number, bytes, None or tuple of them.
         """
@@ -238,7 +238,7 @@ class Index:
         return saved.pack([group.selector for group in groups], keys, self._unconditional.saved())
 
     def _without_gaps(self) -> Index:
-        """The same with the lowest numbers."""
+        """Return the same index with the lowest numbers."""
         index = Index()
         for group in self.groups():
             for key in group.members:
@@ -247,9 +247,9 @@ class Index:
 
     @classmethod
     def load(cls, data: bytes, **options: Any) -> Index:
-        """The index that was saved, with the options of a new one. All values of subscribers are None.
+        """Return a saved index, with the options of a new one. All values of subscribers are None.
 
-        Groups are made when they are hit; the first change makes those that are left.
+        Groups are made at their first hit; the first change makes the others.
 
         Raises:
             InvalidValue: the bytes are damaged, of a newer version, or no saved index.
@@ -259,7 +259,7 @@ class Index:
         index = cls(**options)
         try:
             index._restore(saved.SavedIndex(body))
-        except Exception as error:  # bytes from anywhere, and families from outside
+        except Exception as error:  # invalid bytes, and foreign families
             raise saved.damaged(error) from error
         return index
 
@@ -275,7 +275,7 @@ class Index:
         self._changed()
 
     def _complete(self) -> None:
-        """Make the groups that are not made yet: all of them are looked at, or one changes."""
+        """Make all groups of a loaded index, before a change or an iteration."""
         if self._groups.saved is not None:
             self._groups.complete()
             groups = self._groups.values()
@@ -285,7 +285,7 @@ class Index:
     # Match.
 
     def match(self, subject: str, headers: Headers | None = None, sender: str = "") -> Groups:
-        """The groups whose selectors match, each once. Equal results are the same object."""
+        """Return the groups with matching selectors, each once. Equal results are the same object."""
         if not self.needs_headers:
             return self._groups_of[subject]
         return self._match_message(MessageFields(subject, headers or NO_HEADERS, sender))
@@ -296,7 +296,7 @@ class Index:
         headers: Sequence[Headers] | None = None,
         senders: Sequence[str] | None = None,
     ) -> list[Groups]:
-        """`match` for each message of a batch; the columns are of one length or absent."""
+        """Return the results of `match` for a batch of messages; columns have one length, or are absent."""
         if not self.needs_headers:
             cache = self._groups_of
             return [cache[subject] for subject in subjects]
@@ -323,7 +323,7 @@ class Index:
         headers: Sequence[Headers],
         senders: Sequence[str],
     ) -> tuple[list[Groups], int]:
-        """The groups of messages by their keys, and how many were not known."""
+        """Return the groups of messages by their keys, and the number of new keys."""
         known, new, grown = self._known, 0, 0
         found = [*map(known.get, keys)]
         if None in found:
@@ -337,26 +337,26 @@ class Index:
                     new += 1
                     grown += ENTRY_BYTES + sum([len(value) for value in key if type(value) is str])
                 found[place] = groups
-            if known is self._known:  # else all was forgotten meanwhile
+            if known is self._known:  # else `forget` has emptied the caches meanwhile
                 self._grown(grown)
         return cast("list[Groups]", found), new
 
     def explain(self, subject: str, headers: Headers | None = None, sender: str = "") -> list[Explanation]:
-        """For every group whether it matches and, if not, the first criterion that failed."""
+        """Return the result of every group, with the first failed criterion of a mismatch."""
         message = MessageFields(subject, headers or NO_HEADERS, sender)
-        # Each selector is asked by itself: nothing of what strangers name is kept.
+        # Each selector is tested by itself: an operator's messages fill no cache.
         reasons = ((group, reason_of(group.selector, *message)) for group in self.groups())
         return [Explanation(group, not reason, reason) for group, reason in reasons]
 
     @property
     def work(self) -> int:
-        """How many expressions a message may have to be evaluated for, beyond looking up its terms."""
+        """The number of expressions that a message may have to be evaluated for, beyond look-ups of terms."""
         if self._work is None:
             self._work = self._unconditional.work + self._conditional.work + self._conditions.work
         return self._work
 
     def pop_spent(self) -> int:
-        """What matching took since this was asked last, in about microseconds, but for known subjects."""
+        """Return the estimated microseconds of matching since the last call, without cached subjects."""
         spent, self._spent = self._spent, 0
         return spent
 
@@ -370,7 +370,7 @@ class Index:
             self._unconditional.add(number, selector)
         if self._free:
             heappop(self._free)
-        if selector.where or self._unconditional.by_headers:  # else it tells nothing apart
+        if selector.where or self._unconditional.by_headers:  # else it distinguishes no classes
             self._classes.add(selector)
         group = self._groups[number] = self._by_selector[selector] = Group(number, selector)
         self._count += 1
@@ -394,7 +394,7 @@ class Index:
         self._classes.remove(group.selector)
         del self._groups[group.number]
         self._count -= 1
-        # What was loaded from anywhere may have a selector twice.
+        # A loaded index may have a selector twice.
         self._by_selector.pop(group.selector, None)
         heappush(self._free, group.number)
         self._changed()
@@ -408,7 +408,7 @@ class Index:
         self.forget()
 
     def forget(self) -> None:
-        """Empty the caches: what was computed is no longer true, or takes too much memory."""
+        """Empty the caches: their results are outdated, or take too much memory."""
         self._caches.release(self)
         self._groups_of.forget()
         self._partial_of.forget()
@@ -421,7 +421,7 @@ class Index:
         self._caches.charge(self, size_bytes)
 
     def failed(self, family: str, error: Exception) -> None:
-        """A family has raised: count it, and report it."""
+        """Count and report the error of a family."""
         self.failures[family] += 1
         if self._on_failure is not None:
             self._on_failure(family, error)
@@ -434,7 +434,7 @@ class Index:
             conditional = self._conditional.rows(self._conditional.by_subject, subject, NO_HEADERS, "")
             rows += self._fulfilled(conditional, MessageFields(subject, NO_HEADERS, ""))
         groups = self._groups_in(rows)
-        work = self.work if self._work is None else self._work  # a call for each new subject is dear
+        work = self.work if self._work is None else self._work  # saves a call for each new subject
         self._spent += SUBJECT_WORK + work + len(groups) // GROUPS_FOUND
         return groups
 
@@ -476,7 +476,7 @@ class Index:
         return self._kept(tuple(map(self._groups.__getitem__, union(rows)))) if rows else ()
 
     def _kept(self, groups: Groups) -> Groups:
-        """The one tuple of these groups. Too many different ones are forgotten together."""
+        """Return the one tuple of these groups; beyond a number of references the caches are emptied."""
         known = self._results.setdefault(groups, groups)
         if known is groups:
             self._results_size += len(groups)
@@ -491,13 +491,13 @@ def _needs_headers(selector: Selector) -> bool:
 
 
 def reason_of(selector: Selector, subject: str, headers: Headers, sender: str) -> str:
-    """Why a selector does not take a message: the first test that fails; empty if it takes it."""
+    """Return the first failed test of a selector for a message; empty for a match."""
     message = MessageFields(subject, headers, sender)
     reasons = []
     for name, pattern in selector.criteria:
         try:
             reasons.append(family_named(name).explain(pattern, *message))
-        except Exception as error:  # a family from outside may raise anything
+        except Exception as error:  # a foreign family may raise any exception
             reasons.append(f"{name} failed: {error}")
     if all(reasons):
         return "; ".join(reasons)

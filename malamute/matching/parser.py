@@ -10,9 +10,9 @@
     area        = "within" "(" name "," name "," number "," number "," number [ "," number ] ")"
     value       = text | number | "true" | "false"
 
-Names are `subject`, `sender` and the headers'. A header whose name is no plain word, or means
-something else here, is written in double quotes: "content type", "subject". Text is written in
-single quotes, and a quote inside is doubled. Keywords may be written in either case.
+Names are `subject`, `sender` and the names of headers. The name of a header is quoted with double quotes if
+it is no plain word, or has another meaning: "content type", "subject". Text is quoted with
+single quotes, and a quote inside is doubled. Keywords are case-insensitive.
 `within` has three numbers for a circle (latitude, longitude, radius in km), or four for a box (south,
 west, north, east).
 
@@ -54,7 +54,7 @@ from malamute.matching.regex import compiled
 EXPRESSION_CHARACTERS_MAX = 4096
 DEPTH_MAX = 50
 PARSED_CHARACTERS_MAX = 1 << 17
-"""Characters of the expressions that are remembered as parsed; each takes some 50 bytes of memory."""
+"""Characters of the cached expressions; each takes some 50 bytes of memory."""
 
 _TOKENS = re.compile(
     r"""(?P<space>\s+)
@@ -83,7 +83,7 @@ class Token(NamedTuple):
 
 
 def parse(text: str) -> Expression:
-    """The expression of a text; raises InvalidSelector with the position of the fault."""
+    """Return the expression of a text; raises InvalidSelector with the position of the fault."""
     if len(text) > EXPRESSION_CHARACTERS_MAX:
         raise InvalidSelector(
             f"expression too long: expected at most {EXPRESSION_CHARACTERS_MAX} characters",
@@ -93,7 +93,7 @@ def parse(text: str) -> Expression:
 
 
 def parse_normal(text: str) -> Expression:
-    """The same of what `str` wrote of an expression, which may be longer than what it was parsed from."""
+    """Return the expression of a normal form, which may be longer than the text that it was parsed from."""
     return _PARSED[text]
 
 
@@ -181,7 +181,7 @@ class _Parser:
             return _negated(self._test(name))
         return self._test(name)
 
-    # What stands behind a name.
+    # The test behind a name.
 
     def _test(self, name: Attribute) -> Expression:
         token = self._advance()
@@ -312,7 +312,7 @@ _TESTS: dict[str, Callable[[_Parser, Attribute], Expression]] = {
 
 def _joined(kind: type[And] | type[Or], items: list[Expression]) -> Expression:
     flat = [part for item in items for part in (item.items if isinstance(item, kind) else (item,))]
-    # Without repetition; by their text, since as values `a = 1` and `a = true` are equal to Python.
+    # Without repetition; by their text, since Python takes `a = 1` and `a = true` for equal values.
     distinct = {str(part): part for part in flat}
     return kind(tuple(distinct.values())) if len(distinct) > 1 else flat[0]
 

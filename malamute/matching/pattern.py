@@ -1,4 +1,4 @@
-"""Topic patterns: what `*` and `#` mean, in the two dialects.
+"""Topic patterns: the meaning of `*` and `#`, in the two dialects.
 
 A subject is one or more parts, split at the dots and compared letter by letter. A part of a pattern
 is a literal, `*` or `#`; a wildcard is a whole part (`a*` is refused, and so is an empty part).
@@ -7,18 +7,18 @@ is a literal, `*` or `#`; a wildcard is a whole part (`a*` is refused, and so is
     topic        one part   one or more    may also be absent, unless it is the only part
     topic-amqp   one part   zero or more   as anywhere else
 
-`topic` is what the seed documents work out in their tables (RFC 003): `forex.*` takes `forex`,
+`topic` is the dialect of the tables in the seed documents (RFC 003): `forex.*` takes `forex`,
 `forex.eur` and not `forex.eur.spot`. `topic-amqp` is AMQP 0-9-1. Requirements, section 3.
 
-Both dialects become *forms*, which mean the same in both: a form is a sequence of literals, `*`
+Both dialects become *forms*, with the same meaning in both: a form is a sequence of literals, `*`
 for exactly one part, and `#` for any number of parts. `topic`'s `#` is written `* #`, and a final
 wildcard that may be absent makes a second form without it, unless one form can say both:
 
     topic a.*     ->  (a *) or (a)          topic a.#    ->  (a #)
     topic #.c     ->  (* # c)               topic a.#.*  ->  (a * #)
 
-Within a run of wildcards the order means nothing, so every `*` is moved before the `#`, and there
-is one `#` at most. Everything after this (shapes, tables, subsumption) knows only forms.
+Within a run of wildcards the order is irrelevant, so every `*` is moved before the `#`, and there
+is one `#` at most. All other modules (shapes, tables, subsumption) know only forms.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Form = tuple[str, ...]
 
 
 def checked_pattern(dialect: str, pattern: Any) -> str:
-    """The pattern if it is well formed; raises InvalidSelector with the position of the fault."""
+    """Return the pattern if it is well formed; raises InvalidSelector with the position of the fault."""
     text = checked_text(dialect, pattern)
     position = 0
     for part in text.split("."):
@@ -54,11 +54,11 @@ def checked_pattern(dialect: str, pattern: Any) -> str:
 
 
 FORMS_CHARACTERS_MAX = 1 << 17
-"""Characters of the patterns whose forms are remembered."""
+"""Characters of the patterns with cached forms."""
 
 
 def forms(dialect: Dialect, pattern: str) -> tuple[Form, ...]:
-    """The forms of a well-formed pattern, one or two; a subject matches if it fits one of them."""
+    """Return the forms of a well-formed pattern, one or two; a subject matches if it fits one of them."""
     return _FORMS[dialect, pattern]
 
 
@@ -100,11 +100,10 @@ def _canonical(form: Form) -> Form:
 
 
 def fits(form: Form, parts: list[str]) -> bool:
-    """Whether the parts of a subject fit a form.
+    """Return whether the parts of a subject fit a form.
 
-    The usual walk for patterns with one kind of star: at a mismatch go back to the last `#` and let
-    it take one part more. Earlier ones need no second try, so it takes len(form) * len(parts) steps
-    at most.
+    The usual algorithm for patterns with one kind of star: at a mismatch go back to the last `#` and let
+    it take one part more. Earlier ones need no second attempt, so len(form) * len(parts) steps are enough.
     """
     at = seen = 0
     star = resume = -1
@@ -124,21 +123,21 @@ def fits(form: Form, parts: list[str]) -> bool:
 
 
 def subsumes(general: tuple[Form, ...], special: tuple[Form, ...]) -> bool:
-    """Whether every subject that fits `special` fits `general` too (True is certain, False is not).
+    """Return whether every subject that fits `special` fits `general`, too; False is not certain.
 
-    Treats the symbols of the special form as if they were parts: a literal or `*` is taken by an
-    equal literal, by `*` or by `#`, and `#` is taken only by `#`.
+    The symbols of the special form are treated as parts: an equal literal, `*` or `#` takes a literal or
+    `*`, and only `#` takes `#`.
     """
     return all(any(_covers(wide, narrow) for wide in general) for narrow in special)
 
 
 def overlaps(one: tuple[Form, ...], other: tuple[Form, ...]) -> bool:
-    """Whether there may be a subject that fits both. False is certain, and so is True but for empty parts."""
+    """Return whether some subject may fit both. True is not certain for empty parts; False is."""
     return any(_meet(left, right) for left in one for right in other)
 
 
 def _meet(left: Form, right: Form) -> bool:
-    # Pairs of places in both forms that one subject can lead to.
+    # Pairs of places in both forms that one subject can reach.
     seen = {(0, 0)}
     pairs = [(0, 0)]
     while pairs:
@@ -161,9 +160,9 @@ def _meet(left: Form, right: Form) -> bool:
 
 
 def expression_of(form: Form, literal: Callable[[str], str] = str) -> str:
-    """The regular expression, in the syntax of RE2, that exactly the subjects fit which fit a form.
+    """Return the regular expression of a form, in the syntax of RE2; empty if every subject fits.
 
-    `literal` is what a literal of the form stands for. Empty if every subject fits.
+    `literal` returns the text of a literal of the form.
     """
     words: list[str] = []
     for place, symbol in enumerate(form):

@@ -1,20 +1,20 @@
-"""How an expression is filed in an index: its clauses, and the terms and ranges of each.
+"""The plan of an expression in an index: its clauses, and the terms and ranges of each.
 
-The expression is brought into disjunctive normal form: clauses of tests, of which one must hold.
-`Not` is moved inward, `And` is multiplied out. Of each clause,
+The expression is converted to disjunctive normal form: clauses of tests, of which one must hold.
+`Not` is moved inward, `And` is multiplied out. In each clause,
 
 - equality tests become terms (attribute, value), and so does presence: (attribute, PRESENT);
 - an area becomes one term for each cell of its cover;
-- where a test allows several terms, the clause gets a path for each way to choose one;
+- if tests allow several terms, the clause has a path for each combination;
 - ranges and prefixes become intervals, one for each attribute, and the presence of that attribute.
 
-What terms and intervals cannot say exactly they say as a superset, and the plan is not `exact`: who
-uses it evaluates the expression for each hit. That is so for `!=`, `not` and `matches`, for areas, for
-the values 0, 1, true and false (Python's dict takes 1 for true), and for whatever would grow beyond a bound.
+Terms and intervals without an exact equivalent are a superset, and the plan is not `exact`: the
+caller evaluates the expression for each hit. That concerns `!=`, `not` and `matches`, areas, the values 0, 1,
+true and false (Python's dict takes 1 for true), and plans beyond a bound.
 
 A normal form may be exponentially larger than its expression, so its size is computed before it is built. At
 most CLAUSES_MAX clauses of LITERALS_MAX tests are multiplied out, and at most PLAN_TERMS_MAX terms are filed.
-What is left out is left to the check: of `(a or b) and (c or d)` either side alone says a superset.
+The check covers parts that are left out: for `(a or b) and (c or d)` either side alone is a superset.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ PLAN_TERMS_MAX = 2_048
 """The most terms that an expression is filed under, counted along each path."""
 
 RANGE_TERMS = 8
-"""What an interval costs, in terms."""
+"""The cost of an interval, in terms."""
 
 Term = tuple[Any, Any]
 """An attribute and its value; (attribute, PRESENT); or a pair of attributes and a cell."""
 
 Ranged = tuple[Attribute, str]
-"""An attribute, and the kind of the values that it is compared with."""
+"""An attribute, and the kind of the values in its comparisons."""
 
 PRESENT = object()
-"""Stands for whatever value an attribute has."""
+"""The value of a term that holds for any present value."""
 
 
 class Clause(NamedTuple):
-    """One alternative of an expression: where it is filed."""
+    """One alternative of an expression: its paths and ranges."""
 
     paths: tuple[tuple[Term, ...], ...]
     ranges: tuple[tuple[Ranged, Bound | None, Bound | None], ...]
@@ -71,14 +71,14 @@ class Clause(NamedTuple):
 
 
 class FilingPlan(NamedTuple):
-    """All clauses of an expression; not `exact` means that a hit must be checked."""
+    """All clauses of an expression; unless `exact`, each hit must be checked."""
 
     clauses: tuple[Clause, ...]
     exact: bool
 
     @property
     def terms(self) -> int:
-        """What filing it costs, in terms."""
+        """The cost of the plan, in terms."""
         return sum(
             len(path) + 1 + RANGE_TERMS * len(clause.ranges)
             for clause in self.clauses
@@ -88,11 +88,11 @@ class FilingPlan(NamedTuple):
 
 @lru_cache(maxsize=16)
 def plan_of(expression: Expression) -> FilingPlan:
-    """How an expression is filed."""
+    """Return the plan of an expression."""
     drafts = list(dict.fromkeys(_Draft.read(literals) for literals in _clauses(expression, negated=False)))
     share = PLAN_TERMS_MAX // len(drafts)
     clauses = [_clause(draft, share) for draft in drafts]
-    # One clause that is filed under nothing is met by every message, and makes all others pointless.
+    # A clause without terms and ranges is hit by every message, and makes all others redundant.
     met = next((clause for clause in clauses if clause.paths == ((),) and not clause.ranges), None)
     if met is not None and len(clauses) > 1:
         return FilingPlan((met,), exact=False)
@@ -122,26 +122,26 @@ def _literals(clauses: list[Literals]) -> int:
 def _multiplied(left: list[Literals], right: list[Literals]) -> list[Literals]:
     literals = len(left) * _literals(right) + len(right) * _literals(left)
     if len(left) * len(right) > CLAUSES_MAX or literals > LITERALS_MAX:
-        # Leave the longer side to the check.
+        # The check covers the longer side.
         return [clause if clause[-1] is _OPAQUE else (*clause, _OPAQUE) for clause in left]
     return [(*a, *b) for a in left for b in right]
 
 
 _OPAQUE = Not(Exists(""))
-"""Stands for what is left to the check; like every Not, it is filed under nothing."""
+"""A test in place of parts that only the check covers; like every Not, it has no terms."""
 
 
 class _Draft:
-    """A clause while its literals are read. Drafts that are filed alike are equal."""
+    """A clause while its literals are read. Drafts with the same terms and ranges are equal."""
 
     def __init__(self) -> None:
-        self.terms: list[tuple[Term, ...]] = []  # of each, one term must be said
+        self.terms: list[tuple[Term, ...]] = []  # a message has one term of each
         self.ranges: dict[Ranged, tuple[Bound | None, Bound | None]] = {}
         self.exact = True
 
     @classmethod
     def read(cls, literals: Literals) -> _Draft:
-        """The draft of a clause."""
+        """Return the draft of a clause."""
         draft = cls()
         for literal in dict.fromkeys(literals):
             _READ.get(type(literal), cls.other)(draft, literal)
@@ -156,7 +156,7 @@ class _Draft:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """What it is filed by."""
+        """The terms, the ranges and the exactness."""
         return tuple(self.terms), tuple(self.ranges.items()), self.exact
 
     def one_of(self, test: OneOf) -> None:
@@ -202,13 +202,13 @@ _READ: dict[type[Expression], Callable[[_Draft, Any], None]] = {
 
 
 def text_behind(text: str) -> str:
-    """The first text behind all that begin with this one; empty when there is none."""
+    """Return the first text behind all texts with this prefix; empty without one."""
     text = text.rstrip("\U0010ffff")
     return text[:-1] + chr(ord(text[-1]) + 1) if text else ""
 
 
 def _clause(draft: _Draft, share: int) -> Clause:
-    """A clause that is filed under `share` terms at the most."""
+    """Return the clause of a draft, with at most `share` terms."""
     names = sorted(draft.ranges, key=repr)
     kept = names[: share // (2 * RANGE_TERMS)]
     exact = draft.exact and kept == names

@@ -1,16 +1,16 @@
 """The family `regex`: a regular expression that is found anywhere in the subject.
 
 Expressions come from clients, so they run on RE2 (Cox, "Regular expression matching in the wild",
-2010): time in proportion to the text, whatever the pattern, and bounded memory. The price is that
+2010): time in proportion to the text for every pattern, and bounded memory. The price is that
 back-references and look-around are refused when subscribing. Anchor with `^` and `$` if need be.
 
-There is no term that a subject could say instead of being tried. So each expression in use is tried once for
-each subject that is new ("new address = recompute all", RestMS notes), and the result is kept in the index's
-cache with the rest. A stream without such selectors tries nothing.
+Regular expressions have no terms. So each expression in use is tried once for each new subject ("new address
+= recompute all", RestMS notes), and the cache of the index has the results. A stream without such selectors
+costs no attempt.
 
-Each user of an expression holds it compiled, so there is no cache to be too small; the same expression is one
-object in the whole process. Its program and its automaton take REGEX_BYTES at the most: where that is not
-enough for the automaton, RE2 goes on without one, and where it is not for the program, it is refused.
+Each user of an expression holds the compiled object, so no cache can be too small; the same expression is one
+object in the whole process. Its program and its automaton take at most REGEX_BYTES: if the automaton needs
+more, RE2 continues without one; if the program does, the expression is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPTIONS.log_errors = False
 _OPTIONS.never_capture = True
 
 REGEX_BYTES = 1 << 17
-"""What a compiled expression may take."""
+"""The most bytes of a compiled expression."""
 
 _OPTIONS.max_mem = REGEX_BYTES
 
@@ -46,10 +46,10 @@ class Regex:
         self._search = re2.compile(pattern, _OPTIONS).search
 
     def found_in(self, text: str) -> bool:
-        """Whether the expression matches somewhere in the text."""
+        """Return whether the expression matches somewhere in the text."""
         try:
             return self._search(text) is not None
-        except UnicodeEncodeError:  # half a surrogate pair is no text
+        except UnicodeEncodeError:  # half a surrogate pair is no valid text
             return False
 
 
@@ -57,7 +57,7 @@ _IN_USE: WeakValueDictionary[str, Regex] = WeakValueDictionary()
 
 
 def compiled(pattern: str) -> Regex:
-    """The compiled expression; raises InvalidSelector with the position of the fault."""
+    """Return the compiled expression; raises InvalidSelector with the position of the fault."""
     regex = _IN_USE.get(pattern)
     if regex is None:
         regex = _IN_USE[pattern] = _compile(pattern)
@@ -76,7 +76,7 @@ def _compile(pattern: str) -> Regex:
 
 
 def _position(pattern: str, reason: str) -> int:
-    # RE2 names the bad piece and not its place; Python's parser knows the place of most faults.
+    # RE2 reports the bad piece without its position; Python's parser has the position of most faults.
     try:
         with warnings.catch_warnings(action="ignore"):
             re.compile(pattern)
@@ -88,7 +88,7 @@ def _position(pattern: str, reason: str) -> int:
 
 
 class _Row(NamedTuple):
-    """An expression in use, and who uses it."""
+    """An expression in use, and its selectors."""
 
     regex: Regex
     numbers: Bitmap
@@ -105,28 +105,28 @@ class RegexFamily(Family):
 
     @classmethod
     def normalise(cls, pattern: Any) -> str:
-        """The pattern itself, when RE2 takes it."""
+        """Return the pattern if RE2 accepts it."""
         text = checked_text(cls.name, pattern)
         compiled(text)
         return text
 
     @classmethod
     def cost_bytes(cls, patterns: Sequence[str]) -> int:
-        """What they take compiled."""
+        """Return the most bytes of the compiled patterns."""
         return REGEX_BYTES * len(patterns)
 
     @classmethod
     def work_of(cls, patterns: Sequence[str]) -> int:
-        """Each is tried."""
+        """Return the cost of the patterns: each is tried."""
         return 4 * len(patterns)
 
     @classmethod
     def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
-        """Whether the expression is found in the subject."""
+        """Return whether the expression is found in the subject."""
         return compiled(pattern).found_in(subject)
 
     def add(self, number: int, patterns: Sequence[str]) -> None:
-        """One row for each distinct expression."""
+        """File a selector, with one row for each distinct expression."""
         for pattern in patterns:
             row = self._rows.get(pattern)
             if row is None:
@@ -143,10 +143,10 @@ class RegexFamily(Family):
                     del self._rows[pattern]
 
     def rows(self, subject: str, headers: Headers, sender: str) -> list[Bitmap]:
-        """Try every expression in use."""
+        """Return the rows of the expressions that are found in the subject."""
         return [numbers for regex, numbers in self._rows.values() if regex.found_in(subject)]
 
     @property
     def work(self) -> int:
-        """Each of them is tried."""
+        """The number of expressions: each is tried."""
         return len(self._rows)

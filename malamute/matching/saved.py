@@ -1,16 +1,16 @@
 """Compiled tables as bytes: an index that need not be built anew.
 
-Building an index reads each pattern, breaks it up and files it. What comes out is tables of rows. They can be
-written down (`pack`) and taken up again (`SavedIndex`), which is a tenth of the work or less:
+Building an index parses and files each pattern; the result is tables of rows. Saving the tables (`pack`) and
+loading them again (`SavedIndex`) costs a tenth of that or less:
 
     head     "MLMI", version, CRC-32 of the body, length of the body
     body     msgpack: the selectors in columns, the keys of their subscribers, the tables of each family
 
-A selector is its place in the columns; that is its number in the rows, too. It is put together when somebody
-asks for it. A family that has no tables to save, and selectors with a condition, are filed anew.
+The place of a selector in the columns is its number in the rows, too. A selector is made at its first use.
+Families without tables, and selectors with a condition, are filed anew.
 
-The CRC finds damage. Anybody can write a body with the right one, so all that could break something
-is checked as well; at worst, such an index matches what its selectors do not say.
+The CRC finds damage. A forged body may have a valid CRC, so every value that could cause a fault is checked
+as well; at worst, such an index has false matches.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _LARGE = 1
 
 
 def pack(selectors: Sequence[Selector], keys: Sequence[Sequence[Any]], tables: Mapping[str, Any]) -> bytes:
-    """The bytes of an index: its selectors, the keys of each, and what the families have saved.
+    """Return the bytes of an index: its selectors, the keys of each, and the tables of the families.
 
     Raises TypeError for a key that msgpack cannot carry.
     """
-    import msgpack  # only what saves or loads needs it, and all commands load this module
+    import msgpack  # only saving and loading need it, and all commands load this module
 
     criteria = [*chain.from_iterable(selector.criteria for selector in selectors)]
     names = [*dict.fromkeys(name for name, _ in criteria)]
@@ -66,7 +66,7 @@ def pack(selectors: Sequence[Selector], keys: Sequence[Sequence[Any]], tables: M
 
 
 def _large(value: Any) -> msgpack.ExtType:
-    """A whole number of more than 64 bits."""
+    """Return the extension of a whole number of more than 64 bits."""
     import msgpack
 
     if type(value) is not int:
@@ -81,15 +81,15 @@ def _number(kind: int, text: bytes) -> int:
 
 
 def damaged(error: Exception | str) -> InvalidValue:
-    """The error for bytes that are no saved index."""
+    """Return the error for bytes that are no saved index."""
     return InvalidValue(f"damaged saved index: {error}; build it anew from its selectors")
 
 
 class SavedIndex:
-    """What was saved of an index. `conditions` are those of the selectors that have one."""
+    """The contents of a saved index. `conditions` are by the number of the selector."""
 
     def __init__(self, body: bytes) -> None:
-        """Read what `body_of` found. Anything may be raised by what was not written by `pack`."""
+        """Read the body of a saved index. A body not written by `pack` may raise any exception."""
         import msgpack
 
         counts, names, named, self._patterns, conditions, key_counts, self._keys, tables = msgpack.unpackb(
@@ -105,7 +105,7 @@ class SavedIndex:
         self._check(key_counts)
 
     def _check(self, key_counts: Sequence[int]) -> None:
-        """Raise ValueError, or TypeError for what has no hash, unless the columns fit each other."""
+        """Raise ValueError if the columns do not fit each other, and TypeError for a value without a hash."""
         if not self._ends[-1] == len(self._patterns) == len(self._families):
             raise ValueError("the criteria are not those of the selectors")
         if not {*self._counts} <= {*range(1, CRITERIA_MAX + 1)}:
@@ -121,7 +121,7 @@ class SavedIndex:
         return len(self._counts)
 
     def __getitem__(self, number: int) -> Selector:
-        """The selector with this number."""
+        """Return the selector with this number."""
         families, patterns, condition = self._said(number)
         return Selector(tuple(map(Criterion, families, patterns)), condition)
 
@@ -130,12 +130,12 @@ class SavedIndex:
         return tuple(self._families[start:end]), self._patterns[start:end], self.conditions.get(number, "")
 
     def keys(self, number: int) -> Sequence[Any]:
-        """The keys of its subscribers."""
+        """Return the keys of the subscribers of a selector."""
         keys: Sequence[Any] = self._keys[self._key_ends[number] : self._key_ends[number + 1]]
         return keys
 
     def uses(self) -> Counter[str]:
-        """How many selectors without a condition use each family."""
+        """Return the number of selectors without a condition for each family."""
         if len(self._families) == len(self) and not self.conditions:
             return Counter(self._families)
         plain = (number for number in range(len(self)) if number not in self.conditions)
@@ -143,7 +143,7 @@ class SavedIndex:
 
 
 def body_of(data: bytes) -> bytes:
-    """The body of a saved index. Raises InvalidValue if it is damaged, of another version, or none."""
+    """Return the body of a saved index. Raises InvalidValue if it is damaged, of another version, or none."""
     if len(data) < _HEAD.size or not data.startswith(MAGIC):
         raise damaged(f"expected bytes that begin with {MAGIC.decode()}")
     _, version, checksum, length = _HEAD.unpack_from(data)

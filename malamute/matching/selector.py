@@ -1,9 +1,9 @@
-"""What a subscription asks for: criteria, of which one must match, and a condition.
+"""The selector of a subscription: criteria, of which one must match, and a condition.
 
-A selector is a value. Two subscriptions that ask for the same have equal selectors, and share one
+A selector is a value. Two subscriptions with the same request have equal selectors, and share one
 bit in the index (RFC 003: of 10,000 requests perhaps 100 are distinct). So a selector is always
-normalised: each pattern in its family's one true form, criteria sorted and without repetition,
-and the condition written out again from what was understood of it.
+normalised: each pattern in the normal form of its family, criteria sorted and without repetition,
+and the condition as the text of its parsed expression.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ CRITERIA_MAX = 256
 """The most criteria of one selector."""
 
 SELECTOR_BYTES = 1_000
-"""What every subscription takes, whatever it wants."""
+"""The bytes of any subscription, without its patterns."""
 
 PATTERN_FACTOR = 2
-"""Bytes for each character of a pattern: it is kept once more in its family."""
+"""Bytes for each character of a pattern: its family has it once more."""
 
 WHERE_CHARACTERS = 32
-"""Characters of a condition that are about as much work as one test."""
+"""Characters of a condition that cost about as much as one test."""
 
 REGEX_WORK = 4
-"""What trying a regular expression costs, in tests."""
+"""The cost of trying a regular expression, in tests."""
 
 WHERE_FACTOR = 64
-"""Bytes for each character of a condition: its tree, and the functions that it is compiled to."""
+"""Bytes for each character of a condition: its tree and its compiled functions."""
 
 
 class Criterion(NamedTuple):
-    """One family and its pattern; the pattern is hashable and made of what msgpack can carry."""
+    """One family and its pattern; the pattern is hashable, and serializable by msgpack."""
 
     family: str
     pattern: Any
 
     @classmethod
     def parse(cls, family: Any, pattern: Any) -> Criterion:
-        """The normalised criterion; raises InvalidSelector when it cannot be understood."""
+        """Return the normalised criterion; raises InvalidSelector for an invalid pattern."""
         kind = family_named(family)
         try:
             normal = kind.normalise(pattern)
             hash(normal)
         except InvalidSelector:
             raise
-        except Exception as error:  # a family from outside may raise anything
+        except Exception as error:  # a foreign family may raise any exception
             raise InvalidSelector(f"pattern refused by family {family!r}: {error}") from error
         return cls(kind.name, normal)
 
@@ -67,7 +67,7 @@ class Selector(NamedTuple):
 
     @classmethod
     def parse(cls, criteria: Iterable[Any], where: str = "") -> Selector:
-        """The normalised selector of pairs [family, pattern]; raises InvalidSelector."""
+        """Return the normalised selector of pairs [family, pattern]; raises InvalidSelector."""
         if isinstance(criteria, str) or not isinstance(criteria, Iterable):
             raise InvalidSelector("invalid criteria: expected a list of pairs of a family and a pattern")
         parsed: dict[Criterion, None] = {}
@@ -85,13 +85,13 @@ class Selector(NamedTuple):
 
     @property
     def needs_headers(self) -> bool:
-        """Whether it looks at headers or the sender."""
+        """Whether the selector reads headers or the sender."""
         looked_at = parse_normal(self.where).attributes() - {EnvelopeField.SUBJECT} if self.where else ()
         return bool(looked_at) or any(family_named(name).needs_headers for name, _ in self.criteria)
 
     @property
     def work(self) -> int:
-        """How much a message costs that may be for it, in tests to evaluate; 0 if its terms alone decide."""
+        """The cost of a message that hits the selector, in tests to evaluate; 0 if the terms decide."""
         work = sum(family_named(name).work_of(patterns) for name, patterns in by_family(self))
         if self.where and not plan_of(expression := parse_normal(self.where)).exact:
             work += 1 + len(self.where) // WHERE_CHARACTERS + REGEX_WORK * len(_regexes(expression))
@@ -99,7 +99,7 @@ class Selector(NamedTuple):
 
     @property
     def cost_bytes(self) -> int:
-        """What it takes of memory in an index, about: computed from its form, before it is filed."""
+        """The estimated bytes of the selector in an index, computed before it is filed."""
         size_bytes = SELECTOR_BYTES
         for name, patterns in by_family(self):
             text_bytes = sum(len(repr(pattern)) for pattern in patterns)
@@ -113,8 +113,8 @@ class Selector(NamedTuple):
 
 
 def by_family(selector: Selector) -> list[tuple[str, list[Any]]]:
-    """The patterns of each family."""
-    # The criteria of a selector are sorted, so those of one family stand together.
+    """Return the patterns of each family."""
+    # The criteria of a selector are sorted, so those of one family are neighbors.
     return [
         (name, [criterion.pattern for criterion in criteria])
         for name, criteria in groupby(selector.criteria, attrgetter("family"))

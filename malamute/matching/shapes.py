@@ -1,6 +1,6 @@
 """Topic forms by their shape: one table for each, one look-up for a subject.
 
-The *shape* of a form is where its literals are, how long it is, and whether it is open (has a `#`).
+The *shape* of a form is the positions of its literals, its length, and whether it is open (has a `#`).
 Positions before the first `#` count from the front, positions after the last one from the back.
 
     (forex *)      length 2,      literals at 0          (* usd)   length 2, literals at 1
@@ -8,12 +8,12 @@ Positions before the first `#` count from the front, positions after the last on
 
 A subject fits a form of a shape exactly when its parts at these positions are the form's literals.
 So a shape is a table from literals to rows, and a new subject costs one look-up for each shape in
-use that its number of parts allows: six or eight for the patterns that people write, and the same
+use that its number of parts allows: six or eight for usual patterns, the same
 for 10 patterns and for 100,000. (The tables of `constituents.py` AND rows in which every wildcard of
 the index has its bit, so they slow down as the index grows.)
 
 A form with literals between two `#` floats: it is filed under the literals outside of them, and the caller
-checks it (`fits`). Shapes with the fewest literals come first, since they are the likeliest to match.
+checks it (`fits`). Shapes with the fewest literals are first, as the likeliest to match.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from malamute.matching.family import discard
 from malamute.matching.pattern import MANY, ONE, Form
 
 Pick = Callable[[Sequence[str]], Hashable]
-"""Takes the literals of a shape out of the parts of a subject."""
+"""Returns the literals of a shape from the parts of a subject."""
 
 ShapeLookups = list[tuple[Pick, Callable[[Hashable], Bitmap | None]]]
-"""For each shape: what to look up, and where."""
+"""The key function and the look-up of each shape."""
 
 
 class Shape(NamedTuple):
-    """What the forms of one table have in common; `length` is the least one if it is open."""
+    """The common shape of the forms of one table; `length` is the least length of an open shape."""
 
     open: bool
     length: int
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, form: Form) -> Shape:
-        """The shape of a form."""
+        """Return the shape of a form."""
         if MANY not in form:
             return cls(False, len(form), tuple([at for at, part in enumerate(form) if part != ONE]))
         front = form.index(MANY)
@@ -54,13 +54,13 @@ class Shape(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether a form can have it, and so its positions are there in whatever is looked up."""
+        """Whether a form can have this shape, so that a subject has all of its positions."""
         within = range(-self.length * self.open, self.length)
         return all(type(at) is int and at in within for at in self.positions)
 
     @property
     def pick(self) -> Pick:
-        """The function that takes the literals of this shape out of some parts."""
+        """The function that returns the literals of this shape from parts."""
         return itemgetter(*self.positions) if self.positions else _nothing
 
 
@@ -69,14 +69,14 @@ def _nothing(parts: Sequence[str]) -> Hashable:
 
 
 def _terms(parts: Sequence[str], width: int) -> Iterable[Hashable]:
-    """What a shape with so many literals picks, from the literals of all of its forms."""
+    """Return the keys of a shape with `width` literals, from the literals of all of its forms."""
     if width < 2:
         return parts if width else (None,)
     return zip(*(parts[at::width] for at in range(width)), strict=True)
 
 
 def floats(form: Form) -> bool:
-    """Whether a form has literals that its shape does not say: those between two `#`."""
+    """Return whether a form has literals between two `#`, which are not in its shape."""
     return form.count(MANY) > 1
 
 
@@ -93,7 +93,7 @@ class Shapes:
         return len(self._tables)
 
     def add(self, number: int, form: Form) -> bool:
-        """File a number under a form; False, and nothing done, when it needs one shape too many."""
+        """File a number under a form; return False, without a change, if it needs one shape too many."""
         shape = Shape.of(form)
         table = self._tables.get(shape)
         if table is None:
@@ -109,7 +109,7 @@ class Shapes:
         return True
 
     def remove(self, number: int, form: Form) -> None:
-        """Undo `add`; a shape that nothing is left of goes."""
+        """Undo `add`; an empty shape is removed."""
         shape = Shape.of(form)
         table = self._tables.get(shape)
         if table is None:
@@ -121,7 +121,7 @@ class Shapes:
             self._plans = {}
 
     def saved(self, without: Collection[int]) -> tuple[Any, ...]:
-        """The tables without some numbers: all literals, then each shape with its own and its rows."""
+        """Return the tables without some numbers: all literals, then each shape with its keys and rows."""
         literals: dict[str, int] = {}
         shapes = []
         for shape, table in self._tables.items():
@@ -135,7 +135,7 @@ class Shapes:
         return [*literals], shapes
 
     def restore(self, tables: tuple[Any, ...], numbers: Bitmap) -> None:
-        """Take up tables that were saved. Raises ValueError or TypeError unless they can have been."""
+        """Restore saved tables. Raises ValueError or TypeError for invalid tables."""
         literals, shapes = tables
         "".join(literals)
         for is_open, length, positions, places, *packed in shapes:
@@ -146,7 +146,7 @@ class Shapes:
             self._tables[shape] = unpack_rows(_terms(parts, len(positions)), packed, numbers)
 
     def _counted(self, shape: Shape) -> bool:
-        """Count a shape that is new; False when it is one too many."""
+        """Count a new shape; return False for one too many."""
         counted = _OPEN if shape.open else shape.length
         if shape in self._tables or self._counts[counted] >= self._shapes_max:
             return False
@@ -154,7 +154,7 @@ class Shapes:
         return True
 
     def rows(self, parts: Sequence[str]) -> list[Bitmap]:
-        """The rows of the forms that fit the parts: one look-up for each shape."""
+        """Return the rows of the forms that fit the parts: one look-up for each shape."""
         rows = []  # a loop, since this is the hot path of a new subject, and a comprehension is a call
         for pick, find in self._plans.get(len(parts)) or self._plan(len(parts)):
             row = find(pick(parts))
@@ -174,4 +174,4 @@ class Shapes:
 
 _OPEN = -1
 _PLANS_MAX = 1024
-"""Lengths of subjects that a plan is kept for."""
+"""Lengths of subjects with a cached plan."""

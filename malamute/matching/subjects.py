@@ -1,11 +1,11 @@
 """The plain subject families: `all`, `exact` and `prefix`.
 
-Each is its two functions and no more. All of them are exact, so nothing is checked afterwards.
+Each family is its two functions. All of them are exact, so no match is checked afterwards.
 
     family   pattern            F2(pattern)     F1(subject)
     all      empty              one term        the same term, always
     exact    a subject          the subject     the subject
-    prefix   how it begins      the prefix      its beginnings, of the lengths in use
+    prefix   a beginning        the prefix      its beginnings, of the lengths in use
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from malamute.matching.family import Headers, TermFamily, checked_text, register
 
 
 class TextFamily(TermFamily):
-    """A family whose terms are texts and say all: its rows are all that there is to save."""
+    """An exact family with texts as terms: its rows are its only tables."""
 
     def saved(self) -> tuple[Any, list[int]]:
-        """Its terms, and the row of each."""
+        """Return the terms, and the row of each."""
         rows = dict(self._rows.items())
         return ([*rows], *pack_rows(rows.values())), []
 
@@ -42,22 +42,22 @@ class All(TextFamily):
 
     @classmethod
     def normalise(cls, pattern: Any) -> str:
-        """Empty text; None stands for it. Raises InvalidSelector for anything else."""
+        """Return the empty text, also for None. Raises InvalidSelector for any other pattern."""
         if pattern not in ("", None):
             raise InvalidSelector("invalid pattern of family 'all': expected none", 0)
         return ""
 
     @classmethod
     def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
-        """Always."""
+        """Return True for every message."""
         return True
 
     def request_terms(self, pattern: str) -> Iterable[str]:
-        """The one term."""
+        """Return the one term."""
         return ("",)
 
     def message_terms(self, subject: str, headers: Headers, sender: str) -> Iterable[str]:
-        """The one term."""
+        """Return the one term."""
         return ("",)
 
 
@@ -69,26 +69,26 @@ class Exact(TextFamily):
 
     @classmethod
     def normalise(cls, pattern: Any) -> str:
-        """Any text within the limit."""
+        """Return the pattern if it is text within the limit."""
         return checked_text(cls.name, pattern)
 
     @classmethod
     def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
-        """Whether they are equal."""
+        """Return whether pattern and subject are equal."""
         return pattern == subject
 
     def request_terms(self, pattern: str) -> Iterable[str]:
-        """The pattern itself."""
+        """Return the pattern."""
         return (pattern,)
 
     def message_terms(self, subject: str, headers: Headers, sender: str) -> Iterable[str]:
-        """The subject itself."""
+        """Return the subject."""
         return (subject,)
 
 
 @register
 class Prefix(TextFamily):
-    """How the subject begins, character by character. The empty prefix is met by every subject."""
+    """The beginning of the subject, character by character. The empty prefix matches every subject."""
 
     name = "prefix"
 
@@ -98,16 +98,16 @@ class Prefix(TextFamily):
 
     @classmethod
     def normalise(cls, pattern: Any) -> str:
-        """Any text within the limit."""
+        """Return the pattern if it is text within the limit."""
         return checked_text(cls.name, pattern)
 
     @classmethod
     def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
-        """Whether the subject begins with the pattern."""
+        """Return whether the subject begins with the pattern."""
         return subject.startswith(pattern)
 
     def add(self, number: int, patterns: Sequence[str]) -> None:
-        """File a selector, and note the lengths that F1 has to try."""
+        """File a selector, and count the lengths of its prefixes for F1."""
         super().add(number, patterns)
         self._lengths.update(map(len, patterns))
 
@@ -117,16 +117,16 @@ class Prefix(TextFamily):
         self._lengths -= Counter(map(len, patterns))
 
     def restore(self, tables: Any, selectors: Bitmap) -> None:
-        """File the rows, and note their lengths."""
+        """File the rows, and count their lengths."""
         super().restore(tables, selectors)
         for prefix, row in self._rows.items():
             self._lengths[len(str(prefix))] += len(row)
 
     def request_terms(self, pattern: str) -> Iterable[str]:
-        """The pattern itself."""
+        """Return the pattern."""
         return (pattern,)
 
     def message_terms(self, subject: str, headers: Headers, sender: str) -> Iterable[str]:
-        """The beginnings of the subject, of the lengths in use."""
+        """Return the beginnings of the subject, of the lengths in use."""
         characters = len(subject)
         return [subject[:length] for length in self._lengths if length <= characters]

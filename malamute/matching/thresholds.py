@@ -1,14 +1,14 @@
-"""Intervals of values, and which of them hold a value: how ranges become rows.
+"""Rows of ranges: the intervals that contain a value.
 
-`price > 100` cannot be a term that a message says, for it would have to say one for each number
-below its price. But the intervals that hold a value v are those that have started at v, without
-those that have ended by v, and both are rows that a sorted list can give:
+`price > 100` cannot be a term, since a message would need a term for each number below its price.
+But the intervals that contain a value v are those that have started at v, without
+those that have ended by v, and both are rows that a sorted list can return:
 
     held(v) = (unbounded below | started(v)) - ended(v)
 
-`Thresholds` files numbers under sorted keys and gives the row of all keys up to a place. The keys
-are cut into blocks of about the square root of their number, and each block keeps the row of all
-blocks before it. A look-up is two binary searches, a short list, and one union; it never visits the
+`Thresholds` files numbers under sorted keys and returns the row of all keys up to a place. The keys
+are cut into blocks of about the square root of their number, and each block has the row of all
+blocks before it. A look-up is two binary searches, a short list, and one union, without visiting the
 keys one by one. A change inserts into one block and sets one bit in each later one: 10 µs at 10,000
 ranges. The bounds' open and closed ends are the two sides of a value (`Bound`).
 """
@@ -22,7 +22,7 @@ from malamute.matching.bitmap import Bitmap
 from malamute.matching.expression import Bound
 
 BLOCK_MAX = 64
-"""A block of this size is not cut, however few keys there are."""
+"""The least size of a block that is cut."""
 
 
 class _Block:
@@ -46,9 +46,9 @@ class Thresholds:
         return self._size
 
     def passed(self, place: Bound) -> tuple[Bitmap, Bitmap]:
-        """The numbers whose keys are not behind `place`, in two sets: of whole blocks, and the rest.
+        """Return the numbers with keys up to `place`, in two sets: of whole blocks, and the others.
 
-        The first one belongs to this object, and is not to be changed.
+        The first set belongs to this object, and must not be changed.
         """
         block = self._blocks[bisect_right(self._firsts, place)]
         return block.before, Bitmap(block.numbers[: bisect_right(block.keys, place)])
@@ -94,7 +94,7 @@ class Thresholds:
 
 
 class Intervals:
-    """Numbers by the intervals that they stand for, all of one kind (numbers, or text)."""
+    """Numbers by their intervals, all of one kind (numbers, or text)."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -126,11 +126,11 @@ class Intervals:
             self._highs.remove(high, number)
 
     def holding(self, value: str | int | float) -> Bitmap:
-        """The numbers whose intervals hold the value; a new bitmap."""
+        """Return the numbers whose intervals contain the value; a new bitmap."""
         here = Bound(value, 0)
         started, started_last = self._lows.passed(here)
         ended, ended_last = self._highs.passed(here)
-        # The two large sets meet once, and what is left of them is usually small.
+        # The two large sets are joined once, and the result is usually small.
         held = started - ended
         held |= started_last - ended
         if self._unbounded:

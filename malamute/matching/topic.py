@@ -1,12 +1,12 @@
 """The families `topic` and `topic-amqp`.
 
 A pattern's forms (`pattern.py`) are filed by shape (`shapes.py`), so a new subject costs a look-up
-for each shape in use. Somebody could subscribe with thousands of different shapes: beyond SHAPES_MAX
-of one length, forms go into the constituent tables (`constituents.py`), whose work is bounded by the
+for each shape in use. A client could subscribe with thousands of different shapes: beyond SHAPES_MAX
+of one length, forms are filed in the constituent tables (`constituents.py`), at a cost bounded by the
 parts of the longest pattern. So both costs are bounded, and the usual one does not grow.
 
-Selectors with a form that floats, or that is in the constituent tables, may be hit falsely there,
-and are checked against their patterns.
+Selectors with a form that floats, or that is in the constituent tables, may have false hits, and are
+checked against their patterns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHAPES_MAX = 64
 """The most shapes of one length (and the most open ones) that a subject is tried against."""
 
 PART_BYTES = 100
-"""What each part of a form takes."""
+"""The bytes of each part of a form."""
 
 
 class TopicFamily(Family):
@@ -40,17 +40,17 @@ class TopicFamily(Family):
 
     @classmethod
     def normalise(cls, pattern: Any) -> str:
-        """The pattern itself, when it is well formed."""
+        """Return the pattern if it is well formed."""
         return checked_pattern(cls.name, pattern)
 
     @classmethod
     def cost_bytes(cls, patterns: Sequence[str]) -> int:
-        """A form is filed under all of its parts together, or under each of them."""
+        """Return the estimated bytes of the forms, each filed under all of its parts or each part."""
         return sum(TERM_BYTES + PART_BYTES * len(form) for p in patterns for form in forms(cls.name, p))
 
     @classmethod
     def matches(cls, pattern: str, subject: str, headers: Headers, sender: str) -> bool:
-        """Whether the subject fits a form of the pattern."""
+        """Return whether the subject fits a form of the pattern."""
         parts = subject.split(".")
         return any(fits(form, parts) for form in forms(cls.name, pattern))
 
@@ -75,7 +75,7 @@ class TopicFamily(Family):
         self._unsure.pop(number, None)
 
     def rows(self, subject: str, headers: Headers, sender: str) -> list[Bitmap]:
-        """The rows of the shapes, and of the constituent tables when they are in use."""
+        """Return the rows of the shapes, and of the constituent tables in use."""
         parts = subject.split(".")
         rows = self._shapes.rows(parts)
         if self._tabled:
@@ -83,11 +83,11 @@ class TopicFamily(Family):
         return self._confirmed(rows, parts) if self._unsure else rows
 
     def saved(self) -> tuple[Any, list[int]]:
-        """The shapes. Those that must be checked, or are in the constituent tables, are filed anew."""
+        """Return the shapes, and the selectors to file anew: all that must be checked."""
         return self._shapes.saved(self._unsure), [*self._unsure]
 
     def restore(self, tables: Any, selectors: Bitmap) -> None:
-        """Take up the shapes."""
+        """Restore the shapes."""
         self._shapes.restore(tables, selectors)
 
     def _forms(self, patterns: Sequence[str]) -> list[Form]:

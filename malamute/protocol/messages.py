@@ -94,7 +94,7 @@ class Hello(NamedTuple):
 class Publish(NamedTuple):
     """Publish messages to a stream. With a number other than 0 they are confirmed by STORED.
 
-    They expire `ttl` milliseconds after the broker has accepted them; 0 is never.
+    The messages expire `ttl` milliseconds after the broker has accepted them; 0 is never.
     """
 
     stream: Name

@@ -1,7 +1,7 @@
-"""Operations as bytes: one codec for all of them, which is the same on the disk and wherever else they go.
+"""Operations as bytes: one codec for all kinds, on the disk and elsewhere.
 
 Theory. Operations are tuples, and msgpack takes a list of tuples in one step. So the encoding of a run of
-operations is the msgpack of two things: a byte for the kind of each, and the list of them as they are.
+operations is the msgpack of a pair: a string of bytes, one for the kind of each, and the list of operations.
 Decoding any bytes gives operations or raises `Malformed`, and nothing else. A kind keeps its byte for good.
 """
 
@@ -62,7 +62,7 @@ CODES: Mapping[type[Any], int] = {
 """The byte of each kind of operation."""
 
 VALUE_DEPTH_MAX = 8
-"""How deep tuples may be in each other in a value."""
+"""The most levels of nested tuples in a value."""
 
 _PUT_MESSAGES = CODES[PutMessages]
 _FAULTS = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
@@ -71,14 +71,14 @@ RecordsByQueue = Mapping[tuple[QueueKind, str], Mapping[int, bytes]]
 
 
 def encode(operations: Sequence[Operation]) -> bytes:
-    """The bytes of operations, in their order."""
+    """Return the bytes of operations, in their order."""
     codes = bytes(map(CODES.__getitem__, map(type, operations)))
     packed: bytes = msgpack.packb((codes, operations))
     return packed
 
 
 def decode(data: bytes | memoryview) -> list[Operation]:
-    """The operations, in their order. Raises: Malformed."""
+    """Return the operations, in their order. Raises: Malformed."""
     codes, rows = _unpack(data)
     try:
         return [_DECODERS[code](row) for code, row in zip(codes, rows, strict=True)]
@@ -87,10 +87,10 @@ def decode(data: bytes | memoryview) -> list[Operation]:
 
 
 def salvage(data: bytes | memoryview) -> list[Operation]:
-    """The operations of damaged bytes that can still be told apart. What is in them may be wrong.
+    """Return the separable operations of damaged bytes; their fields may be wrong.
 
-    A list gets the room that it declares before its items are read. So each operation is gone through first:
-    if it is cut short, nothing is made of it.
+    msgpack allocates the declared size of a list before it reads the items. So each operation is skipped
+    over first: a truncated one fails there, before any allocation.
     """
     found: list[Operation] = []
     size = max(1, len(data))
@@ -108,12 +108,12 @@ def salvage(data: bytes | memoryview) -> list[Operation]:
             with suppress(*_FAULTS):
                 found.append(_DECODERS[code](row))
     except (*_FAULTS, msgpack.UnpackException):
-        pass  # from here on nothing can be told apart
+        pass  # further operations are not separable
     return found
 
 
 def decode_records(data: bytes | memoryview) -> RecordsByQueue:
-    """The records that are put, by queue and sequence; of each message the last one. Raises: Malformed."""
+    """Return the newest record of each message, by queue and sequence. Raises: Malformed."""
     codes, rows = _unpack(data)
     records: dict[tuple[QueueKind, str], dict[int, bytes]] = {}
     try:
@@ -130,7 +130,7 @@ def decode_records(data: bytes | memoryview) -> RecordsByQueue:
 
 
 def _unpack(data: bytes | memoryview) -> tuple[bytes, list[Any]]:
-    """The codes and the fields of operations, with nothing checked but that they are such."""
+    """Return the codes and the fields of operations, unchecked."""
     try:
         codes, rows = msgpack.unpackb(data, strict_map_key=False)
         _expect(bytes, codes)
@@ -206,7 +206,7 @@ def _put_identity(row: Sequence[Any]) -> PutIdentity:
 
 
 def _of_queue(make: Callable[..., Operation], numbers: int) -> Callable[[Sequence[Any]], Operation]:
-    """A decoder of an operation on a queue with so many numbers."""
+    """Return a decoder of an operation on a queue with so many numbers."""
 
     def decoder(row: Sequence[Any]) -> Operation:
         kind, queue, *rest = row
@@ -216,7 +216,7 @@ def _of_queue(make: Callable[..., Operation], numbers: int) -> Callable[[Sequenc
 
 
 def _of_stream(make: Callable[..., Operation], numbers: int) -> Callable[[Sequence[Any]], Operation]:
-    """A decoder of an operation on a stream with so many numbers."""
+    """Return a decoder of an operation on a stream with so many numbers."""
 
     def decoder(row: Sequence[Any]) -> Operation:
         stream, *rest = row
@@ -243,7 +243,7 @@ def _delete_value(row: Sequence[Any]) -> DeleteValue:
 
 
 def key_of(value: Any) -> Key:
-    """A key of a table as it was before it was encoded. Raises: TypeError."""
+    """Return the key of a table that was encoded so. Raises: TypeError."""
     _expect(list, value)
     if not value or not {str, bytes, int}.issuperset(map(type, value)):
         raise TypeError("invalid key of a table: expected text, bytes and integers")
@@ -251,7 +251,7 @@ def key_of(value: Any) -> Key:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value as it was before it was encoded: with tuples. Raises: TypeError if it is not plain."""
+    """Return the value of a table that was encoded so, with tuples. Raises: TypeError for other values."""
     if type(value) is list and depth < VALUE_DEPTH_MAX:
         return tuple([plain(item, depth + 1) for item in value])
     if value is not None and type(value) not in (bool, int, float, str, bytes):

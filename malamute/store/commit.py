@@ -1,23 +1,23 @@
-"""What is committed together, and what holds when part of it cannot be: all the rules, in one place. Pure.
+"""The commit of appends in groups, and the rules for failures. Pure.
 
-Theory. The core hands out an `Append` for each of its iterations. The writer commits all that wait in one
-transaction, which the store carries out as a whole or not at all. So what fails in part is a group, or what
-comes of one append that failed:
+Theory. The core hands out an `Append` for each of its iterations. The writer commits all waiting appends in
+one transaction, which the store carries out as a whole or not at all. So a failure concerns a group, or one
+append and the appends that depend on it:
 
-1. *A group that fails is tried one by one.* Each append then is stored or refused as a whole.
-2. *What gives room back is done anyway*, unless it is bound to the rest: a disk that is full must not keep
-   anybody from making it less so.
-3. *What relies on an append that was refused is refused with it.* It names the appends that it confirms
-   something of. And what a session has stored is one record, up to a number. Later ones of the same session
-   that were made before the core knew of the refusal would report its numbers as stored, and after a crash
-   the broker would confirm what is not there.
-4. *A chunk that is refused is noted with the next one of its stream that is stored*: subscribers may have had
-   it. Nothing behind it is stored without that, so one range for each stream is enough.
-5. *What was begun with a fault is refused*: nobody knows what lacks.
+1. *A group that fails is tried one by one.* Each append is then stored or refused as a whole.
+2. *Operations that give room back are carried out anyway*, unless they are bound to the others: a full disk
+   must not prevent deletions.
+3. *An append that depends on a refused append is refused with it.* An append names the appends that it
+   confirms a part of. And the stored numbers of a session are one record, up to a number. Later appends of
+   the session, made before the core was informed of the refusal, would report the refused numbers as stored,
+   and after a crash the broker would confirm missing messages.
+4. *A refused chunk is noted with the next stored chunk of its stream*: subscribers may have got its messages.
+   No later chunk is stored without the note, so one range for each stream is enough.
+5. *An append with a fault is refused*: its operations are incomplete.
 
-Which room an operation may take is a rule, too. Chunks are never refused while older ones can make room for
-them; messages of queues leave the ring what it was promised, and a reserve; other values that are kept leave
-it the former. What gives room back may use all there is.
+The room that an operation may take is a rule, too. Chunks are never refused while older ones can make room
+for them. Messages of queues leave the ring its promised room, and a reserve; other values leave the promised
+room. Operations that give room back may use the whole store.
 """
 
 from __future__ import annotations
@@ -56,24 +56,23 @@ KEEPING: frozenset[type[Any]] = frozenset((PutIdentity, PutValue))
 GIVING: frozenset[type[Any]] = frozenset(
     (DeleteMessages, DeleteQueue, ForgetIdentities, MarkDelivered, Retain, SetAttempts, TrimByAge)
 )
-"""Operations that give room back, or only count. Deleting values is one for some tables (`gives_room`)."""
+"""Operations that give room back, or only count; also deletions of values of some tables (`gives_room`)."""
 
 
 class Append(NamedTuple):
-    """Operations to commit together, and the token to name them by afterwards.
+    """Operations to commit together, and their token in the report of the outcome.
 
-    If that fails, those that only give room back are still to be done, but not the `bound` ones: the
-    completion of a request whose reply could not be stored would lose it.
+    If the commit fails, operations that give room back are carried out still, but not the `bound` ones: the
+    completion of a request without its stored reply would lose the request.
 
-    `known` is the token of the last append whose outcome was known when this one was made. It may report
-    the numbers in those between as stored, so it must not be stored if one of them was not.
+    `known` is the token of the last append with a known outcome when this one was made. This append may
+    report the numbers of the appends in between as stored, so it must not be stored if one of them failed.
 
-    If it is not `awaited`, nobody waits for it, and it may be stored a little later together with others.
+    An append that is not `awaited` may be stored a little later, together with others.
 
-    `needs` are the tokens of those without which it must not be stored either: it confirms what they have.
+    `needs` are the tokens of the appends that this one confirms a part of: it is not stored without them.
 
-    With a `fault` it must not be stored: the iteration could not be completed, and nobody knows what lacks.
-
+    With a `fault` it must not be stored: the iteration was not completed, and its operations are incomplete.
     """
 
     token: int
@@ -86,43 +85,42 @@ class Append(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Appends were stored, or not for the reason given."""
+    """The outcome of appends: stored, or refused with an error."""
 
     tokens: Sequence[int]
     error: MalamuteError | None = None
 
 
 def gives_room(operation: Operation) -> bool:
-    """Whether an operation gives room back, or only counts."""
+    """Return whether an operation gives room back, or only counts."""
     if type(operation) is DeleteValue:
         return TABLES.get(operation.table, PLAIN).gives_room
     return type(operation) in GIVING
 
 
 def done_anyway(append: Append) -> list[Operation]:
-    """What is to be done of an append that cannot be stored as a whole."""
+    """Return the operations of a refused append to carry out anyway."""
     # There may be thousands: `bound` has the same objects.
     bound = {*map(id, append.bound)}
     return [o for o in append.operations if gives_room(o) and id(o) not in bound]
 
 
 Write = Callable[[Sequence[Operation]], MalamuteError | None]
-"""Carries out operations in one transaction, or returns why it cannot."""
+"""Carries out operations in one transaction, or returns the error."""
 
 
 class Committer:
-    """Commits appends, as many as wait in one transaction."""
+    """Commits groups of appends, each in one transaction if possible."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
         self._refused: dict[str, NoteRefused] = {}
-        """What was refused of each stream, until that is stored with what comes next of it."""
+        """The refused range of each stream, until it is stored with the next chunk of the stream."""
         self._failures: dict[Hashable, Written] = {}
-        """The last append of a session that failed, as long as the core may not know of it, and each that
-        failed by its token, as long as another may need it."""
+        """Failed appends by token, and the last one of each session, until the core knows of the failure."""
 
     def commit(self, appends: Sequence[Append]) -> Iterator[Written]:
-        """Commit all of them, or find out which of them cannot be. Reports each as soon as it is known."""
+        """Commit all appends, or each that can be stored; yield the outcomes as soon as they are known."""
         error = None
         if not self._failures and not any(append.fault for append in appends):
             error = self._try([operation for append in appends for operation in append.operations])
@@ -134,7 +132,7 @@ class Committer:
             yield from self._commit_one(append, alone)
 
     def _commit_one(self, append: Append, error: MalamuteError | None) -> Iterator[Written]:
-        """Commit one append, unless it is known that it failed."""
+        """Commit one append, unless it has a fault or depends on a failed one."""
         reason = append.fault or self._failure_of_others(append) or error or self._try(append.operations)
         written = Written([append.token], reason)
         if reason is not None:
@@ -142,13 +140,13 @@ class Committer:
             self._try(done_anyway(append))
             self._failures.update(dict.fromkeys([append.token, *_sessions(append)], written))
         yield written
-        # What is made later was begun when the core knew all that it knew when it made this one.
+        # Later appends are made with at least the knowledge of this one.
         self._failures = {
             k: failed for k, failed in self._failures.items() if failed.tokens[0] > append.known
         }
 
     def _failure_of_others(self, append: Append) -> MalamuteError | None:
-        """The error of an earlier append that this one needs, or would report as stored."""
+        """Return the error of a failed append that this one needs, or would report as stored."""
         found = [self._failures[token] for token in append.needs if token in self._failures]
         failures = [self._failures[session] for session in _sessions(append) if session in self._failures]
         found += [failed for failed in failures if failed.tokens[0] > append.known]
@@ -174,5 +172,5 @@ class Committer:
 
 
 def _sessions(append: Append) -> list[Any]:
-    """The sessions whose numbers an append stores."""
+    """Return the sessions with numbers in an append."""
     return [o.key[0] for o in append.operations if type(o) is PutValue and o.table == SESSIONS]

@@ -64,14 +64,14 @@ GROUPS = "groups"
 """Of (name,): the rules of a group as texts, beside the groups of the configuration."""
 
 MEMORY_QUEUES = "memory-queues"
-"""Of (kind, name): how many messages a queue that is in memory only had at the last graceful shutdown, or -1
-since its first one. After the start they are gone."""
+"""Of (kind, name): the messages of a queue in memory, counted at the last graceful shutdown and lost at the
+next start; or -1 since its first message."""
 
 CLOCK = "clock"
 """Of ("",): the broker's clock at the last commit, in nanoseconds UTC."""
 
 SEQUENCES = "queue-sequences"
-"""Of ("",): up to which sequence any of a queue may be in use, though the store has no message with it."""
+"""Of ("",): the highest sequence of any queue that may be in use without a message in the store."""
 
 STORES = "stores"
 """Of (name,): the id of a store in another directory, by an earlier version, or no bytes if it was forgotten.

@@ -306,7 +306,7 @@ def test_an_incarnation_goes_beyond_all_that_was_used_though_the_clock_is_wrong(
 
 
 def test_a_store_remembers_a_bounded_number_of_incarnations(disk, target, monkeypatch):
-    monkeypatch.setattr("malamute.journal.disk_recovery.INCARNATIONS_MAX", 2)
+    monkeypatch.setattr("malamute.journal.store.INCARNATIONS_MAX", 2)
     disk().write([append(1)])
     begun = []
     source = disk.store

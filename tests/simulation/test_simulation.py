@@ -586,7 +586,7 @@ BROKEN = {
     "identities may take any memory": ("malamute.core.queue.deduplication.DedupQuota.evict", _nothing),
     "caches may take any memory": ("malamute.matching.cache.CacheBudget._reclaim", _nothing),
     "a restored broker goes on where the backup ends": (
-        "malamute.journal.memory.next_incarnation",
+        "malamute.journal.store.next_incarnation",
         lambda now, used, newest: 0,
     ),
     "a feed that was set back goes on where it was before": (

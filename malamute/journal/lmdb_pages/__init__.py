@@ -6,5 +6,5 @@ values. Another magic or version is a `PageFault`, and the file is left alone.
 
 pages       trees of pages, and the check before a store is opened
 cursor      values in order, each page read by a call
-salvage     a new file of all values that are still found
+salvage     a new file of all values that can still be read
 """

@@ -1,8 +1,8 @@
-"""A cursor over the values of a data file that reads each page with a call, and nothing of LMDB's map.
+"""A cursor over the values of a data file that reads each page by a system call, without LMDB's map.
 
-A page that the disk cannot read ends a process that looks at it in the map, without a word. A call fails, so
-a reader can say which file it is. A read transaction of LMDB has to be open all the while: its writer leaves
-alone then what the root of that transaction leads to.
+An unreadable page of the map kills the process without a message. A system call fails instead, so the error
+of a reader names the file. A read transaction of LMDB has to be open meanwhile: the writer does not reuse the
+pages below the root of that transaction.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from malamute.errors import StoreCorrupt
 from malamute.journal.lmdb_pages.pages import NONE, Node, PageRoot, Pages
 
 _BEHIND = b"\xff" * 16
-"""Behind all keys."""
+"""A key greater than all keys."""
 
 _key = itemgetter(0)
 
 Branch = Sequence[tuple[bytes, int]]
-"""The pages below one, each with the key where it begins."""
+"""The pages below a branch page, each with its first key."""
 
 
 class PageCursor(Pages):
-    """Does what a cursor of LMDB does, under the same names. Each call raises StoreCorrupt for a bad page."""
+    """A cursor with the methods of LMDB's cursor. Each call raises StoreCorrupt for a bad page."""
 
     def __init__(self, descriptor: int, data: Path) -> None:
         super().__init__(descriptor)
@@ -42,7 +42,7 @@ class PageCursor(Pages):
         self._place = 0
 
     def find_root(self, transaction: int) -> bool:
-        """Take the root of a transaction; False if two have been committed since then, or one just now is."""
+        """Select the root of a transaction; return False if a later commit replaces it."""
         roots, again = self._roots(), self._roots()
         if roots != again:
             return False
@@ -55,18 +55,18 @@ class PageCursor(Pages):
         return False
 
     def set_range(self, key: bytes) -> bool:
-        """Stand at the first value whose key is at or after this one."""
+        """Move to the first value with a key at or after this one."""
         self._descend(key)
         self._place = bisect_left(self._nodes, key, key=_key)
         return self._forward()
 
     def next(self) -> bool:
-        """Stand at the next value."""
+        """Move to the next value."""
         self._place += 1
         return self._forward()
 
     def prev(self) -> bool:
-        """Stand at the value before, or at the last one from behind the end."""
+        """Move to the previous value, or to the last one from behind the end."""
         self._place -= 1
         if self._place < 0 and self._first:
             self._descend(self._first, is_before=True)
@@ -74,26 +74,26 @@ class PageCursor(Pages):
         return self._place >= 0
 
     def last(self) -> bool:
-        """Stand at the last value."""
+        """Move to the last value."""
         self._descend(_BEHIND)
         self._place = len(self._nodes) - 1
         return self._place >= 0
 
     def key(self) -> bytes:
-        """The key of the value here; empty if there is none."""
+        """Return the key of the value here; empty without a value."""
         return self._nodes[self._place].key if 0 <= self._place < len(self._nodes) else b""
 
     def value(self) -> bytes:
-        """The value here."""
+        """Return the value here."""
         node = self._nodes[self._place]
         return self._value(node)
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key, if there is one."""
+        """Return the value of a key; None without one."""
         return self.value() if self.set_range(key) and self.key() == key else None
 
     def size_and_head(self) -> tuple[int, bytes]:
-        """How long the value here is, and what its first page has of it: the rest is not read."""
+        """Return the size of the value here, and the part of it in its first page."""
         node = self._nodes[self._place]
         return node.size, self._value(node._replace(size=min(node.size, self.page_bytes // 2)))
 
@@ -110,7 +110,7 @@ class PageCursor(Pages):
         return self._place < len(self._nodes)
 
     def _descend(self, key: bytes, *, is_before: bool = False) -> None:
-        """Read the leaf that has a key, or would have it, or with `is_before` the leaf before that key."""
+        """Read the leaf for a key, or with `is_before` the leaf before that key."""
         assert self._root is not None
         tree, first = self._root.values, b""
         end: bytes | None = None
@@ -153,7 +153,7 @@ Cursor = lmdb.Cursor | PageCursor
 
 
 def size_and_head(cursor: Cursor) -> tuple[int, bytes | memoryview]:
-    """How long the value is that a cursor stands at, and the first of it: the rest need not be read."""
+    """Return the size of the value under a cursor, and its beginning."""
     if isinstance(cursor, PageCursor):
         return cursor.size_and_head()
     value = cursor.value()

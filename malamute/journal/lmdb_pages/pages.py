@@ -1,15 +1,15 @@
 """The pages of LMDB, read and checked without LMDB.
 
-LMDB believes what it reads: no page has a checksum, and a wrong bit in the number of a page leads it to
-another one, or out of its map, which ends the process. Values have checksums of their own; this is about the
-way to them. It is looked at whenever a store is opened, before LMDB takes a step in it.
+LMDB does not check its pages: no page has a checksum, and a wrong bit in a page number leads to another
+page, or out of the map, which kills the process. Values have checksums of their own; this module checks the
+tree of pages above them, whenever a store is opened, before LMDB reads it.
 
-What has to hold: each page names itself, has the kind that its place in the tree needs, and is filled without
-a gap. Keys rise, and lie between those of the page above. Each page is in one place, either used or free.
-There are as many pages and values as the root says, and the two roots follow each other. Of a value that has
-pages of its own only their number is known here: they are not read, so that this costs the number of values
-and not their bytes. Who suspects the disk has them read as well: LMDB maps the file, and what cannot be read
-ends the process there, where a call fails here.
+A valid page has its own number, the kind that its place in the tree needs, and no gap between its entries.
+Keys rise, and lie between the keys of the page above. Each page has one place, either used or free. The
+counts of pages and values are those of the root, and the two roots have successive transactions. The own
+pages of a large value are counted but not read, so that the check costs the number of values and not their
+bytes. A check of a suspect disk reads them as well: an unreadable page in LMDB's map kills the process, where
+a system call only fails.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BRANCH, LEAF = 1, 2
 """The kinds of pages of a tree."""
 
 NONE = (1 << 64) - 1
-"""The root of a tree with nothing in it."""
+"""The root of an empty tree."""
 
 MAP_BYTES_MAX = 1 << 47
-"""What can be mapped; a root that says more is damaged."""
+"""The largest possible map; a root with a larger one is damaged."""
 
 BEHIND_BYTES = 1 << 30
-"""How far the last page may be behind the end of the file, where LMDB has never written it."""
+"""The most bytes from the end of the file to the last page, where LMDB has left pages unwritten."""
 
 _MAGIC, _FORMAT = 0xBEEFC0DE, 1
 _OWN_PAGES = 1
@@ -47,9 +47,9 @@ _NUMBER = struct.Struct("<Q")
 
 
 class PageFault(NamedTuple):
-    """A page that cannot be believed, and the keys that it had: from `first` up to, not including, `end`.
+    """A damaged page, and the keys below it: from `first` up to, not including, `end`.
 
-    `end` is None if nothing lies behind. Of a root, and of the list of free pages, the keys are empty.
+    `end` is None for the last keys. A root and the list of free pages have empty keys.
     """
 
     number: int
@@ -59,7 +59,7 @@ class PageFault(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """What a root says of a tree: how many pages of each kind, how many values, and where it begins."""
+    """The description of a tree in a root: its pages of each kind, its values, and its first page."""
 
     page_bytes: int
     flags: int
@@ -91,11 +91,11 @@ class Node(NamedTuple):
 
 
 class _Bad(ValueError):
-    """Raised within this file: what is wrong with a page."""
+    """Raised within this file with the fault of a page."""
 
 
 def read_root(page: bytes, page_bytes: int) -> PageRoot:
-    """A root page. Raises ValueError if it is none."""
+    """Return the root in a page. Raises ValueError for any other page."""
     magic, version, _, map_bytes = _ROOT.unpack_from(page, _PAGE.size)
     if (magic, version, _PAGE.unpack_from(page)[2]) != (_MAGIC, _FORMAT, _IS_ROOT):
         raise ValueError("it is none")
@@ -105,13 +105,13 @@ def read_root(page: bytes, page_bytes: int) -> PageRoot:
     if free.page_bytes != page_bytes or not root.last * page_bytes < map_bytes <= MAP_BYTES_MAX:
         raise ValueError(f"a map of {map_bytes} bytes has {root.last} pages of {free.page_bytes}")
     if (free.flags & 0xFF, values.flags) != (_KEYS_ARE_NUMBERS, 0):
-        # They say how keys are ordered, the upper ones of the first how the file was opened.
+        # The flags have the order of the keys, the upper ones of the first tree the options of the file.
         raise ValueError(f"its trees have the flags {free.flags} and {values.flags}")
     return root
 
 
 class Pages:
-    """The pages of a data file, and what is wrong with them."""
+    """The pages of a data file, and their faults."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = descriptor
@@ -122,7 +122,7 @@ class Pages:
         self._is_free_tree = False
 
     def check(self, *, values: bool = False) -> list[PageFault]:
-        """Look at all of them, and read the `values` that have pages of their own. Returns the faults."""
+        """Check all pages, with `values` also the own pages of large values; return the faults."""
         root = self._newest_root()
         if root is not None:
             for _, leaf in self._leaves(root):
@@ -133,7 +133,7 @@ class Pages:
         return self.faults
 
     def best_root(self) -> PageRoot | None:
-        """The root that LMDB takes; or, if nobody can tell, the one with less damage below it; or None."""
+        """Return the root that LMDB would use; if unknown, the one with less damage below it, or None."""
         root = self._newest_root()
         if root is not None:
             return root
@@ -147,7 +147,7 @@ class Pages:
         return min(counted)[2] if counted else None
 
     def _roots(self) -> list[PageRoot]:
-        """The roots that can be read."""
+        """Return the readable roots."""
         size = os.sysconf("SC_PAGESIZE")
         longest = 2 * os.fstat(self._file).st_size + BEHIND_BYTES
         roots = []
@@ -162,7 +162,7 @@ class Pages:
         return roots
 
     def _newest_root(self) -> PageRoot | None:
-        """The root that LMDB takes. None if there is none to go by."""
+        """Return the root that LMDB would use; None if a root is damaged."""
         roots = self._roots()
         if self.faults:
             return None
@@ -176,7 +176,7 @@ class Pages:
     def _read(self, offset: int, size: int) -> bytes:
         data = os.pread(self._file, size, offset)
         while len(data) < size:
-            # What comes short ends where the file ends, or before what cannot be read: the next call says so.
+            # A short read ends at the end of the file, or before an unreadable part; the next call tells.
             rest = os.pread(self._file, size - len(data), offset + len(data))
             if not rest:
                 raise ValueError("it is cut off")
@@ -186,7 +186,7 @@ class Pages:
     # --- trees
 
     def values(self, root: PageRoot) -> Iterator[tuple[bytes, Node]]:
-        """The values below a root in order, each with its page, as far as nothing is wrong with that."""
+        """Yield the values below a root in order, each with its page, without damaged pages."""
         for page, leaf in self._leaves(root):
             for node in leaf:
                 yield page, node
@@ -241,9 +241,9 @@ class Pages:
         return nodes
 
     def _even_leaf(self, page: bytes, places: Sequence[int]) -> list[Node] | None:
-        """The values of a leaf of which each has pages of its own and a key as long as all others.
+        """Return the values of a leaf of large values with keys of one length; None for any other leaf.
 
-        Nearly all leaves of a large store are: those of chunks. None if it is no such leaf.
+        Nearly all leaves of a large store are of this kind: the leaves of chunks.
         """
         upper = min(places)
         size, rest = divmod(self.page_bytes - upper, len(places))
@@ -283,7 +283,7 @@ class Pages:
             low, high, top, key_bytes = _NODE.unpack_from(page, place)
             stop = place + _NODE.size + key_bytes
             filled += stop - place + (stop - place) % 2
-            # LMDB never looks at the first key, which is that of the page above.
+            # LMDB never reads the first key, which is that of the page above.
             key = self._key(page[place + _NODE.size : stop]) if children else first
             children.append((key, low | high << 16 | top << 32))
         self._check_filled(page, filled)
@@ -291,11 +291,11 @@ class Pages:
         return children
 
     def _key(self, key: bytes) -> bytes:
-        """A key such that the order of the bytes is that of the keys: those of free pages are numbers."""
+        """Return a key in the byte order of keys: the keys of free pages are little-endian numbers."""
         return key[::-1] if self._is_free_tree else key
 
     def _places(self, page: bytes, number: int, kind: int) -> Sequence[int]:
-        """Where the values of a page begin."""
+        """Return the offsets of the values of a page."""
         itself, _, flags, lower, upper = _PAGE.unpack_from(page)
         if itself != number or flags != kind:
             raise _Bad(f"it is page {itself} of kind {flags}, expected kind {kind}")
@@ -314,11 +314,11 @@ class Pages:
             raise _Bad(f"{filled} bytes of it are filled, expected {self.page_bytes - upper}")
 
     def _pages_of(self, size: int) -> int:
-        """How many pages a value takes that has pages of its own."""
+        """Return the number of own pages of a large value."""
         return -(-(_PAGE.size + size) // self.page_bytes)
 
     def _use(self, number: int, count: int) -> None:
-        """Take note that pages are in use."""
+        """Mark pages as used."""
         if not 2 <= number <= self._last - count + 1:
             raise _Bad(f"page {number} is none: the last is {self._last}")
         if self._used.find(1, number, number + count) >= 0:
@@ -326,7 +326,7 @@ class Pages:
         self._used[number : number + count] = b"\1" * count
 
     def _use_own(self, leaf: list[Node]) -> int:
-        """Take note of the pages that the values have of their own. Returns how many there are."""
+        """Mark the own pages of the values of a leaf as used; return their number."""
         page_bytes, used, most = self.page_bytes, self._used, self._last + 1
         head = _PAGE.size + page_bytes - 1
         total = 0
@@ -334,20 +334,20 @@ class Pages:
             if own:
                 count = (head + size) // page_bytes
                 if own < 2 or own + count > most or used.find(1, own, own + count) >= 0:
-                    self._use(own, count)  # says what is wrong
+                    self._use(own, count)  # raises with the fault
                 used[own : own + count] = b"\1" * count
                 total += count
         return total
 
     def orphans(self, root: PageRoot) -> Iterator[tuple[bytes, Node]]:
-        """The values of leaves that nothing leads to any more, after `values`: they are not free either.
+        """Yield the values of orphaned leaves, after `values`: leaves that are neither in a tree nor free.
 
-        What a value of its own pages holds may look like a leaf, but not in the pages of an orphan.
+        Pages of the large values of orphans are left out, as their bytes may look like a leaf.
         """
         before = len(self.faults)
         self._check_free(root.free)
         if len(self.faults) > before:
-            return  # nobody knows which pages are free
+            return  # the free pages are unknown
         leaves: dict[int, tuple[bytes, list[Node]]] = {}
         for number in range(2, root.last + 1):
             if not self._used[number]:
@@ -363,7 +363,7 @@ class Pages:
                 yield page, node
 
     def fault_of(self, node: Node) -> PageFault | None:
-        """What is wrong with the pages of a value, if it has some of its own: LMDB looks at the first."""
+        """Return the fault of the own pages of a large value; LMDB checks none but the first of them."""
         if not node.own:
             return None
         try:
@@ -378,7 +378,7 @@ class Pages:
         return PageFault(node.own, reason, node.key, node.key + b"\0")
 
     def read(self, page: bytes, node: Node) -> bytes:
-        """A value. Raises OSError or ValueError if its own pages cannot be read."""
+        """Return a value. Raises OSError or ValueError if its own pages cannot be read."""
         if node.own:
             return self._read(node.own * self.page_bytes + _PAGE.size, node.size)
         return page[node.start : node.start + node.size]
@@ -412,7 +412,7 @@ def _check_keys(keys: Sequence[bytes], first: bytes, end: bytes | None) -> None:
 
 
 def words(fault: PageFault) -> str:
-    """What is wrong with a page, and which keys it led to."""
+    """Return the words for a damaged page and the keys below it."""
     if fault.end == b"":
         return fault.reason
     behind = "the end" if fault.end is None else fault.end.hex()
@@ -420,10 +420,9 @@ def words(fault: PageFault) -> str:
 
 
 def check_pages(data: Path, *, values: bool = False) -> list[PageFault]:
-    """What is wrong with the pages of a data file, which nobody may be writing to.
+    """Return the faults of the pages of a data file, which no process may be writing.
 
-    Costs some microseconds for each value, and reading the pages that lead to them; with `values` it reads
-    all that is used.
+    Costs some microseconds for each value, and reading the tree of pages; with `values` all used pages.
     """
     descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
     try:

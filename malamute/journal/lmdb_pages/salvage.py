@@ -1,14 +1,14 @@
-"""Making a data file anew of what can be read of a damaged one: the part of a repair without LMDB.
+"""A new data file of the readable values of a damaged one: the part of a repair without LMDB.
 
-What a page has led to that cannot be believed is found as far as the leaves below it name themselves, and are
-not free. Which keys were there is known from the page above it, so what is lost has a range. In place of a
-run of lost chunks, or of blocks of the log, a damaged one is left: readers get a gap, and the broker treats
-queues, sessions and cursors as with any damaged block. The state of a stream whose chunks are lost is left
-out, and made anew of its card and of its other chunks.
+Values below a damaged page are found if their leaves are intact, and are not free pages. The page above
+a damaged one has its range of keys, so the losses are known as ranges. In place of a run of lost chunks, or
+of lost blocks of the log, a damaged value is stored: readers get a gap, and the broker treats queues,
+sessions and cursors as with any damaged block. The state of a stream with lost chunks is left out, and
+rebuilt from its card and its other chunks.
 
-Where the newest root is damaged, the one before it is taken: all that it leads to is still there, and the
-last transaction is lost. Nobody knows which sequences were used in what is lost. So the new file counts as
-a copy: a broker begins another incarnation on it.
+If the newest root is damaged, the root before it is used: its pages still exist, and the last transaction is
+lost. The sequences used in the lost values are unknown. So the new file counts as a copy: a broker begins
+another incarnation on it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from malamute.journal.format import BLOCK, CHUNK, STREAM, Damaged, StreamMeta, k
 from malamute.journal.lmdb_pages.pages import PageFault, PageRoot, Pages
 
 BATCH_BYTES = 16 << 20
-"""What one transaction copies."""
+"""The bytes that one transaction copies."""
 
 LOST = b""
-"""What stands in the place of what is lost: a value that cannot be decoded."""
+"""The value in place of lost ones; decoding it fails."""
 
 
 def salvage(data: Path, new: Path) -> list[PageFault]:
-    """Make the file `new` of what can be read of `data`; `new` is durable then. Returns what is lost.
+    """Copy the readable values of `data` into the file `new`, durably; return the lost pages.
 
     Raises StoreCorrupt if neither root can be read.
     """
@@ -83,7 +83,7 @@ def _batches(pages: Pages, root: PageRoot) -> Iterator[list[tuple[bytes, bytes]]
 
 
 def _finish(transaction: lmdb.Transaction, faults: Sequence[PageFault]) -> None:
-    """Leave something in the place of what is lost, and have the file count as a copy."""
+    """Store a damaged value in place of lost ones, and mark the file as a copy."""
     lost = [(fault.first, fault.end) for fault in faults if fault.end != b""]
     for identifier, stream in _streams(transaction):
         if places := _missing(transaction, lost, CHUNK, identifier, stream):
@@ -92,12 +92,12 @@ def _finish(transaction: lmdb.Transaction, faults: Sequence[PageFault]) -> None:
             transaction.put(key(CHUNK, identifier, sequence), LOST)
     for number in _missing(transaction, lost, BLOCK, 0, None):
         transaction.put(key(BLOCK, 0, number), LOST)
-    with suppress(StoreCorrupt):  # the repair makes another one
+    with suppress(StoreCorrupt):  # the repair writes a new meta record
         put_meta(transaction, read_meta(transaction)._replace(copied=True))
 
 
 def _streams(transaction: lmdb.Transaction) -> list[tuple[int, StreamMeta | None]]:
-    """The identifiers of all streams, with the state of those that have one."""
+    """Return the identifiers of all streams, with their states; None without a state."""
     streams: dict[int, StreamMeta | None] = {}
     with transaction.cursor() as cursor:
         for place, value in _of_kind(cursor, STREAM):
@@ -127,7 +127,7 @@ def _missing(
     identifier: int,
     stream: StreamMeta | None,
 ) -> list[int]:
-    """Where chunks or blocks are missing, for the reason that they are lost."""
+    """Return the sequences of missing chunks or blocks in lost ranges."""
     places = []
     expected = stream.first if stream else _first_lost(lost, kind, identifier)
     with transaction.cursor() as cursor:
@@ -144,7 +144,7 @@ def _missing(
 
 
 def _first_lost(lost: Sequence[tuple[bytes, bytes | None]], kind: int, identifier: int) -> int:
-    """Where what is lost of a stream, or of the log, begins; 0 if it does so somewhere else."""
+    """Return the first lost sequence of a stream, or of the log; 0 if no lost range begins in it."""
     prefix = key(kind, identifier)[:5]
     return min((codec.split_key(begin)[2] for begin, _ in lost if begin.startswith(prefix)), default=0)
 
@@ -154,7 +154,5 @@ def _is_lost(lost: Sequence[tuple[bytes, bytes | None]], first: bytes, end: byte
 
 
 def _chunk_last(sequence: int, value: bytes) -> int:
-    try:
-        return codec.decode_chunk_header(value).last
-    except Damaged:
-        return sequence
+    header = codec.header_of(value)
+    return header.last if header else sequence

@@ -8,7 +8,7 @@ Times of day are in seconds since the epoch, durations have their unit in their 
 Credit is the remaining one, -1 without limit.
 
     value       values with named fields, rows, and their maps
-    topic       what a query and a change are
+    topic       the base classes of queries and changes
     broker, store, streams, cursors, feeds, queues, messages, clients, users, groups, access,
                 quotas
                 the queries, the changes and the rows of each subject

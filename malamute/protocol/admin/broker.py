@@ -45,7 +45,7 @@ class BrokerStatus(Row):
 
 
 class StatusQuery(AdminQuery[BrokerStatus]):
-    """How the broker is."""
+    """The status of the broker."""
 
     topic = "status"
 
@@ -54,9 +54,9 @@ class BrokerOption(Row):
     """An option of the configuration, by its name `section.option`, as it is in force.
 
     The `value` and the `default` are as in the file, long ones cut. The `source` of the value is `default`,
-    `file`, `environment` or `command line`, `program` for a broker within a program, and `system` for what
-    the system does not allow as it was given. A reload changes what does not need a restart to change. What
-    waits for a restart is not in force.
+    `file`, `environment` or `command line`, `program` for a broker within a program, and `system` for a value
+    that the system has reduced. A reload changes options that need no restart. A value that waits for a
+    restart is not in force.
     """
 
     name: str
@@ -75,7 +75,7 @@ class OptionsQuery(AdminQuery[list[BrokerOption]]):
 
 
 class DurationTotals(Row):
-    """How many durations there were since the start, their sum, and the longest of the last minute or two."""
+    """The count of durations since the start, their sum, and the longest of the last minute or two."""
 
     count: int
     seconds: float

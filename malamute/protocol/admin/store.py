@@ -20,11 +20,11 @@ class StoreDamage(Row):
 
 
 class StoreUsage(Row):
-    """How full the store is. The oldest reader of its directory is `reader_lag` transactions behind.
+    """The usage of the store. The oldest reader of its directory is `reader_lag` transactions behind.
 
-    `lsn` is the number of the newest transaction. The oldest message that any stream keeps came at
-    `first_time`, in nanoseconds since the epoch, 0 if there is none. The broker's own streams do not count:
-    the audit log stays when others have to leave.
+    `lsn` is the number of the newest transaction. `first_time` is the time of the oldest message of any
+    stream, in nanoseconds since the epoch, 0 without a message. The broker's own streams do not count: the
+    audit log stays when others have to leave.
     """
 
     size: int
@@ -45,7 +45,7 @@ class StoreUsage(Row):
 
 
 class StorageQuery(AdminQuery[StoreUsage]):
-    """How full the store is."""
+    """The usage of the store."""
 
     topic = "storage"
 
@@ -84,7 +84,7 @@ class StoredQuery(PagedQuery[list[StoredStream]]):
 
 
 class BackupMade(Row):
-    """Where a backup is, and what was copied; without that, where it would be."""
+    """The directory of a backup, and the counts of its contents; None if it was only planned."""
 
     directory: str
     streams: int | None = None
