@@ -134,22 +134,6 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
 
 
-def group_cpu_seconds(group: int) -> float:
-    """The processor time of all processes of a group that run."""
-    pids = (int(place.name) for place in Path("/proc").glob("[0-9]*"))
-    return sum(cpu_seconds(pid) for pid in pids if _stat(pid)[2:3] == [str(group)])
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process has ended, be it that nobody has waited for it yet."""
-    return _stat(pid)[:1] in ([], ["Z"])
-
-
-def _stat(pid: int) -> list[str]:
-    """What the system counts of a process, from its state on; nothing when it is gone."""
-    return _read(pid, "stat").rpartition(")")[2].split()
-
-
 def anonymous_bytes(pid: int) -> int:
     """The anonymous memory of a process: not the store, which is a file."""
     for line in _read(pid, "status").splitlines():
@@ -159,7 +143,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def _read(pid: int, file: str) -> str:
-    """What /proc says of a process; nothing when it has ended."""
+    """Return a file of a process in /proc; nothing when the process has ended."""
     try:
         return Path(f"/proc/{pid}/{file}").read_text()
     except OSError:

@@ -20,8 +20,10 @@ from malamute.bench.workloads import (
     QUIET_SECONDS,
     TIMEOUT_SECONDS,
     Begin,
+    Columns,
     Stopwatch,
     Workload,
+    publish_columns,
     run_in_threads,
 )
 from malamute.client.sync.client import connect
@@ -106,7 +108,7 @@ def measure(options: ReplayOptions) -> Iterator[ReplayRow]:
     workspace.check_free_space(options.directory, size)
     with workspace.broker(options.directory, f"storage.size={size}") as broker:
         workload = Workload(broker.url, STREAM, messages, options.size_bytes, options.batch, options.credit)
-        run_together((publish_history, workload))
+        run_together((publish_columns, workload, history_columns))
         for what, views in ways:
             yield _row(what, views, [_read(broker, workload, views) for _ in range(options.rounds)])
 
@@ -153,21 +155,11 @@ def _row(what: str, views: Sequence[View], runs: Sequence[_ReplayRun]) -> Replay
     )
 
 
-def publish_history(begin: Begin, workload: Workload) -> Measured:
-    """Fill the stream, confirmed."""
-    with (
-        connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
-        client.publisher(workload.name, batch=workload.batch) as out,
-    ):
-        begin()
-        stopwatch = Stopwatch()
-        for first in range(0, workload.messages, workload.batch):
-            numbers = range(first, min(first + workload.batch, workload.messages))
-            subjects = [SUBJECTS[number % len(SUBJECTS)] for number in numbers]
-            headers = [HEADERS[number % len(HEADERS)] for number in numbers]
-            out.publish_many(subjects, [workload.body] * len(numbers), headers)
-        out.flush()
-        return stopwatch.measured()
+def history_columns(workload: Workload, first: int, end: int) -> Columns:
+    """Return subjects, bodies and headers of a batch of the history."""
+    numbers = range(first, min(first + workload.batch, end))
+    subjects = [SUBJECTS[number % len(SUBJECTS)] for number in numbers]
+    return subjects, [workload.body] * len(numbers), [HEADERS[number % len(HEADERS)] for number in numbers]
 
 
 def read(begin: Begin, workload: Workload, view: View) -> Measured:

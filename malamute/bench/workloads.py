@@ -31,6 +31,8 @@ PATTERN = "temp.#"
 STAMP = struct.Struct("<q")
 
 Begin = Callable[[], object]
+Columns = tuple[list[str], list[bytes], list[Headers]]
+"""Subjects, bodies and headers of messages."""
 
 
 class Workload(NamedTuple):
@@ -86,7 +88,18 @@ def subject_of(number: int) -> str:
     return SUBJECTS[number % len(SUBJECTS)]
 
 
-def publish_columns(begin: Begin, workload: Workload) -> Measured:
+def columns_of(workload: Workload, first: int, end: int) -> Columns:
+    """Return subjects, bodies and headers of the batch from the number `first`, which stops before `end`."""
+    numbers = range(first, min(first + workload.batch, end))
+    bodies = [workload.body] * len(numbers)
+    for place in range(-first % workload.stamp_every, len(numbers), workload.stamp_every):
+        bodies[place] = stamped(bodies[place])
+    return [*map(subject_of, numbers)], bodies, [HEADERS] * len(numbers)
+
+
+def publish_columns(
+    begin: Begin, workload: Workload, columns: Callable[[Workload, int, int], Columns] = columns_of
+) -> Measured:
     """Publish confirmed, a column of messages at a time."""
     with (
         connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
@@ -95,39 +108,7 @@ def publish_columns(begin: Begin, workload: Workload) -> Measured:
         begin()
         stopwatch = Stopwatch()
         for first in range(0, workload.messages, workload.batch):
-            out.publish_many(*_columns(workload, first, workload.messages))
-        out.flush()
-        return stopwatch.measured()
-
-
-def _columns(workload: Workload, first: int, end: int) -> tuple[list[str], list[bytes], list[Headers]]:
-    """Subjects, bodies and headers of the batch that begins with this number and stops before the end."""
-    numbers = range(first, min(first + workload.batch, end))
-    bodies = [workload.body] * len(numbers)
-    for place in range(-first % workload.stamp_every, len(numbers), workload.stamp_every):
-        bodies[place] = stamped(bodies[place])
-    return [*map(subject_of, numbers)], bodies, [HEADERS] * len(numbers)
-
-
-def publish_paced(begin: Begin, workload: Workload, rate: int) -> Measured:
-    """Publish so many messages a second, or as many as it can for 0, a column at a time.
-
-    It begins twice: with the warm-up, and with what is measured.
-    """
-    with (
-        connect(workload.url, timeout=TIMEOUT_SECONDS) as client,
-        client.publisher(workload.name, batch=workload.batch) as out,
-    ):
-        begin()
-        for first in range(0, workload.warm_up, workload.batch):
-            out.publish_many(*_columns(workload, first, workload.warm_up))
-        out.flush()
-        begin()
-        stopwatch, start = Stopwatch(), time.monotonic()
-        for first in range(workload.warm_up, workload.messages, workload.batch):
-            due = start + (first - workload.warm_up) / rate if rate else 0.0
-            time.sleep(max(0.0, due - time.monotonic()))
-            out.publish_many(*_columns(workload, first, workload.messages))
+            out.publish_many(*columns(workload, first, workload.messages))
         out.flush()
         return stopwatch.measured()
 

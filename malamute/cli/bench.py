@@ -45,13 +45,6 @@ def rounds_option(default: int) -> Decorator:
     return count_option("--rounds", default, words, most=100)
 
 
-def names_option(name: str, parameter: str, choices: Iterable[str], help_text: str) -> Decorator:
-    """Add an option with one of several names, which may be repeated."""
-    return click.option(
-        name, parameter, type=click.Choice([*choices]), multiple=True, metavar="NAME", help=help_text
-    )
-
-
 SIZE = click.option(
     "--size",
     "size_bytes",

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -15,12 +16,25 @@ import click
 from malamute.cli.console import CONSOLE, host_and_port
 from malamute.cli.error_output import BadInput
 from malamute.cli.escaping import to_json
-from malamute.cli.options import TIMEOUT_SECONDS, URL, complete_context, connection_of, examples, json_option
+from malamute.cli.options import (
+    URL,
+    Function,
+    connection_of,
+    context_option,
+    examples,
+    json_option,
+    timeout_option,
+)
 from malamute.cli.signals import echo_if_read
-from malamute.cli.units import DurationRange
 from malamute.door.addresses import Gateways
 from malamute.errors import ConfigError, NotInstalled
 from malamute.version import __version__
+
+
+def _rate_option(name: str, words: str) -> Callable[[Function], Function]:
+    return click.option(
+        name, type=click.FloatRange(min=0, min_open=True), default=None, metavar="NUMBER", help=words
+    )
 
 
 @click.group()
@@ -44,20 +58,8 @@ def gateway() -> None:
     help="Where to listen; port 0 is one of the system's choice.",
 )
 @click.option("--broker", "url", envvar="MALAMUTE_URL", help="The broker.", show_default=URL)
-@click.option(
-    "--context",
-    envvar="MALAMUTE_CONTEXT",
-    metavar="NAME",
-    shell_complete=complete_context,
-    help="The broker, by the name that `malamute context add` gave it.",
-)
-@click.option(
-    "--timeout",
-    type=DurationRange(min=0, min_open=True),
-    show_default=str(TIMEOUT_SECONDS),
-    metavar="DURATION",
-    help="How long to wait for the broker.",
-)
+@context_option
+@timeout_option("How long to wait for the broker.")
 @click.option("--tls-cert", "ssl_certfile", metavar="FILE", help="The certificate for https, in PEM.")
 @click.option("--tls-key", "ssl_keyfile", metavar="FILE", help="Its key, in PEM.")
 @click.option(
@@ -79,20 +81,8 @@ def gateway() -> None:
     metavar="NETWORK",
     help="A proxy on another machine in front of the gateway: wrong passwords from there count by user.",
 )
-@click.option(
-    "--user-rate",
-    type=DurationRange(min=0, min_open=True),
-    default=None,
-    metavar="NUMBER",
-    help="The most requests a second of a user.",
-)
-@click.option(
-    "--address-rate",
-    type=DurationRange(min=0, min_open=True),
-    default=None,
-    metavar="NUMBER",
-    help="The most requests a second of an address.",
-)
+@_rate_option("--user-rate", "The most requests a second of a user.")
+@_rate_option("--address-rate", "The most requests a second of an address.")
 @click.option(
     "--prefix",
     default="",

@@ -12,7 +12,15 @@ import click
 from malamute.cli import completion
 from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option, waits
-from malamute.cli.payload import OutgoingMessage, body_given, chunks_of_lines, headers_option, rows_of
+from malamute.cli.payload import (
+    OutgoingMessage,
+    body_given,
+    chunks_of_lines,
+    confirm_option,
+    headers_option,
+    rows_of,
+    rows_option,
+)
 from malamute.cli.printing import Render, as_line, printable, prints_messages, show, to_json
 from malamute.cli.sending import ACKNOWLEDGED, message_options
 from malamute.cli.signals import until_stopped
@@ -30,18 +38,8 @@ from malamute.errors import TimedOut
 @click.argument("subject", required=False)
 @click.argument("body", required=False)
 @headers_option
-@click.option(
-    "--file",
-    "rows",
-    type=click.File("rb"),
-    help='Send each line {"subject": …, "headers": {…}, "body": …} of a file; - is standard input.',
-)
-@click.option(
-    "--confirm/--no-confirm",
-    default=True,
-    show_default=True,
-    help="Wait until the message is on the broker's disk.",
-)
+@rows_option("Send")
+@confirm_option("message is")
 @click.option("--outcome", is_flag=True, help="Wait until it is settled, and print its outcome.")
 @message_options("ttl", "priority", "delay", "at", "id", "immediate", "reply_to")
 @waits("How long to wait for the outcome.")

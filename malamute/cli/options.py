@@ -218,6 +218,17 @@ context_option = click.option(
 """--context; `connection_of` uses it."""
 
 
+def timeout_option(words: str) -> Callable[[Function], Function]:
+    """Return --timeout with this help."""
+    return click.option(
+        "--timeout",
+        type=DurationRange(min=0, min_open=True),
+        show_default=str(TIMEOUT_SECONDS),
+        metavar="DURATION",
+        help=words,
+    )
+
+
 def connects(function: Function) -> Function:
     """Add --url, --context, --address, --act-as and --timeout; the command gets them as `connection`."""
 
@@ -225,13 +236,7 @@ def connects(function: Function) -> Function:
     @context_option
     @click.option("--address", metavar="NAME", help="Connect as the owner of this mailbox.")
     @click.option("--act-as", metavar="USER", help="Have the rights of this user, if a rule allows that.")
-    @click.option(
-        "--timeout",
-        type=DurationRange(min=0, min_open=True),
-        show_default=str(TIMEOUT_SECONDS),
-        metavar="DURATION",
-        help="How long to wait for the broker, and for others unless --wait says it.",
-    )
+    @timeout_option("How long to wait for the broker, and for others unless --wait says it.")
     @functools.wraps(function)
     def command(
         *args: Any, url: str, context: str, address: str, act_as: str, timeout: float, **more: Any

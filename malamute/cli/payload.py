@@ -11,8 +11,8 @@ import select
 import stat
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, NamedTuple, TypeVar
 
 import click
 
@@ -27,6 +27,7 @@ HEADERS_HELP = (
 READ_BYTES = 1 << 16
 
 Value = str | int | float | bool | None
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class OutgoingMessage(NamedTuple):
@@ -72,6 +73,19 @@ headers_option = click.option(
     help=HEADERS_HELP,
 )
 """Adds -H; the command gets a map."""
+
+
+def rows_option(verb: str) -> Callable[[Function], Function]:
+    """Return --file with this verb in its help; the command gets the open file as `rows`."""
+    row = '{"subject": …, "headers": {…}, "body": …}'
+    words = f"{verb} each line {row} of a file; - is standard input."
+    return click.option("--file", "rows", type=click.File("rb"), help=words)
+
+
+def confirm_option(messages: str) -> Callable[[Function], Function]:
+    """Return --confirm and --no-confirm for these messages."""
+    words = f"Wait until the {messages} on the broker's disk."
+    return click.option("--confirm/--no-confirm", default=True, show_default=True, help=words)
 
 
 def body_of(text: str) -> bytes:

@@ -18,8 +18,10 @@ from malamute.cli.payload import (
     OutgoingMessage,
     body_given,
     chunks_of_lines,
+    confirm_option,
     headers_option,
     rows_of,
+    rows_option,
     standard_input,
 )
 from malamute.cli.printing import printable, to_json
@@ -50,18 +52,8 @@ PUBLISHERS = 64
 @click.option("--count", type=click.IntRange(min=1), default=1, help="Publish the message this many times.")
 @click.option("--lines", is_flag=True, help="Publish each line of standard input as a message.")
 @click.option("--crlf", is_flag=True, help="With --lines: CR before the end of a line is no part of it.")
-@click.option(
-    "--file",
-    "rows",
-    type=click.File("rb"),
-    help='Publish each line {"subject": …, "headers": {…}, "body": …} of a file; - is standard input.',
-)
-@click.option(
-    "--confirm/--no-confirm",
-    default=True,
-    show_default=True,
-    help="Wait until the messages are on the broker's disk.",
-)
+@rows_option("Publish")
+@confirm_option("messages are")
 @click.option(
     "--ttl",
     type=duration,

@@ -64,6 +64,11 @@ class MetricField(NamedTuple):
     """
 
 
+def _count(name: str, field: str, words: str) -> MetricField:
+    """Return a counter."""
+    return MetricField(name, field, words, CounterMetricFamily)
+
+
 STATUS = (
     MetricField("malamute_uptime_seconds", "uptime", "Seconds since the broker was started."),
     MetricField("malamute_clients", "clients", "Clients that are connected."),
@@ -72,12 +77,7 @@ STATUS = (
     MetricField("malamute_mailboxes", "mailboxes", "Mailboxes."),
     MetricField("malamute_services", "services", "Services."),
     MetricField("malamute_feeds", "feeds", "Feeds from place to place."),
-    MetricField(
-        "malamute_published_messages",
-        "messages_published",
-        "Messages that were published to streams.",
-        CounterMetricFamily,
-    ),
+    _count("malamute_published_messages", "messages_published", "Messages that were published to streams."),
     MetricField("malamute_queue_bytes", "queue_bytes", "Bytes in mailboxes and service queues."),
     MetricField(
         "malamute_paged_out_bytes",
@@ -88,18 +88,13 @@ STATUS = (
         "malamute_backlog_bytes", "backlog_bytes", "Bytes that were accepted and are not durable yet."
     ),
     MetricField("malamute_damages", "damages", "Parts of the store that are damaged."),
-    MetricField("malamute_faults", "faults", "Faults of the broker itself.", CounterMetricFamily),
+    _count("malamute_faults", "faults", "Faults of the broker itself."),
     MetricField(
         "malamute_store_failing", "store_error", "1 while the store cannot write, else 0.", value=bool
     ),
     MetricField("malamute_unrecovered", "not_recovered", "Resources of the store that were not recovered."),
     MetricField("malamute_surplus_dead_letters", "dead_excess", "Dead letters beyond a lowered limit."),
-    MetricField(
-        "malamute_quota_refusals",
-        "quotas_exceeded",
-        "Commands that a quota has refused.",
-        CounterMetricFamily,
-    ),
+    _count("malamute_quota_refusals", "quotas_exceeded", "Commands that a quota has refused."),
     MetricField(
         "malamute_configuration_refused",
         "config_error",
@@ -132,29 +127,17 @@ STORAGE = (
         "When the oldest message that is kept of any stream came, without the broker's own, since the epoch.",
         value=lambda first_time: to_seconds(first_time) if first_time else None,
     ),
-    MetricField("malamute_store_transactions", "lsn", "Transactions of the store.", CounterMetricFamily),
+    _count("malamute_store_transactions", "lsn", "Transactions of the store."),
 )
 """Metrics of its store."""
 
 STREAM = (
     MetricField("malamute_stream_first_sequence", "first", "The oldest sequence that is kept."),
     MetricField("malamute_stream_last_sequence", "last", "The newest sequence."),
-    MetricField(
-        "malamute_stream_published_messages", "published", "Messages published.", CounterMetricFamily
-    ),
+    _count("malamute_stream_published_messages", "published", "Messages published."),
     MetricField("malamute_stream_selectors", "selectors", "Different selectors of its subscriptions."),
-    MetricField(
-        "malamute_stream_switches_to_live",
-        "switches_to_live",
-        "How often a reader came to the head.",
-        CounterMetricFamily,
-    ),
-    MetricField(
-        "malamute_stream_switches_to_replay",
-        "switches_to_replay",
-        "How often one fell behind.",
-        CounterMetricFamily,
-    ),
+    _count("malamute_stream_switches_to_live", "switches_to_live", "How often a reader came to the head."),
+    _count("malamute_stream_switches_to_replay", "switches_to_replay", "How often one fell behind."),
 )
 """Metrics of one stream."""
 

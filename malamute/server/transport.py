@@ -597,14 +597,9 @@ class Transport:
         elif not self.flows.is_full(peer):
             self._stuck.discard(peer)
 
-    @property
-    def retrying(self) -> bool:
-        """Whether anything is kept for other peers than those that have to say first what they received."""
-        return len(self.blocked) > len(self._stuck)
-
     def retry(self) -> list[bytes]:
         """Send what was kept, to some peers in turn. Returns those for which nothing is kept any more."""
-        if len(self.blocked) <= len(self._stuck):  # as `retrying`, without a call
+        if len(self.blocked) <= len(self._stuck):
             return []
         if not self._turns:
             self._turns.extend(self.blocked.keys() - self._stuck)

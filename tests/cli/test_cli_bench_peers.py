@@ -15,10 +15,17 @@ import pytest
 from cli_commands import ROOT, TIMEOUT, Run
 from lab.peers import server, table
 from lab.peers.measure import PeersOptions, PeersRow, choose, measure
-from lab.peers.server import ServerCommand, find_program, free_ports, serve, version_of
+from lab.peers.server import (
+    ServerCommand,
+    find_program,
+    free_ports,
+    group_cpu_seconds,
+    has_ended,
+    serve,
+    version_of,
+)
 from lab.peers.table import BATCHED, OWN, PEERS, REQUEST, STORED_REQUEST, UNCONFIRMED, WORKS
 
-from malamute.bench.machine import group_cpu_seconds, has_ended
 from malamute.errors import MalamuteError, NotInstalled
 
 FOREIGN = [peer for peer in PEERS.values() if peer.programs]

@@ -78,6 +78,13 @@ def test_a_proxy_that_is_no_network_is_refused(run: Run) -> None:
     assert "expected a network" in refused.stderr
 
 
+@pytest.mark.parametrize("option", ["--user-rate", "--address-rate"])
+@pytest.mark.parametrize("rate", ["10m", "0", "-1", "x"])
+def test_a_rate_is_a_number_above_zero_and_no_duration(run: Run, option: str, rate: str) -> None:
+    refused = run("gateway", "run", option, rate, exit_code=2)
+    assert f"Invalid value for '{option}'" in refused.stderr
+
+
 def test_help_loads_nothing_that_serves_http() -> None:
     code = (
         "import sys, malamute; from malamute.cli.root import cli\n"

@@ -231,7 +231,7 @@ def test_a_limit_that_is_nearly_used_up_is_named(used: int, level: str | None) -
         iterations=durations, commits=durations, committed_bytes=0, settlements={}, queues=[], limits=limits
     )
     assert [(one.level, one.words) for one in of_limits(totals)] == (
-        [(level, f"mailbox bob: {used} of 100 (limits.queue_messages)")] if level else []
+        [(level, f"mailbox bob: {used} of 100 (limit queue_messages)")] if level else []
     )
     [*_, refused] = of_limits(replace(totals, refused_lately=2))
     assert refused.words == "2 commands were refused for want of room in the last minute or two"

@@ -39,7 +39,7 @@ SHARED: Mapping[str, SharedLimit] = {
     "identities_bytes": SharedLimit(lambda core: core.queue_limits.dedup_quota.bytes, refuses=False),
     "backlog_bytes": SharedLimit(lambda core: core.effects.backlog_bytes),
 }
-"""Each limit that all share, by its name in the section `limits` of the configuration."""
+"""Limits that all clients share, by the names of `Limits`."""
 
 SHARES = ("queue_messages", "queue_bytes", "sources", "session_selector_bytes", "cursors")
 """Limits of one queue, one session or one stream: the one is reported that is nearest to its limit."""

@@ -1,64 +1,48 @@
-"""Things by name, and in the order of their names for lists of them.
+"""A dictionary of items by name, with lists in the order of the names.
 
-There may be a hundred thousand mailboxes, and a page of their list must not look at each. Nor must one that
-comes pay for an order that hardly anybody asks for: so only lists sort, and what came since the last one is a
-short run behind a long one that is in order, which the sort merges.
+There may be a hundred thousand mailboxes: a page of their list looks at its own rows only. Names are sorted
+when somebody asks for a list, as few items live to see one, and the sort merges the new names into the old.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
-DELETED_MAX = 1_000
-"""Names that are remembered beyond as many as there are, before those that were deleted are forgotten."""
-
 
 class NamedTable(dict[str, Item]):
-    """A dictionary by name. It is changed by setting and deleting one item at a time alone."""
+    """Dictionary by name, changed by assignment and deletion of one item at a time."""
 
     def __init__(self) -> None:
         super().__init__()
         self._names: list[str] = []
-        """In order. Some of these may have been deleted since."""
-        self._new: list[str] = []
-        """Those that came since."""
-        self._deleted = 0
+        """Names of the last sort, in order, with those that were deleted since."""
+        self._new: dict[str, None] = {}
 
     def __setitem__(self, name: str, item: Item) -> None:
         if name not in self:
-            self._new.append(name)
+            self._new[name] = None
         super().__setitem__(name, item)
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
-        self._deleted += 1
-        if self._deleted > len(self) + DELETED_MAX:
-            # If nobody lists them, there is no need for an order of those that come and go.
-            self._names.clear()
-            self._new = [*self]
-            self._deleted = 0
+        self._new.pop(name, None)
 
     def sort(self) -> int:
-        """Put the names in order. Returns how many were looked at for that."""
-        if not self._new and self._deleted <= len(self._names) // 2:
+        """Sort the names if any is new or most were deleted. Returns the number of names looked at."""
+        if not self._new and 2 * len(self) >= len(self._names):
             return 0
-        names = self._names + self._new
-        names.sort()
-        # One that was deleted and then set once more is there twice.
-        self._names = [name for name in map(itemgetter(0), groupby(names)) if name in self]
+        names = sorted([*self._names, *self._new])
+        # A name that was deleted and set again is there twice.
+        self._names = [*dict.fromkeys(filter(self.__contains__, names))]
         self._new.clear()
-        self._deleted = 0
         return len(names)
 
     def after(self, name: str) -> Iterator[Item]:
-        """The items behind a name, in order, as far as they were put in order."""
+        """Return the items behind a name, in the order of the last sort."""
         for place in range(bisect_right(self._names, name), len(self._names)):
-            item = self.get(self._names[place])
-            if item is not None:
-                yield item
+            if (known := self._names[place]) in self:
+                yield self[known]

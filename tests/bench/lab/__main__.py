@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from malamute.cli.bench import (
     CREDIT,
     DATA,
     SIZE,
+    Decorator,
     RunByDefault,
     add_scenario,
     bench,
@@ -42,7 +44,6 @@ from malamute.cli.bench import (
     given_options,
     measure_alone,
     messages_option,
-    names_option,
     print_rows,
     rounds_option,
 )
@@ -57,6 +58,13 @@ SHUFFLES = "2"
 
 MEMORY = "4g"
 """Memory of the driver of that session."""
+
+
+def names_option(name: str, parameter: str, choices: Iterable[str], help_text: str) -> Decorator:
+    """One of several names, which may be repeated."""
+    return click.option(
+        name, parameter, type=click.Choice([*choices]), multiple=True, metavar="NAME", help=help_text
+    )
 
 
 make = Root(sections={"": {"bench": Lazy("lab.__main__:lab", "Measure this machine.")}})

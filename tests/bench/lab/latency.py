@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.pacing import publish_paced
 from malamute.bench import workloads, workspace
 from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle, percentile_ms
 from malamute.bench.machine import Watch
@@ -89,7 +90,7 @@ class _LatencyRun(NamedTuple):
 def measure(options: LatencyOptions) -> Iterator[LatencyRow]:
     """Each way to publish at full rate, and at parts of it."""
     ways: list[tuple[str, Publish, int]] = [
-        ("confirmed batches", workloads.publish_paced, 1),
+        ("confirmed batches", publish_paced, 1),
         ("one a command, unconfirmed", publish_single, SINGLE_DIVISOR),
     ]
     for what, publish, divisor in ways:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.pacing import publish_paced
 from malamute.bench import workloads, workspace
 from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle, percentile_ms
 from malamute.bench.machine import Watch
@@ -155,7 +156,7 @@ def _run(options: SlowConsumerOptions, workload: Workload, rate: int, way: str) 
         with (
             WorkloadProcess(be_the_one, workload, way == READS) as one,
             WorkloadProcess(workloads.subscribe_many, workload, others) as many,
-            WorkloadProcess(workloads.publish_paced, workload, rate) as publisher,
+            WorkloadProcess(publish_paced, workload, rate) as publisher,
         ):
             watch = Watch(broker.pid)
             sender, receiver = _play(workload, way, watch, one, many, publisher)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.peers import guard
-from malamute.bench import machine
+from malamute.bench.machine import cpu_seconds
 from malamute.errors import MalamuteError, TimedOut
 from malamute.server.process import environment
 
@@ -54,7 +54,26 @@ class Server:
     @property
     def cpu_seconds(self) -> float:
         """The processor time that its processes have used."""
-        return machine.group_cpu_seconds(self.pid)
+        return group_cpu_seconds(self.pid)
+
+
+def group_cpu_seconds(group: int) -> float:
+    """The processor time of all processes of a group that run."""
+    pids = (int(place.name) for place in Path("/proc").glob("[0-9]*"))
+    return sum(cpu_seconds(pid) for pid in pids if _stat(pid)[2:3] == [str(group)])
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, be it that nobody has waited for it yet."""
+    return _stat(pid)[:1] in ([], ["Z"])
+
+
+def _stat(pid: int) -> list[str]:
+    """Counts of a process by the system, from its state on; nothing when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def find_program(name: str) -> str | None:
@@ -127,7 +146,7 @@ def _wait_until_it_accepts(pid: int, port: int, log: Path) -> None:
             socket.create_connection((HOST, port), timeout=1.0).close()
             return
         except OSError:
-            if machine.has_ended(pid):
+            if has_ended(pid):
                 raise MalamuteError(f"the server did not start: {_last_line(log)}") from None
             time.sleep(LOOK_SECONDS)
     raise TimedOut(f"no server on port {port} within {START_SECONDS} s: {_last_line(log)}")
