@@ -1,4 +1,4 @@
-"""Who a peer is: the handler of libzmq's authentication protocol (ZAP, RFC 27), in the broker's loop.
+"""Authentication of peers: the handler of libzmq's authentication protocol (ZAP, RFC 27), in the loop.
 
 libzmq asks here about each connection, before anything that it sends is handed over, and puts the user that
 the answer names into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer
@@ -48,36 +48,36 @@ ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 
 OPEN, PEER, BEFORE = b"null", b"peer", b"curve-before"
-"""The domains of listeners that ask no peer who it is, of those that ask the system, and of those with the
-key that the broker had before. That of each listener is its mechanism."""
+"""Domains of listeners without authentication, with the uid of the peer, and with the previous key of the
+broker. The domain of any other listener is its mechanism."""
 
 BEARER = b"$token"
-"""What PLAIN has as the user of a client with a token, which is nobody yet."""
+"""User in PLAIN of a client with a token, whose user is not proved yet."""
 
 _PEER = re.compile(r"(localhost:([0-9]+):[0-9]+):[0-9]+")
-"""What libzmq calls a peer on a socket of the file system: `localhost:UID:GID:PID`."""
+"""Name that libzmq gives a peer on a socket of the file system: `localhost:UID:GID:PID`."""
 
 OK, LATER, REFUSED, FAULTY = b"200", b"300", b"400", b"500"
-"""What libzmq is answered: 300 has the client try again, and 400 and 500 tell it that it was refused."""
+"""Answers to libzmq: 300 has the client retry; 400 and 500 tell the client that it was refused."""
 
 REQUESTS_MAX = 64
-"""Handshakes that are answered in one iteration."""
+"""Handshakes answered in one iteration."""
 
 BY_PASSWORD = "password"
-"""The method of a user that gave a password in HELLO."""
+"""Method of a user with a password in HELLO."""
 
 _METHOD, _PROOF = "X-Method", "X-Proof"
 
 
 class Reported:
-    """Writes refusals to a log: one for each reason and second, with how many there were."""
+    """Log of refused connections: a line for each reason and second, with the count."""
 
     def __init__(self, log: Any, timer: Callable[[], float] = monotonic) -> None:
         self._log = log
         self._sampler = Sampler(timer)
 
     def __call__(self, refusal: RefusedConnection) -> None:
-        """Take note of one."""
+        """Add a refusal."""
         if count := self._sampler.count(refusal.reason):
             self._log.warning(
                 "connection refused",
@@ -90,14 +90,14 @@ class Reported:
 
 
 class OldKeys:
-    """Writes to a log which users still have the key that the broker had before, and how often they came."""
+    """Log of users who still connect with the previous key of the broker, with counts."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
         self._counts: Counter[str] = Counter()
 
     def note(self, user: str, address: str) -> None:
-        """Take note of a connection: each power of two is a line, so that nobody fills the log."""
+        """Add a connection; each power of two is a line, so that no client fills the log."""
         self._counts[user] += 1
         count = self._counts[user]
         if not count & (count - 1):
@@ -111,7 +111,7 @@ class OldKeys:
 
 
 class _Request(NamedTuple):
-    """What libzmq asks about a connection: where the answer goes, where the peer is, and its mechanism."""
+    """Question of libzmq about a connection: routing of the answer, address of the peer, and mechanism."""
 
     routing: bytes
     number: bytes
@@ -121,7 +121,7 @@ class _Request(NamedTuple):
 
 
 class Authenticator:
-    """Answers libzmq which peers may connect. Only the loop's thread calls it."""
+    """Answers to libzmq: which peers may connect. For the loop's thread only."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class Authenticator:
             gateways=gateways,
         )
         self.refused: Counter[str] = Counter()
-        """How many were refused, by the reason."""
+        """Refused connections by reason."""
         self.on_refusal = on_refusal
         self.on_key_before: Callable[[str, str], None] = lambda user, address: None
-        """Learns of the user, empty if its key is nobody's, and the address of each client with the key that
-        the broker had before."""
+        """Called with user and address of each client with the previous key of the broker; the user is empty
+        if no account has the client's key."""
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(ENDPOINT)
@@ -151,30 +151,30 @@ class Authenticator:
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """What to poll for input."""
+        """Sockets and descriptors to poll for input."""
         return self._socket, self.passwords.fileno(), self.bearers.fileno()
 
     def update(self, now: float) -> None:
-        """Answer what libzmq asks, and what was tried meanwhile."""
+        """Answer questions of libzmq, and logins whose passwords were verified."""
         self.passwords.update(now)
         with suppress(zmq.Again):
             for _ in range(REQUESTS_MAX):
                 self._ask(self._socket.recv_multipart(zmq.NOBLOCK), now)
 
     def principal(self, part: Any) -> Principal:
-        """The principal of a frame, as was found out when it connected; the policy knows its groups."""
+        """Return the principal of a frame, as proved when it connected; the policy knows its groups."""
         user = user_of(part)
         if not user:
             return ANONYMOUS
         return Principal(user, method=str(part.get(_METHOD)), proof=_property(part, _PROOF))
 
     def identify(self, peer: bytes, hello: Hello, part: Any, now: float) -> Principal | None:
-        """The principal of the HELLO in this frame; None if its token is to prove it first: `bearers.pop`.
+        """Return the principal of the HELLO in a frame, or None while its proof is verified: `bearers.pop`.
 
         Raises:
-            AccessRefused: there is no proof where one is needed, or one where none is.
-            TryLater: its proof cannot be verified now.
-            Busy: too many wait for that.
+            AccessRefused: a proof is missing, or is there where none is needed.
+            TryLater: the proof cannot be verified now.
+            Busy: too many proofs wait.
         """
         name = user_of(part)
         if not name.startswith(UNPROVED):
@@ -189,7 +189,7 @@ class Authenticator:
         elif hello.token and not self.bearers.issuers:
             raise AccessRefused(NO_ISSUER)
         elif not hello.token:
-            # Its key may be one that was replaced.
+            # The key may be one that was replaced.
             self._note(waiting.address, "TOKEN", UNPROVED_REASON, key=_property(part, _PROOF))
             raise AccessRefused(NO_TOKEN)
         else:
@@ -215,7 +215,7 @@ class Authenticator:
             self.bearers.done(waiting, Principal(found.name, method=BY_PASSWORD, proof=proof))
 
     def user(self, peer: bytes, part: Any) -> str:
-        """Whose a frame is that a peer has sent."""
+        """Return the user of a frame from a peer."""
         name = user_of(part)
         return self.bearers.user(peer, name) if name.startswith(UNPROVED) else name
 
@@ -223,7 +223,7 @@ class Authenticator:
         return self.accounts.is_disabled(user)
 
     def note_foreign(self, part: Any) -> None:
-        """Note that somebody has spoken in the session of another one."""
+        """Report a frame in the session of another user."""
         user = user_of(part)
         who = "nobody" if user.startswith(UNPROVED) else f"the user {user!r}"
         self._note(address_of(part), "", f"{who} in a session of another")
@@ -254,7 +254,7 @@ class Authenticator:
             self._refuse(request, InternalError("malformed credentials"))
 
     def _find_key(self, request: _Request, domain: bytes) -> None:
-        """Answer for a client that has proved to have a key."""
+        """Answer for a client with a proved key."""
         account = self.accounts.with_key(request.key)
         if domain == BEFORE:
             self.on_key_before(account.name if account else "", _place(request.address))
@@ -275,7 +275,7 @@ class Authenticator:
         self._answer(request, account.name if account else "", usable(account, otherwise))
 
     def _answer(self, request: _Request, claimed: str, found: Account | MalamuteError) -> None:
-        """Answer with the account, or refuse the peer that has `claimed` this name."""
+        """Answer with the account, or refuse the peer that `claimed` this name."""
         if isinstance(found, MalamuteError):
             self._refuse(request, found, claimed)
         else:
@@ -300,30 +300,30 @@ class Authenticator:
         self._socket.send_multipart(reply)
 
     def close(self) -> None:
-        """Answer no more. The sockets that ask have to be closed before."""
+        """Close the handler; sockets that ask have to be closed before."""
         self.bearers.close()
         self.passwords.close()
         self._socket.close(0)
 
 
 def _place(address: str) -> str:
-    """Where a peer is. Another process of the same user is no other address."""
+    """Return the address of a peer: one for all processes of a user on this machine."""
     peer = _PEER.fullmatch(address)
     return peer[1] if peer else address
 
 
 def metadata(name: str, value: str) -> bytes:
-    """A property as ZMTP has it."""
+    """Return a property in the format of ZMTP."""
     return bytes([len(name)]) + name.encode() + len(value).to_bytes(4, "big") + value.encode()
 
 
 def user_of(part: Any) -> str:
-    """The user of the connection that a frame came on; empty if nobody asked."""
+    """Return the user of the connection of a frame; empty without authentication."""
     return _property(part, "User-Id")
 
 
 def address_of(part: Any) -> str:
-    """The address from which the connection was made on which a frame came; empty if it has none."""
+    """Return the remote address of the connection of a frame; empty if it has none."""
     return _property(part, "Peer-Address")
 
 

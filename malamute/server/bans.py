@@ -1,16 +1,16 @@
-"""Addresses from which many connections come and no session: the system drops what comes next from there.
+"""Bans of addresses with many connections and no session: the system drops their packets.
 
 Every program that reaches a listener may begin a handshake, and with CURVE that takes libzmq's thread half a
-millisecond: a thousand a second take half a core. libzmq asks nobody before that, and has no option against
-it. So an address of which too many connections came to nothing within a second is banned for a while: a
+millisecond: a thousand a second take half a core. libzmq has no hook before that, and no option against it.
+So an address with too many failed connections within a second is banned for a while: a
 filter of the kernel at the listening sockets (classic BPF, `SO_ATTACH_FILTER` of socket(7)) drops its packets
 before there is a connection.
 
-From a gateway many users come, of whom one may do nothing but try: its address, as the configuration has it,
-is never banned. Neither counts what was refused since the broker had too much to do.
+A gateway has many users, and one of them may make connections fail: addresses in `listen.gateways` are never
+banned. Connections that were refused by a busy broker do not count.
 
 Connections that are open have sockets of their own: no session ends by a ban. A client at the same address
-that has no session waits until the ban is over. Elsewhere than on Linux nobody is banned.
+that has no session waits until the ban is over. There are no bans on other systems than Linux.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from struct import Struct, unpack
 from malamute.door.addresses import NO_GATEWAYS, OF_THIS_MACHINE, Gateways, network_of
 
 WINDOW_SECONDS = 1.0
-"""How long failures are counted until the count begins anew."""
+"""Length of the window in which failures are counted."""
 
 BAN_SECONDS = 5.0
-"""How long an address is banned."""
+"""Length of a ban."""
 
 BANS_MAX = 256
 """Addresses that are banned at a time. With one more, the oldest ban is over."""
@@ -38,12 +38,12 @@ BANS_MAX = 256
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
 
 _INSTRUCTION = Struct("=HBBI")
-"""Of classic BPF: what to do, how many instructions to skip if so and if not, and an operand."""
+"""Instruction of classic BPF: code, instructions to skip if true and if false, and an operand."""
 _PROGRAM = Struct("@HP")
 _LOAD_WORD, _LOAD_BYTE, _AND, _SKIP, _SKIP_UNLESS_EQUAL, _RETURN = 0x20, 0x30, 0x54, 0x05, 0x15, 0x06
 
 _NETWORK_HEADER = 2**32 - 0x100000
-"""Where the header of IP begins, in the filter's own count."""
+"""Offset of the IP header, as the filter counts."""
 _SOURCE_V4, _SOURCE_V6 = _NETWORK_HEADER + 12, _NETWORK_HEADER + 8
 _DROP, _ACCEPT = 0, 2**32 - 1
 
@@ -51,10 +51,10 @@ _Instruction = tuple[int, int, int, int]
 
 
 class Bans:
-    """The addresses that may not connect for now, by how many connections of each came to nothing.
+    """Banned addresses, and counts of failed connections.
 
-    An address is banned with more than `failures_max` of them in a second; with 0, none ever is, and no
-    gateway.
+    An address is banned with more than `failures_max` failures in a second. With 0, there are no bans; a
+    gateway is never banned.
     """
 
     def __init__(self, failures_max: int, gateways: Gateways = NO_GATEWAYS) -> None:
@@ -64,16 +64,16 @@ class Bans:
         self._failures: Counter[bytes] = Counter()
         self._counted_since = 0.0
         self.until: OrderedDict[bytes, float] = OrderedDict()
-        """Until when each is banned, in this order."""
+        """End of each ban, in this order."""
 
     def watch(self, listener: int) -> None:
-        """Keep banned addresses from this listening socket, by its descriptor, as long as it is open."""
+        """Keep banned addresses from a listening socket until it is closed."""
         self._listeners.append(listener)
-        if self.until:  # of what came to another one, which listened before
+        if self.until:  # bans of another socket, which listened before
             self._apply()
 
     def count(self, address: str, now: float) -> bool:
-        """Count a connection that came to nothing. Returns whether its address is banned from now on."""
+        """Count a failed connection. Returns whether its address is banned from now on."""
         network = self._counted(address)
         if not network or not self._failures_max or not self._listeners:
             return False
@@ -89,12 +89,12 @@ class Bans:
         return self._apply()
 
     def excuse(self, address: str, now: float) -> None:
-        """A connection is about to end by no fault of its own, which is not to count."""
+        """Excuse a connection that is about to end by no fault of its own."""
         self._begin_window(now)
         self._failures[self._counted(address)] -= 1
 
     def _counted(self, address: str) -> bytes:
-        """What is counted and banned for an address; empty for nothing."""
+        """Return the network of an address that is counted and banned; empty for none."""
         return b"" if address in OF_THIS_MACHINE or address in self._gateways else network_of(address)
 
     def _begin_window(self, now: float) -> None:
@@ -103,7 +103,7 @@ class Bans:
             self._failures.clear()
 
     def check(self, now: float) -> None:
-        """Lift the bans whose time is over."""
+        """Lift expired bans."""
         before = len(self.until)
         while self.until and next(iter(self.until.values())) <= now:
             self.until.popitem(last=False)
@@ -111,11 +111,11 @@ class Bans:
             self._apply()
 
     def next_check(self) -> float | None:
-        """When to call `check`; None for not at all."""
+        """Return the time of the next `check`, or None."""
         return next(iter(self.until.values()), None)
 
     def _apply(self) -> bool:
-        """Have the system do it. Returns whether it does: where it cannot, nobody is banned."""
+        """Set the filters of the system. Returns whether it has them: without filters there are no bans."""
         try:
             for listener in self._listeners:
                 keep_out(listener, self.until)
@@ -124,7 +124,7 @@ class Bans:
                 raise
             self.until.clear()
             self._failures_max = 0
-            # What it did until now must not stay for ever.
+            # The filter until now must not stay for ever.
             for listener in self._listeners:
                 with suppress(OSError):
                     keep_out(listener, ())
@@ -132,11 +132,11 @@ class Bans:
 
 
 _UNSUPPORTED = frozenset((errno.ENOPROTOOPT, errno.EINVAL, errno.EPERM, errno.ENOMEM, errno.EBADF))
-"""What a system says that has no such filters, or no room for one."""
+"""Errors of a system without such filters, or without room for one."""
 
 
 def keep_out(listener: int, networks: Iterable[bytes]) -> None:
-    """Have the system drop what comes from these networks to a socket, and no more. Raises `OSError`."""
+    """Have the system drop packets from these networks alone to a socket. Raises `OSError`."""
     instructions = [_INSTRUCTION.pack(*instruction) for instruction in _filter([*networks])]
     code = ctypes.create_string_buffer(b"".join(instructions))
     program = _PROGRAM.pack(len(instructions), ctypes.addressof(code))
@@ -149,7 +149,7 @@ def keep_out(listener: int, networks: Iterable[bytes]) -> None:
 
 
 def _filter(networks: Sequence[bytes]) -> Iterator[_Instruction]:
-    """A program that looks at the source of a packet: first by the version of IP, then word by word."""
+    """Return a program on the source of a packet: first the version of IP, then word by word."""
     v4 = [*_drop([network for network in networks if len(network) == 4], _SOURCE_V4)]
     yield _LOAD_BYTE, 0, 0, _NETWORK_HEADER
     yield _AND, 0, 0, 0xF0

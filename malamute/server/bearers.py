@@ -1,13 +1,13 @@
-"""Proofs in HELLO: each is verified beside the loop, and its HELLO waits for that.
+"""Proofs in HELLO, verified beside the loop while their HELLO waits.
 
 The signature of a bearer token takes a tenth of a millisecond to check, and every client that reaches a
-listener may send one. So a thread of its own does that, for a few at a time, and addresses from which
-refused ones come have to wait. `Passwords` tries passwords, and their HELLOs wait here. Nothing else of that
-connection waits: a client says nothing between HELLO and WELCOME.
+listener may send one. So a thread verifies a few at a time, and addresses with refused tokens have to wait.
+`Passwords` verifies passwords, and their HELLOs wait here. No other command of that
+connection waits: a client sends none between HELLO and WELCOME.
 
 A connection whose user is still to be proved has a name of its own (`$token.1`), which libzmq puts into each
-of its frames. With WELCOME that name stands for the user that was proved, as far as this session goes: one
-that takes the routing id over has another name, and is nobody.
+of its frames. With WELCOME that name stands for the proved user of this session: a connection that
+takes the routing id over has another name, and no user.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from malamute.server.passwords import BUSY, Busy
 METHOD = "token"
 
 UNPROVED = f"{RESERVED_PREFIX}token."
-"""How the names of connections begin whose users are to be proved in HELLO."""
+"""Prefix of the names of connections whose users are to be proved in HELLO."""
 
 WAITING_MAX = 256
-"""HELLOs that wait for their proof; with more, the client has to connect again."""
+"""HELLOs that wait for their proof; past it, the client has to connect again."""
 
 NO_TOKEN = (
     "the connection proves nobody, and HELLO has no token: expected the key of an account, a token, "
@@ -45,13 +45,13 @@ NO_TOKEN = (
 NOT_ASKED = "a token on a connection that needs none: expected none"
 NO_ISSUER = "a token, and this broker has no issuer of tokens: expected a user and a password"
 UNPROVED_REASON = "no token"
-"""What is reported of a connection that proves nobody."""
+"""Reported reason for a connection without any proof."""
 
 _HELLO = BY_TYPE[Hello].opcode
 
 
 class WaitingHello(NamedTuple):
-    """A HELLO without its proof, and the connection that it came on, by its name, address and descriptor."""
+    """HELLO without its proof, and the name, address and descriptor of its connection."""
 
     peer: bytes
     hello: Hello
@@ -61,14 +61,14 @@ class WaitingHello(NamedTuple):
 
 
 class ProvedHello(NamedTuple):
-    """A HELLO, and its principal, or why it is refused."""
+    """HELLO with its principal, or with the error that refuses it."""
 
     waiting: WaitingHello
     outcome: Principal | MalamuteError
 
 
 class _Verified(NamedTuple):
-    """What was found of a token: whose it is or the error for its client, and why for the log."""
+    """Result for a token: its user or the error for its client, and the reason for the log."""
 
     found: Bearer | MalamuteError
     reason: str
@@ -76,10 +76,10 @@ class _Verified(NamedTuple):
 
 
 class Bearers:
-    """The users of connections, by what HELLO has proved. Only the loop's thread calls it.
+    """Users of connections, as proved in HELLO. For the loop's thread only.
 
-    `on_refusal` gets an address and a reason. Users who are disabled may not log in, whatever their tokens
-    say. `wall` is the time by which tokens expire.
+    `on_refusal` gets an address and a reason. Disabled users may not log in by any token.
+    `wall` is the clock by which tokens expire.
     """
 
     def __init__(
@@ -97,37 +97,37 @@ class Bearers:
         self._names = count(1)
         self._failures = Failures(gateways)
         self._claimed: dict[bytes, tuple[str, str]] = {}
-        """The connections of HELLOs that are under way, and the users that they prove."""
+        """Connections of HELLOs in progress, and the users that they prove."""
         self._users: dict[bytes, tuple[str, str]] = {}
-        """The same of peers that were welcomed."""
+        """Connections and users of welcomed peers."""
         self._waiting: set[str] = set()
-        """The connections whose proofs are being verified: one HELLO of each."""
+        """Connections whose proofs are being verified: one HELLO of each."""
         self._done: deque[tuple[WaitingHello, _Verified | Principal | MalamuteError]] = deque()
         self._thread = ThreadPoolExecutor(1, "malamute-tokens")
-        # There is input while any that is done is not taken.
+        # There is input until each result is taken.
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
 
     def fileno(self) -> int:
-        """What has input when a HELLO is ready to be taken."""
+        """Return the descriptor that has input when a HELLO is ready."""
         return self._receiver.fileno()
 
     def new_name(self) -> str:
-        """The name of a connection whose user is to be proved."""
+        """Return the name for a connection whose user is to be proved."""
         return f"{UNPROVED}{next(self._names)}"
 
     def user(self, peer: bytes, connection: str) -> str:
-        """The user of a peer on a connection: the one that was proved, or else its own name."""
+        """Return the proved user of a peer on a connection, or else the name of the connection."""
         name, user = self._users.get(peer, ("", ""))
         return user if name == connection else connection
 
     def prove(self, waiting: WaitingHello, token: str, now: float) -> None:
-        """Verify the token of a HELLO, which `pop` hands out when that is done.
+        """Verify the token of a HELLO, which `pop` returns afterwards.
 
         Raises:
-            AccessRefused: there is none.
-            TryLater: too many from there were refused, or as `wait`.
+            AccessRefused: there is no token.
+            TryLater: too many tokens of this address were refused, or as `wait`.
             Busy: as `wait`.
         """
         if not token:
@@ -143,8 +143,8 @@ class Bearers:
         """Have a HELLO wait until it is `done`.
 
         Raises:
-            TryLater: another one of this connection does.
-            Busy: too many do.
+            TryLater: another HELLO of this connection waits.
+            Busy: too many HELLOs wait.
         """
         if waiting.connection in self._waiting:
             raise TryLater("another HELLO of this connection waits for its proof")
@@ -154,20 +154,20 @@ class Bearers:
         self._waiting.add(waiting.connection)
 
     def give_up(self, waiting: WaitingHello) -> None:
-        """A HELLO waits no more."""
+        """Remove a waiting HELLO."""
         self._waiting.discard(waiting.connection)
 
     def done(self, waiting: WaitingHello, found: _Verified | Principal | MalamuteError) -> None:
-        """The proof of a HELLO was verified. Any thread may call this."""
+        """Pass on the result of a proof. For any thread."""
         self._done.append((waiting, found))
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # so many bytes are there that it is full, or the loop has ended
+        with suppress(OSError):  # the socket is full of wake-ups, or the loop has ended
             self._sender.send(b"!")
 
     def _verify(self, waiting: WaitingHello, token: str) -> None:
-        """Verify a token. This is the thread's."""
+        """Verify a token, in the thread."""
         at = self._wall()
         found: Bearer | MalamuteError
         reason = ""
@@ -181,7 +181,7 @@ class Bearers:
         self.done(waiting, _Verified(found, reason, at))
 
     def pop(self, now: float) -> Iterator[ProvedHello]:
-        """The HELLOs whose proofs were verified. `now` is the loop's time."""
+        """Return the HELLOs whose proofs were verified. `now` is the loop's time."""
         self._claimed.clear()
         with suppress(BlockingIOError):
             self._receiver.recv(WAITING_MAX)
@@ -210,7 +210,7 @@ class Bearers:
             self._failures.add(waiting.address, now)
             self._on_refusal(waiting.address, reason or "token of nobody who may log in")
             return found
-        # How long it is valid is counted: no step of a clock ends a session, or keeps one.
+        # The rest of its validity is counted: no step of a clock ends or keeps a session.
         expires_at = now + found.expires_at - at
         return Principal(
             found.user,
@@ -222,7 +222,7 @@ class Bearers:
         )
 
     def welcomed(self, peer: bytes) -> None:
-        """A session was opened, by the HELLO that was taken last if there is one."""
+        """Note the open session of the HELLO that was taken last, if there is one."""
         claimed = self._claimed.pop(peer, None)
         if claimed is not None:
             self._users[peer] = claimed
@@ -230,11 +230,11 @@ class Bearers:
             self.forget(peer)
 
     def forget(self, peer: bytes) -> None:
-        """The session of a peer has ended."""
+        """Remove the session of a peer."""
         self._users.pop(peer, None)
 
     def close(self) -> None:
-        """Verify no more."""
+        """Stop the thread."""
         self._thread.shutdown(cancel_futures=True)
         self._receiver.close()
         self._sender.close()

@@ -1,11 +1,10 @@
-"""The broker's clock: seconds since the epoch, UTC, that are counted and never step.
+"""Clock of the broker: seconds since the epoch, UTC, that are counted and never step.
 
-Two things are asked of a clock: how long something takes, and what time it is. Durations (time to live, ack
-deadlines, the expiry of sessions) go by seconds that are counted since the start, also while the host is
-suspended; they begin with what the wall clock says then. What time it is says the wall clock, which somebody
-may set, and may set wrong. So a step of it is reported at once and believed when it has stood for
-`HOLD_SECONDS`; from then on the times of messages go by it. A wrong step that is mended before changes
-nothing. No step, wrong or right, ends a duration.
+A clock has two uses: durations, and the time of day. Durations (time to live, ack deadlines, the expiry of
+sessions) are seconds counted since the start, also while the host is suspended; the count begins with the
+wall clock at the start. The time of day is that of the wall clock, which an operator may set, and may set
+wrong. So a step of the wall clock is reported at once and believed after `HOLD_SECONDS`; from then on the
+times of messages follow it. A wrong step that is corrected before has no effect. No step ends a duration.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ from functools import partial
 from malamute.core.iteration.effects import ClockStep
 
 STEP_MAX = 1.0
-"""Seconds that the wall clock may differ before that is a step."""
+"""Difference of the wall clock, in seconds, that is a step."""
 
 HOLD_SECONDS = 600.0
-"""How long a step must stand before it is believed."""
+"""Time until a step is believed."""
 
 _COUNTED = getattr(time, "CLOCK_BOOTTIME", None)
-"""The clock that goes on while the host is suspended, where there is one."""
+"""Clock that counts while the host is suspended, where there is one."""
 
 
 counted: Callable[[], float] = time.monotonic if _COUNTED is None else partial(time.clock_gettime, _COUNTED)
-"""Seconds since some moment, which nobody can set."""
+"""Return seconds since some moment, by a clock that cannot be set."""
 
 
 class Clock:
-    """Call it for the time now; `look` now and then at the wall clock."""
+    """Counted time; call it for the time now, and `look` now and then at the wall clock."""
 
     def __init__(self) -> None:
         self._offset = time.time() - counted()
         self._ahead = 0.0
         self._seen: float | None = None
-        """The step that is not believed yet, in seconds."""
+        """Step that is not believed yet, in seconds."""
         self._seen_at = 0.0
 
     def __call__(self) -> float:
-        """The time now."""
+        """Return the time now."""
         return counted() + self._offset
 
     def look(self, now: float) -> ClockStep | None:
-        """What there is to report of the wall clock."""
-        # A turn of the loop may have taken long since `now`, and that is no step.
+        """Return a step of the wall clock to report."""
+        # An iteration of the loop may have taken long since `now`, and that is no step.
         differs = time.time() - self() - self._ahead
         if abs(differs) <= STEP_MAX:
             if self._seen is None:

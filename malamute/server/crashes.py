@@ -1,8 +1,8 @@
-"""What a process leaves behind that the system ends in the midst of its work.
+"""Reports of crashes: the file that a process leaves when the system kills it.
 
-LMDB maps its file, so a page that the disk cannot read ends the process (SIGBUS) wherever that page is looked
-at. Nobody can catch that: Python writes where it was to a file, and dies. A broker that finds such a report
-when it starts reads all of its store first, with calls that fail in an orderly way. So a bad disk ends one
+LMDB maps its file, so a page that the disk cannot read ends the process (SIGBUS) wherever that page is read.
+The signal cannot be handled: Python writes its position to a file, and dies. A broker with such a report at
+its start reads all of its store first, with calls that return errors. So a bad disk ends one
 process, and not one after the other.
 """
 
@@ -17,23 +17,23 @@ from typing import IO
 from malamute.journal.directory import open_own
 
 REPORT = "crash.txt"
-"""The name of the report in a data directory."""
+"""Name of the report in a data directory."""
 
 READ = "crash.before.txt"
-"""The name of the newest report that was acted upon; it is kept for people."""
+"""Name of the last report that a start has handled, kept for the operator."""
 
 
 def report_in(directory: Path) -> str:
-    """What a process that crashed has left in a directory; empty if none did."""
+    """Return the report of a crashed process in a directory; empty without one."""
     with suppress(OSError), open(open_own(directory / REPORT, os.O_RDONLY), errors="replace") as report:
         return report.read().strip()
     return ""
 
 
 class CrashReport:
-    """The report of a data directory: of the process before, and of this one should it crash.
+    """Report of a data directory: of the previous process, and of this one if it crashes.
 
-    From now until it is closed, a crash is reported; not where there is no directory, or no file can be made.
+    A crash is reported until `close`, unless there is no directory, or no file can be made.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -41,11 +41,11 @@ class CrashReport:
         self._file: IO[str] | None = None
         self._is_new = False
         self.found = "" if directory is None else report_in(directory)
-        """What the process before has left; empty if it did not crash."""
+        """Report of the previous process; empty if it did not crash."""
         self._open()
 
     def acted_upon(self) -> None:
-        """The store is open, and was read as a whole if there was a report: that is an old one now."""
+        """Rename a report that was handled: the store is open, and was read as a whole."""
         if self._directory is not None and self.found:
             with suppress(OSError):
                 (self._directory / REPORT).replace(self._directory / READ)
@@ -61,12 +61,12 @@ class CrashReport:
                 faulthandler.enable(self._file)
 
     def close(self) -> None:
-        """Report nothing any more. A file that was made for it goes: others might not be able to write it."""
+        """Report no crash any more, and remove the file: another user might not be able to write it."""
         if self._file is not None and self._directory is not None:
             faulthandler.disable()
             self._file.close()
             self._file = None
-            # One that was there may be that of a broker which has the directory, and this process is refused.
+            # An older file may be that of a broker that has the directory, and this process is refused.
             if self._is_new and not report_in(self._directory):
                 with suppress(OSError):
                     (self._directory / REPORT).unlink()

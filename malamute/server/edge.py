@@ -1,4 +1,4 @@
-"""What the loop needs of a way by which peers come.
+"""Edge: the interface of the loop to peers.
 
 The ROUTER socket (`transport.py`) is one edge. Another one, such as a link to a standby, is a class with
 these methods in a file of its own, and one more entry in the list that `daemon.py` hands to the loop.
@@ -17,11 +17,10 @@ from malamute.protocol.messages import Message
 
 
 class RefusedConnection(NamedTuple):
-    """A connection that was refused: from where, how it tried to prove who it is, and why.
+    """Refused connection: its address, mechanism and reason.
 
-    `claimed` is who it said to be: any text, of which nothing is proved. The public `key` is that of a client
-    which has proved to have it, and which no account has. If the broker was `busy`, that is no fault of the
-    connection's.
+    `claimed` is the user that it named: any text, without proof. The public `key` is proved, and no account
+    has it. A refusal by a `busy` broker is no fault of the connection.
     """
 
     address: str
@@ -33,61 +32,61 @@ class RefusedConnection(NamedTuple):
 
 
 class Edge(Protocol):
-    """One way to the broker, from when it listens until it is closed. Only the loop's thread calls it."""
+    """Edge of the broker, from its first listener until it is closed. For the loop's thread only."""
 
     endpoints: list[str]
-    """Where it listens, as clients have to name it."""
+    """Endpoints, as clients have to name them."""
     drained: bool
-    """Whether `receive` found no more last time."""
+    """Whether the last `receive` found no more."""
     lost: list[bytes]
-    """Peers that turned out to be gone, and that nobody has taken yet."""
+    """Peers that are gone, until they are taken."""
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """What to poll for input, the same all the time: sockets of libzmq, or whatever has a `fileno`.
+        """Sockets to poll for input, the same all the time: of libzmq, or with a `fileno`.
 
-        Not one descriptor for all, since that of a libzmq socket tells of changes only, and each send may
-        swallow one.
+        There is no one descriptor for all, since that of a libzmq socket reports changes only, and each send
+        may swallow one.
         """
         ...
 
     def arrivals(self) -> int:
-        """A descriptor that has input as soon as any byte comes, if the edge rests until then; or -1."""
+        """Descriptor that has input with the next byte, if the edge rests until then; or -1."""
         ...
 
     def arrived(self, now: float) -> float:
-        """It has input. Returns for how many seconds at the most to wait for a command to be complete."""
+        """Wake the edge on its first byte. Returns the most seconds to wait for a complete command."""
         ...
 
     def watch(self, now: float, ready: Collection[Any]) -> None:
-        """Look after the connections. `ready` are those of all `inputs` that have any."""
+        """Supervise the connections. `ready` are the `inputs` with input."""
         ...
 
     def next_check(self, now: float) -> float | None:
-        """When to call `watch` and `retry` though nothing happens; None for not at all."""
+        """Return the time of the next `watch` and `retry` without input, or None."""
         ...
 
     def owns(self, peer: bytes) -> bool:
-        """Whether a peer is one of its own. Not asked of the first edge."""
+        """Whether a peer belongs to this edge. Not called for the first edge."""
         ...
 
     def receive(self) -> Iterator[tuple[bytes, Message | Exception]]:
-        """What peers have sent, up to the limits of an iteration: messages, or the error that they are.
+        """Return commands of peers, up to the limits of an iteration: messages, or errors in their place.
 
         An error that is no `MalamuteError` is a fault of the decoder.
         """
         ...
 
     def principal(self, peer: bytes) -> Principal:
-        """The principal of a peer that says HELLO."""
+        """Return the principal of a peer with a HELLO."""
         ...
 
     def origin(self, peer: bytes) -> str:
-        """The network address that such a peer comes from; empty if it has none, or it is not known."""
+        """Return the network address of such a peer; empty if there is none, or it is unknown."""
         ...
 
     def send(self, peer: bytes, message: Message) -> bool:
-        """Send a message, or keep it if the peer takes none. Returns whether the peer is full since now.
+        """Send a message, or keep it for a full peer. Returns whether the peer is full since now.
 
         Raises:
             TypeError, ValueError, OverflowError: the message cannot be encoded.
@@ -95,17 +94,17 @@ class Edge(Protocol):
         ...
 
     def retry(self) -> list[bytes]:
-        """Send what was kept, to some peers of many. Returns those that are full no more."""
+        """Send kept messages to some peers of many. Returns those that are full no more."""
         ...
 
     def pop_lost(self) -> list[bytes]:
-        """Those of `lost`, which is empty then."""
+        """Return the peers of `lost`, and empty it."""
         ...
 
     def forget(self, peer: bytes) -> None:
-        """Keep no more than the last message for a peer whose session has ended: it says why."""
+        """Keep only the last message for a peer whose session has ended: it has the reason."""
         ...
 
     def close(self, linger_ms: int) -> None:
-        """End all connections; what is under way has `linger_ms` milliseconds to leave."""
+        """End all connections; messages on their way have `linger_ms` milliseconds to leave."""
         ...

@@ -1,13 +1,13 @@
-"""What is on its way to each peer, in bytes.
+"""Bytes on their way to each peer.
 
 libzmq counts the commands that wait for a peer, not their bytes, and does not tell how many it still holds.
 So the broker asks: after each `PING_BYTES` it sends a PING with a token that nobody can guess, and the client
-answers by RECEIVED with that token once it has taken the PING, and all before it, from its socket. What is
-not known to be received is *unread*. A peer with more unread than its window is full: it is treated like one
-whose pipe is full, until it has received some of it.
+answers by RECEIVED with that token once it has taken the PING, and all before it, from its socket. Bytes
+without such an answer are *unread*. A peer with more unread than its window is full: the broker treats it as
+one with a full pipe, until it has received some of them.
 
 When all peers together have more unread than they may, the window of each is small. A peer that reads does
-not notice: little of what was sent to it is ever unread.
+not notice: few bytes to it are ever unread.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections import deque
 from typing import NamedTuple
 
 PING_BYTES = 256 * 1024
-"""Bytes to a peer after which it is asked whether it has them; what each peer may have unread in any case."""
+"""Bytes to a peer between two PINGs; each peer may have as many unread in any case."""
 
 MESSAGE_BYTES = 128
-"""What libzmq and the queue take for a command besides its bytes."""
+"""Memory of libzmq and of the queue for a command, beside its bytes."""
 
 
 class Windows(NamedTuple):
-    """How much may be unread: of one peer, and of all peers together."""
+    """Limits of unread bytes: for one peer, and for all peers together."""
 
     peer_bytes: int = 8 * 1024 * 1024
     all_bytes: int = 512 * 1024 * 1024
@@ -34,20 +34,20 @@ DEFAULT = Windows()
 
 
 class Flow:
-    """What one peer has not received yet."""
+    """Unread bytes of one peer."""
 
     __slots__ = ("asked", "unasked", "unread")
 
     def __init__(self) -> None:
         self.unread = 0
         self.unasked = 0
-        """Those of the unread bytes that no PING has followed."""
+        """Unread bytes since the last PING."""
         self.asked: deque[tuple[int, int]] = deque()
-        """The PINGs that were not answered: their tokens, and the bytes between each and the one before."""
+        """PINGs without an answer: their tokens, and the bytes between each and the one before."""
 
 
 class Flows:
-    """What all peers have not received yet."""
+    """Unread bytes of all peers."""
 
     def __init__(self, windows: Windows) -> None:
         self.windows = windows
@@ -58,9 +58,9 @@ class Flows:
         return peer in self._flows
 
     def open(self, peer: bytes) -> int:
-        """Watch a peer that was welcomed. Returns the token to ask it by if it has anything unread, or 0.
+        """Watch a welcomed peer. Returns the token of a PING if it has unread bytes, or 0.
 
-        If this is the old connection, what is in it still takes room, however often the peer says HELLO.
+        On the old connection, unread bytes still take room, however often the peer says HELLO.
         """
         flow = self._flows.setdefault(peer, Flow())
         if flow.asked and not flow.unasked:
@@ -68,13 +68,13 @@ class Flows:
         return self._ask(flow) if flow.unread else 0
 
     def close(self, peer: bytes) -> None:
-        """The connection of a peer is gone, with all that was in it."""
+        """Remove a peer whose connection is gone, with its unread bytes."""
         flow = self._flows.pop(peer, None)
         if flow is not None:
             self.unread -= flow.unread
 
     def sent(self, peer: bytes, size_bytes: int) -> int:
-        """Something was sent to a peer. Returns the token to ask it by now, or 0."""
+        """Add bytes sent to a peer. Returns the token of a PING to send now, or 0."""
         flow = self._flows.get(peer)
         if flow is None:
             return 0
@@ -91,7 +91,7 @@ class Flows:
         return token
 
     def received(self, peer: bytes, token: int) -> None:
-        """A peer has received a PING, and all that was sent before it."""
+        """Subtract the bytes before a PING that a peer has received."""
         flow = self._flows.get(peer)
         if flow is None or all(token != asked for asked, _ in flow.asked):
             return
@@ -107,7 +107,7 @@ class Flows:
         flow = self._flows.get(peer)
         if flow is None:
             return False
-        # What was not asked about would never be answered.
+        # Bytes without a PING would stay unread for ever.
         asked_bytes = flow.unread - flow.unasked
         return asked_bytes > (0 if self.is_crowded else self.windows.peer_bytes - PING_BYTES)
 
