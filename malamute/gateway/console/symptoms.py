@@ -125,7 +125,8 @@ def of_limits(totals: BrokerTotals) -> Iterator[Symptom]:
     """Yield limits that are reached or nearly so, and refused clients."""
     for one in totals.limits:
         if one.refuses and one.limit and one.used >= LIMIT_WARNING * one.limit:
-            words = f"{one.where or 'All together'}: {count(one.used)} of {count(one.limit)} (limit {one.name})"
+            used = f"{count(one.used)} of {count(one.limit)}"
+            words = f"{one.where or 'All together'}: {used} (limit {one.name})"
             yield Symptom(CRITICAL if one.used >= one.limit else WARNING, words, "/console/settings")
     if refused := totals.refused_lately:
         were = "command was" if refused == 1 else "commands were"
