@@ -18,6 +18,7 @@ from threading import Event, Thread
 
 import pytest
 import zmq
+from depth import some
 from lab.attacks import ATTACKS, READERS, attack
 from lab.raw_peer import RawPeer
 from rig_daemon import MIB, Daemon
@@ -184,7 +185,16 @@ def striking(url: str, what: str, depth: int) -> Iterator[Striker]:
         striker.close()
 
 
-@pytest.mark.parametrize("what", ATTACKS)
+ALONE = (
+    "a purge of the queue",
+    "100 selectors with not, one batch",
+    "a NAK of 1,000 ranges",
+    "frames without end before HELLO",
+)
+"""One attack on a queue, on selectors, on deliveries, and by a stranger."""
+
+
+@pytest.mark.parametrize("what", some(ATTACKS, *ALONE))
 def test_an_attack_costs_the_others_nothing(broker: Daemon, what: str) -> None:
     attack_beside_a_load(broker, [what])
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from cli_commands import Run
+from depth import nightly
 
 from malamute.bench.machine import Watch, describe
 from malamute.bench.processes import WorkloadProcess, run_together
@@ -100,6 +101,7 @@ def test_a_workload_that_fails_is_an_error() -> None:
         process.get()
 
 
+@nightly
 def test_the_time_in_the_system_is_shown_for_each_load(run_lab: Run, tmp_path: Path, forked: None) -> None:
     given = ("--messages", "3000", "--batch", "50", "--rounds", "1", "--subscribers", "2")
     shown = json.loads(run_lab("latency", *given, "--data", str(tmp_path), "--json").stdout)

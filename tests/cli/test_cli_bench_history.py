@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cli_commands import Run
+from depth import nightly
 from lab import hostile, slow_consumer
 from lab.start import fill
 
@@ -44,6 +45,7 @@ def test_replay(measured: Any) -> None:
         assert row["rss_anon_max_mib"] > 0
 
 
+@nightly
 def test_filters(measured: Any) -> None:
     parameters, rows = measured("filters", "--messages", "2003", "--filters", "12", "--rounds", "1")
     assert parameters["filters"] == 12
@@ -64,6 +66,7 @@ def test_readers_are_spread_over_the_history() -> None:
     assert all(view.start + view.scanned - 1 <= 1000 for view in replay.spread(1000, 50))
 
 
+@nightly
 def test_slow_consumer(measured: Any) -> None:
     _, rows = measured(
         *("slow-consumer", "--subscribers", "3", "--rate", "500", "--seconds", "1"),
@@ -91,6 +94,7 @@ def test_the_warm_up_is_whole_batches_and_more_than_the_window(rate: int, tmp_pa
     assert moderate.messages - moderate.warm_up == 2 * rate
 
 
+@nightly
 def test_journal(measured: Any) -> None:
     parameters, rows = measured("journal", "--messages", "1000", "--rounds", "2")
     assert "journal = false" in parameters["journal off"]
@@ -101,6 +105,7 @@ def test_journal(measured: Any) -> None:
         assert row["time_ratio_extent"][0] <= row["time_ratio"] <= row["time_ratio_extent"][1]
 
 
+@nightly
 def test_idle(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether one that is busy for long is left alone, tests/acceptance/test_hung_peers.py says.
     monkeypatch.setattr("lab.idle.BUSY_SECONDS", 0.1)
@@ -112,6 +117,7 @@ def test_idle(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row["stopped_worker_seconds"] > 0 for row in rows)
 
 
+@nightly
 def test_iterator(measured: Any) -> None:
     parameters, (row,) = measured("iterator", "--messages", "3000", "--rounds", "3")
     assert parameters["messages in a list"] == 1000
@@ -121,6 +127,7 @@ def test_iterator(measured: Any) -> None:
     assert row["more_us_extent"][0] <= row["more_us"] <= row["more_us_extent"][1]
 
 
+@nightly
 def test_commands(measured: Any) -> None:
     parameters, rows = measured("commands", "--rounds", "2")
     assert parameters["rounds"] == 2
@@ -130,6 +137,7 @@ def test_commands(measured: Any) -> None:
     assert rows[0]["more_milliseconds"] == 0
 
 
+@nightly
 def test_start(measured: Any) -> None:
     _, rows = measured("start", "--gigabytes", "0.02", "--rounds", "1")
     assert [row["stored_bytes"] >= 20_000_000 for row in rows] == [False, True, True]
@@ -174,6 +182,7 @@ def test_medians_and_extents(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].split()[:6] == ["some", "1", "2,000", "1", "to", "2"]
 
 
+@nightly
 def test_hostile(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.hostile.AFTER_SECONDS", 0.1)
     chosen = ["a purge of the queue", "frames without end before HELLO"]
@@ -186,6 +195,7 @@ def test_hostile(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["seconds"] > 0
 
 
+@nightly
 def test_queues(measured: Any) -> None:
     parameters, rows = measured(
         *("queues", "--messages", "400", "--depth", "2000", "--batch", "50", "--rounds", "1")
@@ -204,6 +214,7 @@ def test_queues(measured: Any) -> None:
         assert row["rss_anon_max_mib"] > 0
 
 
+@nightly
 def test_security(measured: Any) -> None:
     small = ("--messages", "2000", "--rules", "20", "--rate", "50", "--sessions", "100", "--users", "50")
     parameters, rows = measured("security", *small, "--rounds", "1")
@@ -227,6 +238,7 @@ def test_security(measured: Any) -> None:
         assert row["extent"][0] <= row["extent"][1]
 
 
+@nightly
 def test_gateway(measured: Any) -> None:
     small = ("--messages", "200", "--pages", "5", "--rate", "50", "--seconds", "1", "--connections", "2")
     parameters, rows = measured("gateway", *small, "--streams", "30", "--rounds", "1")

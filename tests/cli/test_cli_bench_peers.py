@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli_commands import ROOT, TIMEOUT, Run
+from depth import nightly
 from lab.peers import server, table
 from lab.peers.measure import PeersOptions, PeersRow, choose, measure
 from lab.peers.server import (
@@ -57,6 +58,7 @@ def _measure(peer: str, work: str, place: Path) -> PeersRow:
 # What needs no other server
 
 
+@nightly
 def test_rows_and_ratios(run_lab: Run, tmp_path: Path) -> None:
     works = ("--work", UNCONFIRMED, "--work", REQUEST)
     peers = [word for name in ("Malamute", "zmq.proxy", "bare ROUTER") for word in ("--peer", name)]

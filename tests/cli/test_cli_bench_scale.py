@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from cli_commands import Run
+from depth import some
 from lab import scale
 from lab.scale import AXES, Cost, ScaleOptions, rows_of, slope_of
 
 DECADES = (10, 100, 1000, 10_000)
 
 
-@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("axis", some(AXES, "depth"))
 def test_an_axis(axis: str, run_lab: Run, forked: None, tmp_path: Path) -> None:
     words = ("--axis", axis, "--max", "10", "--messages", "500", "--rounds", "1")
     shown = json.loads(run_lab("scale", "--json", "--data", str(tmp_path), *words).stdout)

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import click
 import pytest
+from depth import nightly
 from docs_blocks import ROOT
 
 from malamute.cli.root import cli
@@ -116,6 +117,7 @@ def test_the_diagrams_are_those_that_are_drawn() -> None:
     assert {name for name, make in diagrams.items() if _text(DOCS / "images" / name) != make().svg} == set()
 
 
+@nightly
 def test_the_pictures_of_terminals_can_be_taken_anew() -> None:
     screenshots = _module("screenshots")
     taken = dict(screenshots.shots())

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import NIGHT
 from free_ports import free_port
 from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before, wait_for_dead
 from secured_gateway import secured_gateway
@@ -35,6 +36,9 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+
+PICTURES = os.environ.get("MALAMUTE_PICTURES", "")
+"""Where the pictures of the documentation go, if they are taken anew."""
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
@@ -373,9 +377,9 @@ PICTURED = {
 }
 
 
-def test_pictures_of_the_console_for_every_width_in_light_and_dark(browser: Any, tmp_path: Path) -> None:
-    images = os.environ.get("MALAMUTE_PICTURES", "")
-    with _scene(seconds=45 if images else 0) as gateway:
+@pytest.mark.skipif(not (NIGHT or PICTURES), reason="pictures are left to make nightly and make screenshots")
+def test_pictures_of_the_console_for_each_width_and_in_the_dark(browser: Any, tmp_path: Path) -> None:
+    with _scene(seconds=45 if PICTURES else 0) as gateway:
         # In the dark only colours are others.
         for width, height, scheme in (
             (390, 844, "light"),
@@ -396,8 +400,8 @@ def test_pictures_of_the_console_for_every_width_in_light_and_dark(browser: Any,
     assert all(path.stat().st_size > 5_000 for path in taken.values())
     for name in ("overview", "explain"):
         assert (IMAGES / f"console_{name}.png").exists()
-        if images:
-            shutil.copy(taken[f"{name}-1280-dark"], Path(images) / f"console_{name}.png")
+        if PICTURES:
+            shutil.copy(taken[f"{name}-1280-dark"], Path(PICTURES) / f"console_{name}.png")
 
 
 def test_two_users_see_what_each_may(browser: Any, tmp_path: Path) -> None:

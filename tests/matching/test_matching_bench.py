@@ -124,7 +124,7 @@ for row in match.capacity(5_000, 20, random.Random(1)):
 
 def _printed(program):
     """What a program prints in a process of its own, whose memory nothing else has grown."""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     return run.stdout
 
 

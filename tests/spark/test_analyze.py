@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from depth import nightly
 from history_files import BEGIN, Sent, Whole, damage, some_messages, write
 
 from malamute.errors import InvalidValue, NotFound
@@ -118,6 +119,7 @@ def test_everything_is_counted_as_by_hand(whole: Whole) -> None:
     assert tables["damage"] == tables["gaps"] == tables["queues"] == []
 
 
+@nightly
 def test_many_sums_are_finished_by_all_tasks(
     analysed: Analyse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

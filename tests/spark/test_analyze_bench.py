@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import create_autospec
 
 import pytest
+from depth import nightly
 from lab import spark as bench
 
 from malamute.spark import analyze
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 COUNT = 5_000
 
 
+@nightly
 def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # It is watched, and done.
     analysis = create_autospec(analyze.analyze, side_effect=analyze.analyze)

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from depth import nightly
 from histories import DAY, ROOT, START, Told, command, damage, numbered, operations, run, run_apart, store
 from quiet import quiet_broker
 
@@ -574,6 +575,7 @@ def _block(lines: Any) -> str:
     return text
 
 
+@nightly
 def test_an_export_that_is_killed_again_and_again(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     store(data, *(operations("s", first, numbered(500, first)) for first in range(1, 8001, 500)))

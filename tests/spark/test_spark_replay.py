@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from depth import nightly
 from histories import numbered, operations, run, store
 from history_files import BEGIN, Sent, damage, write
 from quiet import quiet_broker, quiet_config
@@ -385,6 +386,7 @@ def seen(url: str, stream: str, count: int) -> None:
             messages.receive(timeout=300)
 
 
+@nightly
 def test_driver_and_executor_are_killed(
     spark: SparkSession, tmp_path: Path, broker: Broker, driver: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
