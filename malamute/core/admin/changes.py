@@ -6,10 +6,6 @@ A change is a value of `protocol.admin`, and so is what it is answered: what it 
 What a change stores goes into the iteration in which it calls `answered`, so that its outcome is stored with
 it, and its record in the audit. One that takes several commits reports at each of them what it has come to,
 with `final=False`, and what it has come to `otherwise`, should this one fail.
-
-A change of a stream in a store with a name is stored there with its outcome. The audit is in another store,
-so it comes first: that the change begins is durable before anything of it is done, and what came of it
-follows.
 """
 
 from __future__ import annotations

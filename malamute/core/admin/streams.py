@@ -76,7 +76,7 @@ def stream(core: Engines, query: StreamQuery) -> StreamDetails:
 
 
 def stream_of(core: Engines, name: str) -> Stream:
-    """The stream of a name. Raises `NotFound`, or `StoreAway` where that is not known."""
+    """The stream of a name. Raises `NotFound`."""
     return core.streams.found(name)
 
 

@@ -186,7 +186,7 @@ class Feeds:
         """Raise what stands against a feed.
 
         Raises:
-            InvalidValue: messages would go in a circle, or from a queue to a store with a name.
+            InvalidValue: messages would go in a circle.
             TooMany: there are as many feeds, or as much of cursors, as there may be.
         """
         feeds = self.by_name.keys() | self.changing.keys()
