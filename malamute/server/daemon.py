@@ -66,10 +66,10 @@ from malamute.version import __version__
 SOFTWARE = f"malamute {__version__}"
 
 FRAME_SLACK_BYTES = 1 << 20
-"""How far past its limit a frame is still answered by an ERROR; libzmq ends the connection beyond."""
+"""Bytes past its limit up to which a frame is answered by an ERROR; past them libzmq ends the connection."""
 
 OTHER_FILES = 150
-"""Files that are kept for others than sessions: the store, listeners, and peers about to be refused."""
+"""Files reserved for others than sessions: the store, listeners, and peers about to be refused."""
 
 REPORTS_BYTES = 64 * 1024**2
 """Bytes kept of `$sys`, and of `$audit`, unless [streams] or a rule there sets a size."""
@@ -77,23 +77,23 @@ REPORTS_BYTES = 64 * 1024**2
 MORE_FILES = "let it open more, by LimitNOFILE= in its unit, or ulimit -Hn"
 
 SPARE_FILES = 100
-"""Files that are kept for others than connections: without any, libzmq would try to accept one for ever."""
+"""Files reserved for others than connections: without any, libzmq would try to accept one for ever."""
 
 GC_THRESHOLDS = (10_000, 5, 10)
-"""Objects that may be gathered between two looks of the garbage collector, and how many of those looks there
-are until it looks at what has survived one. A look at 50,000 objects holds everybody up for 10 ms."""
+"""Thresholds of the garbage collector: new objects until a collection, and collections of a generation
+until one of the next. A collection of 50,000 objects takes 10 ms of the loop."""
 
 SWITCH_INTERVAL = 0.0005
-"""Seconds that a thread may keep the interpreter from the others. With the usual 5 ms, each of the writer's
-steps beside a busy loop would take that long."""
+"""Seconds that a thread may keep the lock of the interpreter. With the usual 5 ms, each step of the writer
+beside a busy loop would take that long."""
 
 LOG_PIECE = select.PIPE_BUF // 4
-"""Characters of the log that are written at once, of 4 bytes at the most: a pipe with any room takes them."""
+"""Characters of the log in one write, of 4 bytes at the most: a pipe with any room takes them."""
 
 CRASH_HINT = "all that is stored was read since, and can be read; crash.before.txt has the report"
 
 OTHERS_MASK = 0o077
-"""What nobody but the owner may do with the files that the broker makes."""
+"""Mask of the files of the broker: only the owner has rights."""
 
 log = structlog.get_logger("malamute")
 
@@ -120,7 +120,7 @@ def open_store(config: Config, *, reads_all: bool = False) -> Store:
 
 
 class Configuration:
-    """The configuration that a broker goes by, and how it is read again."""
+    """Configuration of a running broker, and its reload."""
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class Configuration:
         self._endpoints = endpoints
 
     def load(self) -> ConfigurationLoaded | MalamuteError:
-        """Read it and check it as a whole. Any thread may call this: it changes nothing."""
+        """Read the configuration and check it as a whole, without a change. For any thread."""
         try:
             config, changed, waiting = reloaded(self._running, self._read())
             accounts, issuers, _ = AccessFiles.read(config.access)
         except ConfigError as error:
             return error
         settings = _settings(config, self._started, self._endpoints, accounts, issuers)
-        # To compare all users is not for the loop: there what is equal is the same object.
+        # Compared here, as the loop has no time for all users: equal tables become the same object.
         if settings.access == self._policy:
             settings = settings._replace(access=self._policy)
         if settings.accounts == self._accounts:
@@ -159,12 +159,12 @@ class Configuration:
         return ConfigurationLoaded(settings, changed, waiting, (config, issuers))
 
     def apply(self, loaded: ConfigurationLoaded) -> None:
-        """Go by it, in all that the core does not know of."""
+        """Apply the configuration, except for the settings of the core."""
         before = self._running
         self._running, issuers = loaded.edge
         self._policy = loaded.settings.access
         if loaded.settings.accounts is not self._accounts:
-            # Nobody asks those of before any more.
+            # No peer is checked against the issuers of before any more.
             threading.Thread(target=self._accounts.clear, name="malamute-accounts", daemon=True).start()
             self._accounts = loaded.settings.accounts
         if self._authenticator is not None:
@@ -183,11 +183,11 @@ def open_broker(
     *,
     reads_all: bool = False,
 ) -> Loop:
-    """A broker that listens and has its store open; `run` it. Raises `ConfigError` or `StoreError`.
+    """Return a broker that listens, with its store open; `run` it. Raises `ConfigError` or `StoreError`.
 
     `files` is how many files the process may open, and `read` reads the configuration again. The `supervisor`
-    learns how it goes. This process runs as the `user` from when it listens, if there is one. With
-    `reads_all` all that is stored is read first.
+    is notified of the state. This process runs as the `user` from when it listens, if there is one. With
+    `reads_all` all of the store is read first.
     """
     accounts, issuers, keys = AccessFiles.read(config.access)
     with user.acting() if user is not None else nullcontext():
@@ -207,7 +207,7 @@ def open_broker(
         if user is not None:
             user.become()
         clock = Clock()
-        # Half of the memory stays free for what comes.
+        # Half of the memory stays free for new messages.
         report_size(store, config.storage.size)
         recovered = store.recover(records_bytes=config.core_limits.queues_memory_bytes // 2, now=clock())
         check_no_other_stores(recovered)
@@ -267,7 +267,7 @@ def report_size(store: Store, configured: int) -> None:
 
 
 def check_anybody_may_log_in(config: Config, accounts: AccountDirectory) -> None:
-    """Raise `ConfigError` where each listener asks for a user, and nothing says which users there are."""
+    """Raise `ConfigError` where each listener asks for a user, and there is none."""
     mechanisms = {listener.mechanism for listener in config.listen.listeners}
     tokens = config.access.issuer and mechanisms & {"plain", "curve", "curve-before"}
     if not ("null" in mechanisms or tokens or config.access.accounts or accounts.stored.by_name):
@@ -301,7 +301,7 @@ def _open_transport(
     open_max = max(files - SPARE_FILES, 1)
     gateways = Gateways(listen.gateways)
     rules = Rules(limits.hello_timeout, limits.hello_queue, open_max, limits.hello_failures, gateways)
-    # A heartbeat comes half an interval after the last word, on average, and then has its time.
+    # A heartbeat comes half an interval after the last command, on average, and then has its timeout.
     interval, timeout = listen.heartbeat_interval, listen.heartbeat_timeout
     patience = Patience(interval / 2 + timeout, timeout) if interval else FOR_EVER
     allowance = Allowance(limits.receive_bytes, limits.receive_bytes_all)
@@ -340,7 +340,7 @@ def _settings(
 def _stream_policy(config: Config, stream: str) -> StreamPolicy:
     policy = config.streams.policy(stream)
     if stream == AUDIT:
-        # Nobody is to read of a change that a crash may take back.
+        # A crash must not take back a change that a reader of the audit knows.
         policy = policy._replace(journal=True, committed=True)
     if stream not in (EVENTS, AUDIT) or policy.retention.bytes_max:
         return policy
@@ -349,12 +349,12 @@ def _stream_policy(config: Config, stream: str) -> StreamPolicy:
 
 
 def data_directory(config: Config) -> str:
-    """Where the broker keeps its data, in words."""
+    """Return the data directory as text; empty for a broker in memory."""
     return "" if config.storage.kind == "memory" else str(Path(config.storage.directory).resolve())
 
 
 def backup_directory(config: Config) -> str:
-    """Below which directory backups are made, in words."""
+    """Return the parent directory of backups as text; empty for a broker in memory."""
     storage = config.storage
     return "" if storage.kind == "memory" else str((Path(storage.directory) / storage.backups).resolve())
 
@@ -367,12 +367,12 @@ def run(
 ) -> None:
     """Run a broker in this process until SIGTERM or SIGINT. Raises `ConfigError` or `StoreError`.
 
-    `started` is called with the endpoints once clients can connect, `stopping` when the end begins. `read`
-    reads the configuration again, on SIGHUP and when an operator asks for it. At the end the process ignores
-    these signals: it is to end, too.
+    `started` is called with the endpoints once clients can connect, `stopping` at the end. `read`
+    reads the configuration again, on SIGHUP and for an operator. At the end the process ignores these
+    signals, since it is to end, too.
     """
     configure_logs(config.log)
-    # The data, its backups and whatever else this process makes are its owner's alone.
+    # The data, its backups and all other files of this process are its owner's alone.
     os.umask(OTHERS_MASK)
     user = ProcessUser.find(config.broker.user) if config.broker.user else None
     if config.storage.kind != "memory":
@@ -392,11 +392,11 @@ def run(
             supervisor = Supervisor.of(os.environ)
             loop = open_broker(config, context, files, again, supervisor, user, reads_all=bool(crash.found))
         except BaseException:
-            # Of what was half open somebody may hold a socket still, for which `term` would wait.
+            # A socket of a half open broker may be open still, and `term` would wait for it.
             context.destroy(linger=0)
             raise
         if crash.found:
-            log.warning("the process before has crashed", report=crash.found, hint=CRASH_HINT)
+            log.warning("the previous process has crashed", report=crash.found, hint=CRASH_HINT)
         crash.acted_upon()
         signalled.serve(loop)
         with _signals(signalled.while_serving):
@@ -412,7 +412,7 @@ def run(
                 loop.run(stop)
             context.term()
             log.info("stopped")
-            # Who asks once more while the process ends has what was asked for.
+            # A second signal while the process ends asks for nothing more.
             for number in signalled.while_serving:
                 signal.signal(number, signal.SIG_IGN)
 
@@ -427,33 +427,33 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Signalled:
-    """What signals have asked of a broker.
+    """Requests to a broker by signals.
 
-    A handler runs in the midst of anything, such as a line of the log. So it notes what is asked, wakes the
-    loop, and does no more: to write a line there would wait for the one that it has interrupted.
+    A handler may interrupt anything, such as a line of the log. So it notes the request, wakes the loop, and
+    does no more: a line written there would wait for the one that it has interrupted.
     """
 
     def __init__(self) -> None:
         self.stop_signal = ""
-        """The first that has asked it to stop."""
+        """First signal that asked for a shutdown."""
         self._loop: Loop | None = None
         self._reloading = False
-        # A terminal that hangs up sends it, too: a user who closes the window wants no broker without one.
+        # A terminal that hangs up sends SIGHUP, too: who closes the window wants no broker without one.
         self._on_terminal = sys.stdin is not None and sys.stdin.isatty()
 
     @property
     def while_starting(self) -> Mapping[int, Handler]:
-        """The handlers until it serves. What asks it to stop ends it at once: it has promised nothing yet."""
+        """Handlers until the broker serves. A request to stop ends the process: nothing is promised yet."""
         return {} if self._on_terminal else {signal.SIGHUP: self._reload}
 
     @property
     def while_serving(self) -> Mapping[int, Handler]:
-        """The handlers from then until it has ended."""
+        """Handlers of a broker that serves, until it has ended."""
         stopping: dict[int, Handler] = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop}
         return {**stopping, signal.SIGHUP: self._stop if self._on_terminal else self._reload}
 
     def serve(self, loop: Loop) -> None:
-        """It is about to serve: have it do what was asked while it started."""
+        """Note the loop that is about to serve, and apply requests of before."""
         self._loop = loop
         if self._reloading:
             loop.reload()
@@ -470,17 +470,17 @@ class Signalled:
 
 
 class LogStream:
-    """A stream for the log that neither fails nor waits: whatever becomes of the log, the broker continues.
+    """Stream for the log that neither fails nor waits: without a log, the broker continues.
 
-    A disk may be full, a terminal closed or halted by Control-S, and what reads a pipe may read no more. What
-    could not be written is counted, and the next line that is written has the count as `lines_lost`.
+    A disk may be full, a terminal closed or halted by Control-S, a pipe without a reader. Lost lines are
+    counted, and the next line that is written has the count as `lines_lost`.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.lines_lost = 0
         self._stream = stream
         self._failed = False
-        """Whether something of this line is lost."""
+        """Whether a part of this line is lost."""
         self._room = select.poll()
         self._is_file = False
         with suppress(OSError, ValueError):
@@ -505,11 +505,11 @@ class LogStream:
         self._failed = False
 
     def note_lost(self, logger: Any, method: str, event: EventDict) -> EventDict:
-        """Add what was lost to an event, as a processor of structlog."""
+        """Add the count of lost lines to an event, as a processor of structlog."""
         return {**event, "lines_lost": self.lines_lost} if self.lines_lost else event
 
     def _try(self, action: Callable[[], Any]) -> None:
-        if self._failed:  # so is the rest of the line
+        if self._failed:  # the rest of a lost line is lost, too
             return
         try:
             action()
@@ -537,7 +537,7 @@ def configure_logs(config: LogConfig) -> None:
 
 
 def _report_store_error(sampler: Sampler, error: MalamuteError) -> None:
-    """Report what was not stored. A full store may be asked for room as often as clients like."""
+    """Report an error of the store, sampled: clients may cause one as often as they like."""
     if count := sampler.count(str(error.code)):
         log.error("not stored", error=str(error), code=error.code, hint=error.hint, count=count)
 
@@ -548,9 +548,9 @@ def _on_notice(notice: Notice) -> None:
 
 
 def _within_files(config: Config, files: int) -> Config:
-    """Allow no more sessions than there can be connections: the one too many then learns why.
+    """Allow no more sessions than there can be connections: the one too many gets the reason.
 
-    Without a file for it libzmq could not even refuse it, and would try again and again.
+    Without a file for that connection libzmq could not refuse it, and would try to accept it for ever.
 
     Raises:
         ConfigError: there is no file left for any of them.
@@ -564,7 +564,7 @@ def _within_files(config: Config, files: int) -> Config:
     connections = config.listen.connections
     if connections <= sessions:
         return config
-    # Nobody asked for the default: that there can be fewer is no matter for a warning at each start.
+    # A default that cannot be reached is no matter for a warning at each start.
     report = log.warning if connections != CONNECTIONS else log.debug
     report(
         "fewer connections than configured",
@@ -582,7 +582,7 @@ def _within_files(config: Config, files: int) -> Config:
 
 @contextmanager
 def _signals(handlers: Mapping[int, Handler]) -> Iterator[None]:
-    """Have these handlers for a while. Those that are ignored at the end stay so."""
+    """Install handlers for a block. Signals that are ignored at the end stay ignored."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -594,7 +594,7 @@ def _signals(handlers: Mapping[int, Handler]) -> Iterator[None]:
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Keep what is there for good out of the collector's sight, and let it look less often."""
+    """Exclude present objects from garbage collection during a block, and collect less often."""
     thresholds = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

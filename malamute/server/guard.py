@@ -1,19 +1,19 @@
-"""Connections that have not said HELLO: few, for a short time, and with few bytes.
+"""Connections without HELLO: few, for a short time, and with few bytes.
 
 libzmq puts the frames of a command together before it hands any of them over. A client that sends frames with
-MORE and never the last one is not seen, and there is no option against that; neither does libzmq end a
-connection on which nothing is said. So each connection is watched by its file descriptor, from the event of
-libzmq's monitor that tells of it until the HELLO that came on it (`SRCFD`) was answered by WELCOME. One that
-takes too long, or was sent more bytes than HELLO can have, is shut down; libzmq then finds it broken and
+MORE and never the last one is invisible, and there is no option against that; neither does libzmq end a
+silent connection. So each connection is watched by its file descriptor, from its event of
+libzmq's monitor until its HELLO (`SRCFD`) was answered by WELCOME. A connection that
+takes too long, or has more bytes than HELLO can have, is shut down; libzmq then finds it broken and
 frees it.
 
-Of a TCP connection the system tells how many bytes came. Of others it tells how many were not taken yet,
-which is many only where many come.
+The system counts the bytes that came on a TCP connection. On others it counts bytes not read yet, which are
+many only where many come.
 
 A connection that ends without a session counts against its address (`bans.py`).
 
-When libzmq has no descriptor for a new connection, it tries again at once and for ever. So some are always
-left: when too many are in use, the connections that have waited longest for HELLO go.
+When libzmq has no descriptor for a new connection, it tries again at once and for ever. So some are
+reserved: when too many are in use, the connections that have waited longest for HELLO are ended.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from malamute.server.bans import Bans
 from malamute.server.edge import RefusedConnection
 
 HELLO_BYTES_MAX = 64 * 1024
-"""Bytes that may come on a connection before WELCOME. HELLO and what libzmq says itself take below 2 KiB."""
+"""Bytes of a connection before WELCOME. HELLO and the handshake of libzmq take below 2 KiB."""
 
 HELLO_BYTES_MIN = 12 * 1024
-"""The same, where very many share `WAITING_BYTES_MAX`: room for a HELLO with the longest token."""
+"""Bytes of each, where very many share `WAITING_BYTES_MAX`: room for a HELLO with the longest token."""
 
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes that may come on all these connections, unless that is less than `HELLO_BYTES_MIN` for each."""
+"""Bytes of all these connections, unless that is less than `HELLO_BYTES_MIN` for each."""
 
 PENDING_BYTES_MAX = 16 * 1024
-"""Bytes of these that may wait at a time on a connection of which the system tells no more."""
+"""Unread bytes of a connection other than TCP, at the most."""
 
 BEHIND_FACTOR = 6
-"""How many times as long each of them may take, at the most, while the broker or libzmq has not read all."""
+"""Factor of the time for HELLO while the broker or libzmq is behind."""
 
 CHECK_SECONDS = 0.01
-"""How often the connections that have not said HELLO are looked at."""
+"""Seconds between two checks of connections without HELLO."""
 
 CHECK_COUNT = 64
-"""How many of them are looked at each time, in turns."""
+"""Connections in each check, in turns."""
 
 NO_HELLO = "no HELLO in time"
 TOO_MANY = "too many connections without HELLO"
@@ -68,15 +68,15 @@ _EVENT = Struct("=Hi")
 _RECEIVED = Struct("=Q")
 _PENDING = Struct("=i")
 _RECEIVED_AT = 128
-"""Where `struct tcp_info` has the bytes that were received."""
+"""Offset of the received bytes in `struct tcp_info`."""
 _COUNTED = sys.platform == "linux"
 
 
 class Rules(NamedTuple):
-    """What is allowed before HELLO: so many seconds, and so many connections; and connections in all.
+    """Limits before HELLO: seconds, connections, and connections in all.
 
-    More than `failures_max` connections of an address in a second that end without a session ban it, unless
-    it is one of the `gateways`; 0 is for no limit.
+    An address with more than `failures_max` connections in a second that end without a session is banned,
+    unless it is one of the `gateways`; 0 is for no limit.
     """
 
     hello_seconds: float = 10.0
@@ -90,10 +90,10 @@ RULES = Rules()
 
 
 class PendingConnection(NamedTuple):
-    """A connection that has not said HELLO. `inode` tells it from a later one with the same descriptor.
+    """Connection without HELLO. `inode` tells it from a later one with the same descriptor.
 
-    The `address` is empty if it has none. `new` is whether it has not had a session before, and `sealed`
-    whether CURVE encrypts what comes.
+    The `address` is empty if there is none. `new` is whether it never had a session, and `sealed` whether
+    CURVE encrypts its frames.
     """
 
     since: float
@@ -106,22 +106,22 @@ class PendingConnection(NamedTuple):
 
 
 class Guard:
-    """The connections of a ROUTER, as its monitor tells of them."""
+    """Connections of a ROUTER, as reported by its monitor."""
 
     def __init__(self, context: zmq.Context[Any], router: zmq.Socket[Any], rules: Rules) -> None:
         self.rules = rules
         self.waiting: OrderedDict[int, PendingConnection] = OrderedDict()
         self.ended: list[int] = []
-        """Descriptors whose connections have ended since the last look of the transport."""
+        """Descriptors of connections that have ended, until the transport takes them."""
         self.refused = 0
-        """How many were shut down."""
+        """Count of connections that were shut down."""
         self.on_refusal: Callable[[RefusedConnection], object] = lambda refusal: None
-        """Learns of each that was refused, and of each ban."""
+        """Called with each refused connection, and with each ban."""
         self._bans = Bans(rules.failures_max, rules.gateways)
         self.read_until = 0.0
-        """What came until then was read. A peer silent until then is late; one not read yet is not."""
+        """Time up to which input was read. A peer silent until then is late; a later one may be unread."""
         self.sealed: set[bytes] = set()
-        """The endpoints whose connections CURVE encrypts."""
+        """Endpoints with CURVE."""
         self._now = 0.0
         self._open: set[int] = set()
         self._welcomed: dict[int, PendingConnection] = {}
@@ -131,7 +131,7 @@ class Guard:
         name = f"inproc://connections-{id(self)}"
         router.monitor(name, zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self.monitor = context.socket(zmq.PAIR)
-        # libzmq's thread must never wait for us to read what it tells.
+        # libzmq's thread must never wait for us to read its events.
         self.monitor.rcvhwm = 0
         self.monitor.linger = 0
         self.monitor.connect(name)
@@ -140,7 +140,7 @@ class Guard:
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def check(self, now: float) -> None:
-        """End the connections that may not stay."""
+        """End connections past the limits."""
         self._now = now
         if self._bans.until:
             self._bans.check(now)
@@ -157,7 +157,7 @@ class Guard:
                     self.end(descriptor, TOO_MANY_BYTES)
 
     def update(self, now: float) -> None:
-        """Take in what libzmq reports of connections."""
+        """Read the events of libzmq's monitor."""
         self._now = now
         while True:
             try:
@@ -192,10 +192,10 @@ class Guard:
             self._count(waiting.address)
 
     def refuse(self, refusal: RefusedConnection) -> None:
-        """A connection was refused: it is reported, and counts against its address.
+        """Report a refused connection, and count it against its address.
 
-        One that was refused in its handshake may stay until its time for HELLO is over. It counts again when
-        it ends.
+        A connection that was refused in its handshake may stay until its time for HELLO is over, and counts
+        again when it ends.
         """
         self.on_refusal(refusal)
         if refusal.busy:
@@ -208,30 +208,30 @@ class Guard:
             self.on_refusal(RefusedConnection(address, "", BANNED))
 
     def welcome(self, descriptor: int) -> None:
-        """A session was opened on this connection."""
+        """Note a session on a connection."""
         waiting = self.waiting.pop(descriptor, None)
         if waiting is not None:
             self._welcomed[descriptor] = waiting
 
     def is_tcp(self, descriptor: int) -> bool:
-        """Whether a session was opened on this connection, and the system counts what comes on it."""
+        """Whether a connection has a session, and the system counts its bytes."""
         welcomed = self._welcomed.get(descriptor)
         return welcomed is not None and welcomed.tcp
 
     def is_sealed(self, descriptor: int) -> bool:
-        """Whether a session was opened on this connection, and CURVE encrypts what comes on it."""
+        """Whether a connection has a session and CURVE."""
         welcomed = self._welcomed.get(descriptor)
         return welcomed is not None and welcomed.sealed
 
     def dismiss(self, descriptor: int, now: float) -> None:
-        """The session on this connection has ended: another one has to begin, or the connection goes."""
+        """Note the end of a session: the connection needs another one, or is ended."""
         welcomed = self._welcomed.pop(descriptor, None)
         if welcomed is not None:
             bytes_max = received(descriptor, tcp=welcomed.tcp) + HELLO_BYTES_MAX
             self.waiting[descriptor] = welcomed._replace(since=now, bytes_max=bytes_max, new=False)
 
     def next_check(self) -> float | None:
-        """When to call `update` again though nothing happens; None for not at all."""
+        """Return the time of the next `update` without input, or None."""
         if self.waiting:
             return self._checked_at + CHECK_SECONDS
         return self._bans.next_check() if self._bans.until else None
@@ -245,7 +245,7 @@ class Guard:
             crowded = len(self.waiting) > rules.waiting_max
             # Many come at once when a broker starts again. A client that is quick is not in the way.
             if age >= rules.hello_seconds and _pending(descriptor):
-                # Its HELLO may be there: it is libzmq's own thread that is behind.
+                # Its HELLO may be there: libzmq's own thread is behind.
                 age = (now - oldest.since) / BEHIND_FACTOR
             if age < rules.hello_seconds and not (crowded and age >= rules.hello_seconds / 10) and over <= 0:
                 return
@@ -253,7 +253,7 @@ class Guard:
             self.end(descriptor, NO_HELLO if age >= rules.hello_seconds else TOO_MANY)
 
     def _turns(self) -> list[int]:
-        """Some of the waiting connections: those that follow the ones looked at before."""
+        """Return the next of the waiting connections, in turns."""
         descriptors = sorted(self.waiting)
         place = bisect_right(descriptors, self._last)
         turns = (descriptors[place:] + descriptors[:place])[:CHECK_COUNT]
@@ -261,9 +261,9 @@ class Guard:
         return turns
 
     def end(self, descriptor: int, reason: str = "") -> None:
-        """Shut a connection down; libzmq will tell of its end.
+        """Shut a connection down; libzmq will report its end.
 
-        The reason is why, if it has not said HELLO yet; none is for what was reported.
+        The reason is for a connection without HELLO; it is empty after a report.
         """
         waiting = self.waiting.pop(descriptor, None) if reason else self.waiting.get(descriptor)
         known = waiting or self._welcomed.get(descriptor)
@@ -272,8 +272,8 @@ class Guard:
         except OSError as error:
             if error.errno != errno.EBADF:
                 raise
-            return  # it has ended, which the monitor is about to tell
-        # The descriptor may be another one's meanwhile.
+            return  # it has ended, which the monitor is about to report
+        # The descriptor may be that of another connection meanwhile.
         inode = _inode(self._spare)
         if inode and (known is None or inode == known.inode):
             self._shut_down()
@@ -293,7 +293,7 @@ class Guard:
             connection.detach()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Close the monitor."""
         self._router.disable_monitor()
         self.monitor.close(0)
         os.close(self._null)
@@ -301,7 +301,7 @@ class Guard:
 
 
 def descriptor_of(part: Any) -> int:
-    """The file descriptor of the connection on which a frame came; -1 if it came from this process."""
+    """Return the file descriptor of the connection of a frame; -1 for a frame of this process."""
     try:
         return int(part.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -309,7 +309,7 @@ def descriptor_of(part: Any) -> int:
 
 
 def _inode(descriptor: int) -> int:
-    """What tells a socket from every other one; 0 if this is none."""
+    """Return the inode of a socket; 0 if the descriptor is none."""
     try:
         status = os.fstat(descriptor)
     except OSError as error:
@@ -320,7 +320,7 @@ def _inode(descriptor: int) -> int:
 
 
 def _address(descriptor: int) -> str:
-    """From where a TCP connection was made; empty if it is gone, which may happen at any moment."""
+    """Return the remote address of a TCP connection; empty if it is gone, which may happen at any moment."""
     try:
         # Named as one of IPv6, it has room for either kind of address.
         connection = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, descriptor)
@@ -336,12 +336,12 @@ def _address(descriptor: int) -> str:
         return ""
     finally:
         connection.detach()
-    # Of one that ends at this moment the system may tell an address of no kind.
+    # A connection that ends at this moment may have an address of no kind.
     return str(name[0]) if isinstance(name, tuple) and name else ""
 
 
 def received(descriptor: int, *, tcp: bool) -> int:
-    """How many bytes came on a connection, as far as the system tells. None of one that is gone."""
+    """Return the bytes that came on a connection, as far as the system counts them; 0 if it is gone."""
     try:
         if tcp and _COUNTED:
             connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
@@ -356,12 +356,12 @@ def received(descriptor: int, *, tcp: bool) -> int:
             raise
         return 0
     pending = _pending(descriptor)
-    # More than HELLO can have must have come before so many are not taken.
+    # So many unread bytes mean that more than HELLO can have has come.
     return pending if pending <= PENDING_BYTES_MAX else sys.maxsize
 
 
 def _pending(descriptor: int) -> int:
-    """How many bytes came that libzmq has not taken yet. None on a connection that is gone."""
+    """Return the bytes that libzmq has not read yet; 0 on a connection that is gone."""
     try:
         pending: int = _PENDING.unpack(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
     except OSError as error:

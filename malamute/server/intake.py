@@ -1,15 +1,15 @@
-"""What libzmq holds of what clients with a session have sent, in bytes.
+"""Bytes of clients with a session that libzmq holds.
 
 libzmq counts the commands that wait for us, not their bytes, and does not hand over a command before its
 last frame is there: a client that sends frames with MORE and never the last one fills the memory without
-being seen. But the system tells how many bytes came on a TCP connection, and we know how many of them we
-took. The rest is held.
+being seen. But the system counts the bytes that came on a TCP connection, and the broker those that it has
+read. libzmq holds the rest.
 
-To ask for every connection is dear, so it is only done when the anonymous memory of the process has grown.
-That is looked at now and then, as long as anything comes. When nothing does, the watch rests until the system
-tells that there is something to read on one of the connections.
+A check of every connection is expensive, so it follows growth of the anonymous memory of the process, which
+is measured now and then while bytes come. Without input, the watch rests until the system reports that one of
+the connections has bytes to read.
 
-Of other connections the system tells too little; their socket is a file, open to those that it is meant for.
+Other connections are not counted by the system; their socket is a file with a mode.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from typing import Any, NamedTuple
 from malamute.server.guard import received
 
 CHECK_SECONDS = 0.02
-"""How often the memory is looked at, at the most."""
+"""Least seconds between two measurements of the memory."""
 
 IDLE_SECONDS = 0.1
-"""How often it is looked at while bytes come and nothing else happens."""
+"""Seconds between two measurements while bytes come and nothing else happens."""
 
 ARRIVALS = 1_000
-"""Connections with something new that are looked at together. Are there more, the others are next."""
+"""Connections with new bytes in one check; the others are next."""
 
 GROWTH_BYTES = 16 * 1024 * 1024
-"""Growth of the memory after which all connections are looked at."""
+"""Growth of the memory after which all connections are checked."""
 
 LOOKS_MAX = 500
-"""Connections that are looked at each time."""
+"""Connections in one step of that check."""
 
 UNCOUNTED_BYTES = 32
-"""Bytes a second that libzmq takes for itself, for heartbeats."""
+"""Bytes a second for libzmq's own heartbeats."""
 
 SEAL_BYTES = 33
-"""How much longer CURVE makes a frame: by a name, a nonce, an authenticator and the flags (RFC 26)."""
+"""Bytes that CURVE adds to a frame: a name, a nonce, an authenticator and the flags (RFC 26)."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Allowance(NamedTuple):
-    """How many bytes libzmq may hold: of one connection, and of all together."""
+    """Limits of bytes in libzmq: of one connection, and of all together."""
 
     peer_bytes: int = 128 * 1024 * 1024
     all_bytes: int = 512 * 1024 * 1024
@@ -60,14 +60,14 @@ ALLOWANCE = Allowance()
 class _Connection(NamedTuple):
     descriptor: int
     begun: int
-    """How many bytes had come when its session was opened."""
+    """Bytes that had come when the session was opened."""
     since: float
 
 
 class Intake:
-    """The TCP connections that have a session. `taken` has the bytes that came of each peer since then.
+    """TCP connections with a session. `taken` has the bytes read from each peer since it was opened.
 
-    What comes encrypted takes more room there. So `taken_sealed` has those of the peers of whom it does.
+    Encrypted bytes are more on the connection, so `taken_sealed` has those of peers with CURVE.
     """
 
     def __init__(self, allowance: Allowance, end: Callable[[int], None]) -> None:
@@ -78,20 +78,20 @@ class Intake:
         self._connections: dict[bytes, _Connection] = {}
         self._memory = -1
         self._least = 0
-        """What the memory was when all connections had been looked at, or less."""
+        """Memory after the last check of all connections, or less."""
         self._left: list[bytes] = []
-        """Those that are still to be looked at."""
+        """Connections still to be checked."""
         self._found: dict[bytes, int] = {}
-        """What those hold that were looked at."""
+        """Bytes held by each connection that was checked."""
         self._checked_at = 0.0
         self.resting = False
-        """Whether nothing comes: what `fileno` names has input as soon as something does."""
+        """Whether no bytes come: `fileno` has input with the next one."""
         self._arrivals: select.epoll | None = None
         self._blind = False
         """Whether the system could not watch one of the connections."""
 
     def begin(self, peer: bytes, descriptor: int, now: float, *, sealed: bool = False) -> None:
-        """A session was opened on a TCP connection, which is `sealed` if CURVE encrypts what comes."""
+        """Add a TCP connection with a session, which is `sealed` with CURVE."""
         if CAN_TELL:
             self.forget(peer)
             (self.taken_sealed if sealed else self.taken)[peer] = 0
@@ -100,13 +100,13 @@ class Intake:
             self.wake(now)
 
     def _await(self, descriptor: int) -> None:
-        """Have the system tell each time that something comes on a connection, until that is closed."""
+        """Have the system report new bytes of a connection, until that is closed."""
         try:
             if self._arrivals is None:
                 self._arrivals = select.epoll()
             self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
         except OSError as error:
-            # It is known from a session before, or gone already, and may be another file by now.
+            # It is known from an earlier session, or closed already, and may be another file by now.
             self._blind |= error.errno not in (errno.EEXIST, errno.EBADF, errno.EPERM, errno.EINVAL)
 
     def fileno(self) -> int:
@@ -114,23 +114,23 @@ class Intake:
         return self._arrivals.fileno() if self._arrivals is not None else -1
 
     def wake(self, now: float) -> None:
-        """Something comes."""
+        """End the rest: bytes have come."""
         if self.resting:
             self.resting = False
             self._checked_at = now
 
     def forget(self, peer: bytes) -> None:
-        """The session or its connection has ended."""
+        """Remove a connection: it or its session has ended."""
         self.taken.pop(peer, None)
         self.taken_sealed.pop(peer, None)
         self._connections.pop(peer, None)
 
     def next_check(self) -> float | None:
-        """When to call `check` though nothing happens; None for not at all."""
+        """Return the time of the next `check` without input, or None."""
         return self._checked_at + IDLE_SECONDS if self._connections and not self.resting else None
 
     def check(self, now: float) -> None:
-        """End the connections of which too much is held."""
+        """End connections with too many held bytes."""
         if not self._connections or now < self._checked_at + CHECK_SECONDS:
             return
         quiet = now >= self._checked_at + IDLE_SECONDS
@@ -148,9 +148,9 @@ class Intake:
             self._end_largest()
 
     def _something_came(self) -> bool:
-        """Whether something came on a connection since this was asked last, and libzmq has not taken it yet.
+        """Whether a connection has new bytes since the last call that libzmq has not read yet.
 
-        What it was quicker to take is noticed with the next that comes, or after a second.
+        Bytes that libzmq was quicker to read are noticed with the next ones, or after a second.
         """
         return self._arrivals is None or self._blind or bool(self._arrivals.poll(0, ARRIVALS))
 
@@ -180,7 +180,7 @@ class Intake:
             self._end(connection.descriptor)
 
     def anonymous_bytes(self) -> int:
-        """What the process holds in memory that is no file; where nobody can tell, it counts as grown."""
+        """Return the anonymous memory of the process; where that is unknown, it counts as grown."""
         try:
             if self._memory < 0:
                 self._memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -190,7 +190,7 @@ class Intake:
         return (resident - shared) * _PAGE
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the watch."""
         self._connections.clear()
         if self._arrivals is not None:
             self._arrivals.close()
@@ -201,14 +201,14 @@ class Intake:
 
 
 CAN_TELL = sys.platform == "linux"
-"""Whether the system tells what came on a connection."""
+"""Whether the system counts the bytes of a connection."""
 
 
 def size_of(frames: Sequence[Any]) -> int:
-    """The bytes that a command takes on a connection."""
+    """Return the bytes of a command on a connection."""
     return sum(size + (2 if size < 256 else 9) for size in map(len, frames))
 
 
 def sealed_size_of(frames: Sequence[Any]) -> int:
-    """The bytes that a command takes on a connection that CURVE encrypts."""
+    """Return the bytes of a command on a connection with CURVE."""
     return sum(size + (2 if size < 256 else 9) for size in (len(frame) + SEAL_BYTES for frame in frames))

@@ -40,36 +40,35 @@ from malamute.server.worker import (
 )
 
 SUSPENDED_SECONDS = 2.0
-"""What took this much longer than it should: the host or this process stood still, and what peers said
-meanwhile is still to be read."""
+"""Delay past which the host or this process stood still, so that commands of that time are still unread."""
 
 WAKING_SECONDS = 1.0
-"""How long libzmq's threads get to bring what came while the host stood still."""
+"""Seconds that libzmq's threads get to read the input of the time in which the host stood still."""
 
 WAKING_SECONDS_MAX = 10.0
-"""How long to wait for the end of what they bring."""
+"""Seconds to wait for the end of that input."""
 
 IDLE_SECONDS = 1.0
-"""How long the loop waits for something to do, at the most."""
+"""Most seconds that the loop waits for work."""
 
 LOOK_SECONDS = 0.01
-"""How long it waits at the most while it brings in what came before it was woken: nothing is due then."""
+"""Most seconds that the loop waits while it reads input of before its wake-up: nothing is due then."""
 
 INTAKE_SECONDS = 0.004
-"""How long an iteration takes in commands, before it does what they ask for. The rest stays in the socket."""
+"""Seconds that an iteration reads commands, before it flushes their effects. The rest stays in the socket."""
 
 COSTLY_SECONDS = 0.001
-"""A command that takes longer is the last of its iteration: two would hold everybody up for twice as long."""
+"""Seconds past which a command is the last of its iteration: two would delay all clients twice as long."""
 
 DRAIN_MS = 10
-"""How often it looks whether the pipes of peers have room for what it confirms then."""
+"""Seconds between two retries of full pipes during the shutdown."""
 
 READING_SECONDS = 2.0
 """How long it waits in the end for its readers, A disk may hang: nobody waits
 for what readers find, and what was not confirmed was not promised."""
 
 LINGER_MS = 2_000
-"""How long the last messages have to leave when the broker stops."""
+"""Milliseconds that the last messages have to leave when the broker stops."""
 
 OnStoreError = Callable[[MalamuteError], None]
 """Called with the reason why something was not stored."""
@@ -79,7 +78,7 @@ OnLoaded = Callable[[ConfigurationLoaded], None]
 
 
 class Loop:
-    """A broker at work: `run` until `stop`."""
+    """Loop of a broker: `run` until `stop`."""
 
     def __init__(
         self,
@@ -113,29 +112,29 @@ class Loop:
             self._poller.register(source, zmq.POLLIN)
         self._wake_fd = self._results.fileno()
         self._settling: deque[tuple[int, MalamuteError | None]] = deque()
-        """Appends whose outcome is known and was not passed on yet: one commit may have very many."""
+        """Outcomes of appends that were not passed on yet: one commit may have very many."""
         self._stopping = False
         self._reloading = False
         self._again = False
         self._due = -inf
-        """When the core has something to do, as it said before the wait."""
+        """Time of the next work of the core, as of before the wait."""
         self._seen = clock()
         self._woken: float | None = None
         self._drained = True
-        """Whether all edges had no more input when it was taken last."""
+        """Whether all edges were drained by the last read."""
 
     @property
     def endpoints(self) -> list[str]:
-        """Where it listens."""
+        """Return the endpoints of all edges."""
         return [endpoint for edge in self.edges for endpoint in edge.endpoints]
 
     def stop(self) -> None:
-        """End `run` soon. May be called by any thread, and by a signal handler."""
+        """End `run` soon. For any thread, and for a signal handler."""
         self._stopping = True
         self._results.wake()
 
     def reload(self) -> None:
-        """Have the configuration read again soon. May be called by any thread, and by a signal handler."""
+        """Reload the configuration soon. For any thread, and for a signal handler."""
         self._reloading = True
         self._results.wake()
 
@@ -165,9 +164,9 @@ class Loop:
         self._drained = True
         for edge, inputs in zip(self.edges, self._inputs, strict=True):
             edge.watch(now, ready)
-            # What was found out about a peer is of the connection before a HELLO that is to be read now.
+            # Lost peers are of connections before any HELLO that is to be read now.
             self._handle_peers(edge, now)
-            # What woke the loop may be a thread or a deadline. To look for input where there is none is dear.
+            # A thread or a deadline may have woken the loop, and a read without input is expensive.
             if not inputs.isdisjoint(ready):
                 self._take_in(edge, now)
                 self._drained &= edge.drained
@@ -185,10 +184,10 @@ class Loop:
         self.core.effects.counters.iterations.add(self._timer() - begun, now)
 
     def _take_in(self, edge: Edge, now: float) -> None:
-        """Take in what peers of an edge have sent, as long as that may take.
+        """Read commands from the peers of an edge, until the time is over.
 
-        The socket takes one command of each peer in turn. So what is left there when the time is over is that
-        of peers that sent more than others; a peer that sent one waits for one of each of them at the most.
+        The socket has one command of each peer in turn. So the rest is that of peers that sent more than
+        others; a peer with one command waits for one of each of them at the most.
         """
         core, effects, timer = self.core, self.core.effects, self._timer
         at = timer()
@@ -207,7 +206,7 @@ class Loop:
                 return
 
     def _look_at_clock(self, expected: float) -> float:
-        """The time now. Notes if much more than the seconds expected have passed since the last look."""
+        """Return the time now. Notes a standstill: many more seconds than expected since the last look."""
         now = self.clock()
         if now - self._seen > expected + SUSPENDED_SECONDS:
             self._woken = now
@@ -215,7 +214,7 @@ class Loop:
         return now
 
     def _awake(self, now: float) -> bool:
-        """Whether everything was read that came while the host stood still: only then is anybody late."""
+        """Whether all input of a standstill was read: only then is a peer late."""
         assert self._woken is not None, "the host did not stand still"
         awake = now - self._woken
         if awake >= WAKING_SECONDS_MAX or (awake >= WAKING_SECONDS and self._drained):
@@ -223,7 +222,7 @@ class Loop:
         return self._woken is None
 
     def _wait(self, timeout_ms: float) -> list[Any]:
-        """Wait for something to do. Returns what has input."""
+        """Wait for work. Returns the sockets with input."""
         resting: dict[int, Edge] = {}
         for edge in self.edges:
             if (arrivals := edge.arrivals()) >= 0:
@@ -236,10 +235,10 @@ class Loop:
         return ready
 
     def _rest(self, resting: Mapping[int, Edge], timeout_ms: float) -> float:
-        """Wait until there is something to do, or something comes to an edge that rests until then.
+        """Wait for work, or for bytes at an edge that rests.
 
-        Returns for how many milliseconds to wait for what that brings: a command that is not complete is no
-        reason for an iteration.
+        Returns the milliseconds to wait for the rest of a command: an incomplete one is no reason for an
+        iteration.
         """
         begun = self.clock()
         for arrivals in resting:
@@ -274,7 +273,7 @@ class Loop:
         return ceil((until - now) * 1000) if until > now else 0
 
     def _handle_results(self, now: float) -> None:
-        """Pass on what the threads have done, as long as that may take; the rest in the next iteration."""
+        """Pass on results of the threads, until the time is over; the rest in the next iteration."""
         ends = self._timer() + INTAKE_SECONDS
         while self._settling or self._results.done:
             if self._settling:
@@ -303,7 +302,7 @@ class Loop:
         question, result = found
         self.core.answered(question, result, now)
         if isinstance(question, LoadConfiguration) and not question.dry_run:
-            # Behind the core, which goes by what was loaded before until here: that is let go now.
+            # After the core, which uses the previous configuration until here.
             if isinstance(result, ConfigurationLoaded):
                 self._on_loaded(result)
             self._supervisor.reloaded()
@@ -335,7 +334,7 @@ class Loop:
             # A client may have begun anew already.
             if peer not in self.core.sessions.by_peer:
                 self._edge_of(peer).forget(peer)
-        # Peers that turned out to be gone leave work for others: do it now, not after the next message.
+        # The work of lost peers goes to others now, not after the next message.
         self._again = False
         for edge in self.edges:
             self._again |= bool(edge.lost)
@@ -353,15 +352,15 @@ class Loop:
         return self._edge_of(peer).send(peer, message)
 
     def _edge_of(self, peer: bytes) -> Edge:
-        """The edge that owns a peer; the first one has all others."""
+        """Return the edge that owns a peer; the first one has all others."""
         return next((edge for edge in self.edges[1:] if edge.owns(peer)), self.edges[0])
 
     def _drain(self) -> None:
-        """Read no more, and see everything that was accepted onto the disk and confirmed.
+        """Read no more commands; store and confirm all that were accepted.
 
         The listeners stay until the end: libzmq would end their connections with them.
         """
-        # What peers still say is left unread, and would end each wait at once.
+        # Unread commands of peers would end each wait at once.
         for source in chain.from_iterable(self._inputs):
             self._poller.unregister(source)
         self.core.close()
@@ -370,7 +369,7 @@ class Loop:
             if self._poller.poll(0 if self._settling or self._results.done else DRAIN_MS):
                 self._results.clear()
             for edge in self.edges:
-                # The core does not learn who has room again: it would begin to send what can wait.
+                # The core is not notified of peers with room: it would begin to send messages that can wait.
                 edge.retry()
             now = self.clock()
             self._handle_results(now)
@@ -400,7 +399,7 @@ _source = itemgetter(0)
 def socket_options(
     *, heartbeat_ms: int, heartbeat_timeout_ms: int, send_queue: int, receive_queue: int, frame_bytes_max: int
 ) -> dict[int, Any]:
-    """The options of the ROUTER socket for these settings."""
+    """Return the options of the ROUTER socket for these settings."""
     return {
         zmq.HEARTBEAT_IVL: heartbeat_ms,
         zmq.HEARTBEAT_TIMEOUT: heartbeat_timeout_ms,

@@ -1,12 +1,12 @@
-"""Passwords beside the loop: a thread tries one after the other, and the loop answers when it has.
+"""Passwords beside the loop: a thread verifies one after the other, and the loop answers.
 
-To try one takes some 50 ms, and on a busy machine a second, so that is done for a few at a time. A client
-that was right before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests.
+One takes some 50 ms, and on a busy machine a second, so few wait at a time. A client with a right password
+before is known by a keyed digest: a thousand clients that reconnect cost a thousand digests.
 Addresses from which wrong passwords come have to wait.
 
-A client that waits too long for its answer connects again, with the same password. So a password that is
-being tried is not tried once more: all who have asked get the one answer. Otherwise the slower the machine
-was, the more there would be to try, for clients that have gone.
+A client that waits too long for its answer connects again, with the same password. So a password is
+verified once for all clients that wait for the result. Otherwise a slow machine would have the more to verify
+the slower it is, for clients that have gone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from malamute.errors import AccessRefused, InternalError, MalamuteError, TryLate
 from malamute.protocol.limits import NAME_BYTES_MAX, PASSWORD_BYTES_MAX
 
 TRYING_MAX = 64
-"""Clients that wait for the thread; with more, the client has to try again."""
+"""Clients that wait for the thread; past it, a client has to try again."""
 
 WRONG = "wrong user or password"
 DISABLED = "disabled account"
@@ -39,11 +39,11 @@ BUSY = "too many at a time"
 """Why a client has to connect again, which is no fault of its own."""
 
 Answer = Callable[[Account | MalamuteError], None]
-"""Gets the account that a password opens, or why it opens none: `AccessRefused`, or `InternalError`."""
+"""Called with the account of a password, or with its error: `AccessRefused`, or `InternalError`."""
 
 
 class Busy(TryLater):
-    """Raised when more wait for a thread than may: the client is to connect again."""
+    """Raised when too many clients wait for a thread: the client is to connect again."""
 
 
 class _Login(NamedTuple):
@@ -55,7 +55,7 @@ class _Login(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """A login that was tried. A `fault` is why it could not be."""
+    """Result of a login. A `fault` is an error of the broker itself."""
 
     login: _Login
     right: bool = False
@@ -63,7 +63,7 @@ class _Tried(NamedTuple):
 
 
 class Passwords:
-    """Tries passwords for the accounts that `named` finds. Only the loop's thread calls it."""
+    """Verification of passwords for the accounts of `named`. For the loop's thread only."""
 
     def __init__(self, named: Callable[[str], Account | None], gateways: Gateways = NO_GATEWAYS) -> None:
         self._named = named
@@ -73,25 +73,25 @@ class Passwords:
         self._sender.setblocking(False)
         self._thread = ThreadPoolExecutor(1, "malamute-passwords")
         self._trying: dict[_Login, list[tuple[str, Answer]]] = {}
-        """The logins that are being tried, and who waits for each: an address and its answer."""
+        """Logins in progress, with the clients that wait for each: an address and its answer."""
         self._waiting = 0
         self._tried: deque[_Tried] = deque()
         self._right: dict[str, tuple[str, bytes]] = {}
-        """The passwords that were right: by name, what was kept then and the digest."""
+        """Right passwords: by name, the stored hash of then and the digest."""
         self._secret = os.urandom(32)
         # Trying it for an unknown user takes as long as for others.
         self._nobody = PasswordHash.parse(hash_password("nobody"))
 
     def fileno(self) -> int:
-        """What has input when a password was tried."""
+        """Return the descriptor that has input when a password was verified."""
         return self._receiver.fileno()
 
     def prove(self, name: str, password: bytes, address: str, now: float, answer: Answer) -> None:
-        """Find out whether this is the password of a user. The answer comes now, or by `update`.
+        """Verify the password of a user. The answer comes now, or by `update`.
 
         Raises:
-            TryLater: too many from there were wrong.
-            Busy: too many wait for an answer.
+            TryLater: too many passwords from this address were wrong.
+            Busy: too many clients wait for an answer.
         """
         account = self._named(name)
         hashed = account.password if account else ""
@@ -109,7 +109,7 @@ class Passwords:
             self._wait(_Login(name, hashed, digest), password, address, answer)
 
     def _wait(self, login: _Login, password: bytes, address: str, answer: Answer) -> None:
-        """Have somebody wait for the answer to a login, which is tried once for all who wait for it."""
+        """Have a client wait for a login, which is verified once for all that wait for it."""
         waiting = self._trying.get(login)
         if waiting is None:
             waiting = self._trying[login] = []
@@ -118,7 +118,7 @@ class Passwords:
         waiting.append((address, answer))
 
     def _try(self, tried: _Tried, password: bytes) -> None:
-        """Try a password. This is the thread's."""
+        """Verify a password, in the thread."""
         hashed = tried.login.hashed
         try:
             kept = PasswordHash.parse(hashed) if hashed else self._nobody
@@ -130,7 +130,7 @@ class Passwords:
             self._sender.send(b"!")
 
     def update(self, now: float) -> None:
-        """Answer what was tried meanwhile."""
+        """Answer logins that were verified."""
         with suppress(BlockingIOError):
             self._receiver.recv(TRYING_MAX)
         while self._tried:
@@ -143,7 +143,7 @@ class Passwords:
                 answer(InternalError(tried.fault) if tried.fault else self._outcome(tried))
 
     def _is_right(self, tried: _Tried) -> bool:
-        """Whether the password opens the account: that may have another one by now."""
+        """Whether a password is that of the account, which may have another one by now."""
         account = self._named(tried.login.name)
         return tried.right and account is not None and account.password == tried.login.hashed
 
@@ -160,14 +160,14 @@ class Passwords:
         return usable(account if self._is_right(tried) else None, WRONG)
 
     def close(self) -> None:
-        """Try no more."""
+        """Stop the thread."""
         self._thread.shutdown(cancel_futures=True)
         self._receiver.close()
         self._sender.close()
 
 
 def usable(account: Account | None, otherwise: str) -> Account | MalamuteError:
-    """An account that may log in, or why it may not; `otherwise` is for none."""
+    """Return an account that may log in, or its error; `otherwise` is the reason without an account."""
     if account is None:
         return AccessRefused(otherwise)
     return AccessRefused(DISABLED) if account.disabled else account

@@ -14,13 +14,13 @@ from typing import Self
 from malamute.errors import MalamuteError
 
 STOP_SECONDS = 30.0
-"""How long a broker may take to stop before it is killed."""
+"""Seconds that a broker may take to stop before it is killed."""
 
 
 class BrokerProcess:
-    """A broker on a data directory, at `url` and all other `endpoints`, as the process `pid`.
+    """Process `pid` of a broker on a data directory, at `url` and all other `endpoints`.
 
-    A context manager that stops it.
+    The context manager stops it.
 
     `options` are further options of `malamute broker run`.
 
@@ -55,7 +55,7 @@ class BrokerProcess:
             process.wait()
             raise MalamuteError(f"the broker did not start: {_reason(log.read_text().strip())}")
         self._process, self.pid = process, process.pid
-        # A client has no use for how a listener asks who it is.
+        # A client has no use for the mechanism of a listener.
         self.endpoints = [endpoint.rpartition("+")[2] for endpoint in json.loads(line)["endpoints"]]
         self.url = self.endpoints[0]
         return self
@@ -65,7 +65,7 @@ class BrokerProcess:
         return [sys.executable, "-m", "malamute", "broker", "run", "--json", *where, *self._options]
 
     def wait(self, seconds: float) -> int:
-        """Wait until it has ended by itself. Returns its exit code."""
+        """Wait until the process has ended by itself. Returns its exit code."""
         assert self._process is not None
         return self._process.wait(seconds)
 
@@ -84,7 +84,7 @@ class BrokerProcess:
 
 
 def _reason(log: str) -> str:
-    """What a broker that did not start has logged; the whole log where it is no error of ours."""
+    """Return the logged error of a broker that did not start, or else its whole log."""
     try:
         error = json.loads(log.rpartition("\n")[2])["error"]
         return f"{error['text']} (error {error['code']})"
@@ -93,7 +93,7 @@ def _reason(log: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Our environment without options for a broker, and with the place that this program came from."""
+    """Return the environment of a broker: without options, and with the path of this package."""
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     plain = {k: v for k, v in os.environ.items() if not (k.startswith("MALAMUTE_") and "__" in k)}

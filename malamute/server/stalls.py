@@ -1,15 +1,14 @@
-"""Peers that stand still: those that say nothing though they promised to, and those that take nothing more.
+"""Stalled peers: silent ones that promised heartbeats, and ones that read nothing more.
 
-A client's own thread sends heartbeats, however busy its program is, and HELLO says how often. Of a TCP
-connection the system tells when something came last, so the broker need not ask anybody for signs of life.
-libzmq would look for each answer among the timers of all connections, and ten thousand cost most of a core.
-Where the system does not tell, on sockets of the file system and on other systems than Linux, libzmq asks.
+A client's own thread sends heartbeats, however busy its program is, and HELLO has their interval. The
+system has the time of the last byte on a TCP connection, so the broker need not ask peers for signs of
+life. libzmq would look for each answer among the timers of all connections, and ten thousand cost most of a
+core. On sockets of the file system and on other systems than Linux, libzmq asks.
 
-It writes its question behind what it has begun to write. While the buffers of the system are full, there is
-no question, and so nobody waits for an answer. But the system knows how much of what was written the other
-side has not taken. A client's own thread takes everything at once, and on a slow network it becomes less
-again and again. What stays the same for long tells of a process that was stopped, or of a machine that is
-gone.
+libzmq writes its question behind the frames that it has begun to write. While the buffers of the system are
+full, there is no question, and no wait for an answer. But the system counts written bytes that the other
+side has not taken. A client's own thread takes all of them at once, and on a slow network their number falls
+again and again. A number that stays the same for long means a stopped process, or a machine that is gone.
 
 A look may find a heartbeat on its way each time, or a probe on a connection with a long way. So TCP is also
 asked how much was acknowledged, and looks that are far apart say nothing.
@@ -25,22 +24,22 @@ from struct import Struct
 from typing import NamedTuple
 
 CAN_TELL = sys.platform == "linux"
-"""Whether the system says how much was not taken."""
+"""Whether the system counts bytes that were not taken."""
 
 LOOKS = 4
-"""How often a connection has to be looked at, at the least, while the patience lasts."""
+"""Least checks of a connection within the patience."""
 
 _SIZE = Struct("=i")
 _SILENT = Struct("=I")
 _SILENT_AT = 52
-"""Where `struct tcp_info` has how long ago something came last, in milliseconds."""
+"""Offset of the milliseconds since the last byte in `struct tcp_info`."""
 _ACKNOWLEDGED = Struct("=Q")
 _ACKNOWLEDGED_AT = 120
-"""Where `struct tcp_info` has the bytes that were acknowledged."""
+"""Offset of the acknowledged bytes in `struct tcp_info`."""
 
 
 class _State(NamedTuple):
-    """What is left to take on a connection, and how much was acknowledged, where that is known."""
+    """Bytes left to take on a connection, and bytes acknowledged, where that is known."""
 
     descriptor: int
     left: int
@@ -48,7 +47,7 @@ class _State(NamedTuple):
 
 
 class _Stall(NamedTuple):
-    """What was found on a connection, since when it is the same, and when it was looked at last."""
+    """State of a connection, since when it is the same, and the time of the last check."""
 
     state: _State
     since: float
@@ -56,7 +55,7 @@ class _Stall(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """How long a peer may take nothing of what is there for it, and how late its heartbeat; 0 is for ever."""
+    """Seconds without any byte taken by a peer, and of a late heartbeat; 0 is for ever."""
 
     take_seconds: float = 0.0
     heartbeat_seconds: float = 0.0
@@ -66,7 +65,7 @@ FOR_EVER = Patience()
 
 
 class Stalls:
-    """The peers that had something left to take when they were looked at last. Times are in seconds."""
+    """Peers with bytes left to take at their last check. Times are in seconds."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience, self._late = patience if CAN_TELL else FOR_EVER
@@ -76,9 +75,9 @@ class Stalls:
         return len(self._stalls)
 
     def has_stalled(self, peer: bytes, descriptor: int, now: float, heartbeat: float = 0.0) -> bool:
-        """Look at the connection of a peer that promised a heartbeat every so many seconds; 0 is no promise.
+        """Check the connection of a peer that promised a heartbeat every so many seconds; 0 is no promise.
 
-        Returns whether it has said nothing, or taken nothing, for too long.
+        Returns whether the peer was silent, or took nothing, for too long.
         """
         if heartbeat and self._late and _silent_seconds(descriptor) >= heartbeat + self._late:
             return True
@@ -92,12 +91,12 @@ class Stalls:
         return now - stall.since >= self._patience
 
     def forget(self, peer: bytes) -> None:
-        """The connection has ended."""
+        """Remove a peer whose connection has ended."""
         self._stalls.pop(peer, None)
 
 
 def _state(descriptor: int) -> _State | None:
-    """What the system tells of a connection; None if it is gone, which libzmq is about to tell."""
+    """Return the state of a connection; None if it is gone, which libzmq is about to report."""
     try:
         left: int = _SIZE.unpack(ioctl(descriptor, termios.TIOCOUTQ, bytes(_SIZE.size)))[0]
     except OSError:
@@ -114,7 +113,7 @@ def _acknowledged(descriptor: int) -> int:
 
 
 def _silent_seconds(descriptor: int) -> float:
-    """Since when nothing has come on a connection; 0 where nobody tells, or something is there to be read."""
+    """Return the seconds since the last byte of a connection; 0 where unknown, or with bytes to read."""
     info = _tcp_info(descriptor)
     try:
         unread = info and _SIZE.unpack(ioctl(descriptor, termios.FIONREAD, bytes(_SIZE.size)))[0]
@@ -127,7 +126,7 @@ def _silent_seconds(descriptor: int) -> float:
 
 
 def _tcp_info(descriptor: int) -> bytes:
-    """What the system tells of a TCP connection; nothing of another one, or one that is gone."""
+    """Return the `tcp_info` of a TCP connection; empty for another one, or one that is gone."""
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
     except OSError:

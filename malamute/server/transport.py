@@ -1,10 +1,10 @@
-"""The socket: one ROUTER with several listeners, and what is kept for peers whose pipe is full.
+"""Socket of the broker: one ROUTER with several listeners, and messages kept for peers with a full pipe.
 
-`ROUTER_MANDATORY` makes a send tell what became of it. "Host unreachable" means that the peer is gone.
-"Would block" means that its pipe is full: what was to go is kept, in order and up to a limit, the core treats
-the peer as being without credit, and the transport tries again until the pipe has room. The same happens to a
-peer that has not received as many bytes as `flow` allows. `Stalls` finds out about peers that stay connected
-and are dead; where the system does not tell when something came last, libzmq's heartbeats do.
+`ROUTER_MANDATORY` makes a send report its outcome. "Host unreachable" means that the peer is gone.
+"Would block" means that its pipe is full: the message is kept, in order and up to a limit, the core treats
+the peer as one without credit, and the transport retries until the pipe has room. The same happens to a peer
+with more unread bytes than `flow` allows. `Stalls` finds peers that stay connected and are dead; where the
+system does not report the last byte of a connection, libzmq's heartbeats do.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from malamute.server.passwords import Busy
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
 INTAKE_MESSAGES = 2_000
-"""Commands that one iteration takes in."""
+"""Commands that one iteration reads."""
 
 RETRY_SECONDS = 0.010
-"""How often full pipes are tried again."""
+"""Seconds between two retries of full pipes."""
 
 RETRIES_MAX = 64
-"""Full pipes that one iteration tries again, since everybody else waits for that."""
+"""Full pipes that one iteration retries, since all other peers wait for that."""
 
 TURN_SECONDS = 0.001
-"""How long after that the next ones have their turn."""
+"""Seconds until the next full pipes are retried."""
 
 INTAKE_BYTES = 1 << 19
-"""Bytes that one iteration takes in; the command that passes it is the last."""
+"""Bytes that one iteration reads; the command that passes it is the last."""
 
 KEPT_MESSAGES = 1_000
-"""Messages kept for a peer that takes none now; with one more, the peer is given up."""
+"""Messages kept for a full peer; past it, the connection is ended."""
 
 KEPT_BYTES = 16 * 1024 * 1024
-"""Bytes kept for such a peer; with more, it is given up."""
+"""Bytes kept for a full peer; past it, the connection is ended."""
 
 KEPT_BYTES_ALL = 256 * 1024 * 1024
 """Bytes kept for all such peers; with more, each may have little."""
@@ -74,14 +74,14 @@ PARTS_MAX = BATCH_MESSAGES_MAX + 1
 """Frames of one command: itself, and each of its records by itself."""
 
 SKIP_PARTS = 10_000
-"""Frames of a command with more that one iteration takes, and passes over."""
+"""Frames of a command with too many that one iteration reads and drops."""
 
 SHARED_BYTES = 8_192
 """A frame of this size or more that goes to several peers is shared instead of copied."""
 
 
 class AllUnsent:
-    """What is kept for all peers together."""
+    """Messages kept for all peers together."""
 
     size_bytes = 0
 
@@ -93,25 +93,25 @@ class Unsent(deque[Sequence[Frame]]):
         super().__init__()
         self.size_bytes = 0
         self.farewell: Sequence[Frame] | None = None
-        """The newest of them that tells why a session has ended, or was not opened."""
+        """Newest command with the reason why a session has ended, or was not opened."""
         self._all = all
 
     def add(self, frames: Sequence[Frame], message: Message) -> None:
-        """Let a command wait."""
+        """Append a command."""
         self.append(frames)
         self._count(sum(map(len, frames)))
         if type(message) is Error and message.about == _HELLO:
             self.farewell = frames
 
     def remove_first(self) -> None:
-        """The first of them waits no more."""
+        """Remove the first command."""
         frames = self.popleft()
         self._count(-sum(map(len, frames)))
         if frames is self.farewell:
             self.farewell = None
 
     def drop(self) -> None:
-        """None of them waits any more."""
+        """Remove all commands."""
         self.clear()
         self._count(-self.size_bytes)
 
@@ -121,13 +121,13 @@ class Unsent(deque[Sequence[Frame]]):
 
     @property
     def too_large(self) -> bool:
-        """Whether it is more than may be kept for one peer."""
+        """Whether more is kept than the limits of one peer."""
         crowded = self._all.size_bytes > KEPT_BYTES_ALL
         return len(self) > KEPT_MESSAGES or self.size_bytes > (KEPT_BYTES_CROWDED if crowded else KEPT_BYTES)
 
 
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-"""How frames are sent, as plain numbers: to combine pyzmq's enumerations takes longer than to send."""
+"""Flags of a send, as plain numbers: a combination of pyzmq's enumerations takes longer than the send."""
 
 _HELLO = BY_TYPE[Hello].opcode
 
@@ -138,10 +138,10 @@ _GIVEN_UP = Error(UnexpectedCommand.code, "too much was waiting for this client:
 
 
 class Transport:
-    """The edge of the ROUTER socket. `lost` has the peers that turned out to be gone, until they are taken.
+    """Edge of the ROUTER socket. `lost` has the peers that are gone, until they are taken.
 
-    A peer that takes nothing, or gives no sign of life, for longer than `patience` says, is cut off. The
-    first of the `codecs` is that of each peer whose first bytes are the signature of none of the others.
+    A peer that reads nothing, or is silent, for longer than `patience` is disconnected. The first of the
+    `codecs` is that of each peer whose first bytes are the signature of none of the others.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Transport:
         self._shared: tuple[Any, Any] = (None, None)
         self._now = 0.0
         self._skipping = False
-        """Whether the rest of a command is still to be taken, and passed over."""
+        """Whether the rest of a command is still to be read, and dropped."""
 
     def _begin(
         self,
@@ -179,53 +179,53 @@ class Transport:
         codecs: Sequence[Codec] = (PROTOCOL_2,),
         authenticator: Authenticator | None = None,
     ) -> None:
-        """Begin without any peer."""
+        """Reset to a state without any peer."""
         self._authenticator = authenticator
         self._codec, *self._codecs = codecs
         self._encode_most = self._codec.encode
         self._chosen: dict[bytes, Codec] = {}
-        """The codec of each peer that has another one than most."""
+        """Codec of each peer with another one than the first."""
         self.drained = True
-        """Whether `receive` found no more last time."""
+        """Whether the last `receive` found no more."""
         self._stalls = Stalls(patience)
         self.intake = Intake(allowance, lambda descriptor: self.guard.end(descriptor, TOO_MANY_BYTES))
         self.blocked: dict[bytes, Unsent] = {}
         self.unsent = AllUnsent()
         self.lost: list[bytes] = []
         self._ended: dict[bytes, None] = {}
-        """Peers whose connections have ended, and of which something may still be to be read."""
+        """Peers whose connections have ended, and which may have unread commands."""
         self.flows = Flows(windows)
         self._stuck: set[bytes] = set()
-        """Those of the blocked peers from which a RECEIVED has to come first."""
+        """Blocked peers from which a RECEIVED has to come first."""
         self._turns: deque[bytes] = deque()
-        """Those of the blocked peers that are still to be tried again, before it is the turn of all anew."""
+        """Blocked peers still to be retried in this round."""
         self._first: dict[bytes, deque[Sequence[Frame]]] = {}
-        """What a full pipe did not take, and goes before what is kept, however much is unread: a peer that
-        has said HELLO answers no PING before the one behind its WELCOME."""
+        """Commands sent before all kept ones, however many bytes are unread: a peer after HELLO answers no
+        PING before the one behind its WELCOME."""
         self._hellos: dict[bytes, int] = {}
-        """The connections on which HELLO came in this iteration, by their descriptors."""
+        """Connections with a HELLO in this iteration, by their descriptors."""
         self._descriptors: dict[bytes, int] = {}
-        """The connection of each peer that was welcomed, where it is known."""
+        """Connection of each welcomed peer, where it is known."""
         self._peers: dict[int, bytes] = {}
         self._promises: dict[bytes, float] = {}
-        """After how many seconds at the most something comes, as the HELLOs of this iteration promise."""
+        """Most seconds between two commands, as promised by the HELLOs of this iteration."""
         self._heartbeats: dict[bytes, float] = {}
-        """The same of each peer that was welcomed."""
+        """Promised seconds of each welcomed peer."""
         self._principal = ANONYMOUS
-        """The principal of the last HELLO."""
+        """Principal of the last HELLO."""
         self._origin = ""
-        """From where that came."""
+        """Address of the last HELLO."""
         self.owner_of: Callable[[bytes], str | None] = lambda peer: None
-        """The user of the open session of a peer, if any peer is asked who it is. With `ROUTER_HANDOVER` a
-        routing id is the newest connection's, so all that comes is compared with it."""
+        """User of the open session of a peer, with authentication. With `ROUTER_HANDOVER` a routing id is the
+        newest connection's, so each command is compared with it."""
 
     def bind(
         self, endpoint: str, ipc_mode: int = 0o600, mechanism: str = "null", secret_key: bytes = b""
     ) -> str:
         """Listen on an endpoint; returns it with the port that was chosen. Raises `ConfigError`.
 
-        The file of a socket has this mode from its first moment. If there is an authenticator, it is asked
-        who connects, on listeners with the mechanism `null` as well.
+        The file of a socket has this mode from its first moment. An authenticator is asked about each
+        connection, on listeners with the mechanism `null` as well.
         """
         _check_free(endpoint)
         before = os.umask(0o777 & ~ipc_mode)
@@ -250,31 +250,31 @@ class Transport:
         bound = cast(bytes, self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         if mechanism.startswith("curve"):
             self.guard.sealed.add(bound.encode())
-        # An abstract socket is named with a NUL, which nobody could type.
+        # An abstract socket is named with a NUL, which has no key.
         self.endpoints.append(endpoint if endpoint.startswith("ipc://@") else bound)
         return self.endpoints[-1]
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """The socket, what tells of its connections, and what asks who may connect."""
+        """Sockets to poll: the ROUTER, the monitor of its connections, and the authenticator."""
         asking = self._authenticator.inputs if self._authenticator is not None else ()
         return self.socket, self.guard.monitor, *asking
 
     def arrivals(self) -> int:
-        """A descriptor that has input when bytes come on any connection, while the intake rests; or -1."""
+        """Descriptor that has input with the next byte on any connection, while the intake rests; or -1."""
         return self.intake.fileno() if self.intake.resting else -1
 
     def arrived(self, now: float) -> float:
-        """Bytes have come. Returns for how many seconds at the most to wait for a command."""
+        """Wake the intake. Returns the most seconds to wait for a command."""
         self.intake.wake(now)
         return IDLE_SECONDS
 
     def watch(self, now: float, ready: Collection[Any]) -> None:
-        """Look after the connections. `ready` has the monitor if that has something to tell."""
+        """Supervise the connections. `ready` has the monitor if that has events."""
         if self.socket not in ready:
             self.guard.read_until = now
         elif self.drained:
-            # What woke the loop now came since then.
+            # The input that woke the loop came since then.
             self.guard.read_until = self._now
         self._now = now
         if self._ended and self.drained:
@@ -290,12 +290,12 @@ class Transport:
         self.intake.check(now)
 
     def _lose_ended(self) -> None:
-        """All that came of those whose connections have ended was read: they are lost."""
+        """Move peers whose connections have ended to `lost`: all their commands were read."""
         self.lost += self._ended
         self._ended.clear()
 
     def next_check(self, now: float) -> float | None:
-        """When to call `watch` and `retry` though nothing happens; None for not at all."""
+        """Return the time of the next `watch` and `retry` without input, or None."""
         if self._ended:
             return now
         guard, intake = self.guard.next_check(), self.intake.next_check()
@@ -306,15 +306,15 @@ class Transport:
         return due
 
     def owns(self, peer: bytes) -> bool:
-        """Any routing id may be that of a connection to it."""
+        """Return true: any routing id may be that of a connection to the ROUTER."""
         return True
 
     def principal(self, peer: bytes) -> Principal:
-        """The principal of the last HELLO. Where no peer is asked who it is, it is anybody."""
+        """Return the principal of the last HELLO; anonymous without authentication."""
         return self._principal
 
     def origin(self, peer: bytes) -> str:
-        """Where the last HELLO came from: an IP address, or `localhost:UID:GID:PID` over IPC."""
+        """Return the address of the last HELLO: an IP address, or `localhost:UID:GID:PID` over IPC."""
         return self._origin
 
     def _update(self) -> None:
@@ -322,7 +322,7 @@ class Transport:
         guard.update(self._now)
         for descriptor in guard.ended:
             peer = self._peers.pop(descriptor, None)
-            # One whose session was ended has none here.
+            # A peer whose session was ended has none here.
             if peer is not None and self._descriptors.get(peer, descriptor) == descriptor:
                 self._descriptors.pop(peer, None)
                 self._disconnected(peer)
@@ -330,7 +330,7 @@ class Transport:
         guard.ended.clear()
 
     def _disconnected(self, peer: bytes) -> None:
-        """A connection has ended. What is kept for it shows that it is gone when it is tried again."""
+        """Note the end of a connection. Kept messages show at their retry that the peer is gone."""
         self.intake.forget(peer)
         self._stalls.forget(peer)
         self.flows.close(peer)
@@ -338,7 +338,7 @@ class Transport:
         self._chosen.pop(peer, None)
 
     def receive(self) -> Iterator[tuple[bytes, Message | Exception]]:  # noqa: C901  # a call would cost
-        """What peers have sent, up to the limits of an iteration: messages, or the error that they are.
+        """Return commands of peers, up to the limits of an iteration: messages, or errors in their place.
 
         An error that is no `MalamuteError` is a fault of the decoder.
         """
@@ -354,8 +354,8 @@ class Transport:
         if self._skipping and not self._skip():
             return
         for count in range(INTAKE_MESSAGES):
-            # Most iterations are of one command. To ask is three times faster than to be refused; where there
-            # are many, not to ask is.
+            # Most iterations are of one command. A poll is three times faster than a refused read; with many
+            # commands, no poll is.
             if count == 1 and not zmq.zmq_poll(self._has_input, 0):
                 self.drained = True
                 return
@@ -401,7 +401,7 @@ class Transport:
                 return
 
     def _refuse_parts(self, part: Any) -> MalamuteError:
-        """Pass over the rest of a command with too many frames, and end its connection."""
+        """Drop the rest of a command with too many frames, and end its connection."""
         descriptor = descriptor_of(part)
         if descriptor >= 0:
             self.guard.end(descriptor, TOO_MANY_FRAMES)
@@ -411,7 +411,7 @@ class Transport:
         return TooLarge(f"a command has {PARTS_MAX} frames at the most")
 
     def _skip(self) -> bool:
-        """Take frames that are to be passed over, up to a number of them. Returns whether all are taken."""
+        """Read and drop frames of a command, up to a number of them. Returns whether all are read."""
         for _ in range(SKIP_PARTS):
             if not self.socket.recv(copy=False).more:
                 self._skipping = False
@@ -419,7 +419,7 @@ class Transport:
         return False
 
     def _proved(self, authenticator: Authenticator) -> Iterator[tuple[bytes, Message | Exception]]:
-        """The HELLOs whose proofs were verified."""
+        """Return the HELLOs whose proofs were verified."""
         for (peer, hello, _, address, descriptor), outcome in authenticator.bearers.pop(self._now):
             if isinstance(outcome, MalamuteError):
                 yield peer, outcome
@@ -431,16 +431,16 @@ class Transport:
                 yield peer, hello
 
     def _heard(self, peer: bytes, message: Message, part: Any) -> Message | MalamuteError | None:
-        """A peer speaks of its connection. Returns the message, or what is wrong with it.
+        """Handle a command about a connection. Returns the message, or its error.
 
-        None is for a HELLO that waits until its proof is verified, or whose client has to connect again.
+        None is for a HELLO that waits for its proof, or whose client has to connect again.
         """
         if isinstance(message, Received) and self._authenticator is not None and self._is_foreign(peer, part):
             return self._refuse_foreign(peer, part)
         if isinstance(message, Received):
             self.received(peer, message.token)
             return message
-        # The monitor has reported the connection before this came; it has to be known first.
+        # The event of the connection came before this, and has to be read first.
         self._update()
         if isinstance(message, Hello):
             try:
@@ -476,13 +476,13 @@ class Transport:
         return owner != self._authenticator.user(peer, part)
 
     def _refuse_foreign(self, peer: bytes, part: Any) -> MalamuteError:
-        """A peer speaks in the session of another, whose routing id it knows. It gets no further."""
+        """Refuse a command in the session of another user, whose routing id the peer knows."""
         assert self._authenticator is not None
         self._authenticator.note_foreign(part)
         return AccessRefused("this session belongs to another user")
 
     def _connected(self, peer: bytes, descriptor: int) -> None:
-        """A session was opened on this connection."""
+        """Note a session on a connection."""
         self._descriptors[peer] = descriptor
         if descriptor >= 0:
             self._peers[descriptor] = peer
@@ -491,7 +491,7 @@ class Transport:
                 self.intake.begin(peer, descriptor, self._now, sealed=self.guard.is_sealed(descriptor))
 
     def _choose(self, peer: bytes, first: bytes) -> Codec:
-        """The codec of what a peer has sent."""
+        """Return the codec of a peer."""
         chosen = self._chosen.get(peer)
         if chosen is None:
             chosen = next((codec for codec in self._codecs if first.startswith(codec.signature)), None)
@@ -507,7 +507,7 @@ class Transport:
         return self._codec_of(peer).encode(message)
 
     def send(self, peer: bytes, message: Message) -> bool:
-        """Send a message, or keep it if the peer takes none. Returns whether the peer blocks since now."""
+        """Send a message, or keep it for a full peer. Returns whether the peer blocks since now."""
         unsent = self.blocked.get(peer)
         if type(message) is Ping:
             self._probe(peer)
@@ -544,14 +544,14 @@ class Transport:
         return True
 
     def _probe(self, peer: bytes) -> None:
-        """Look whether a peer takes what is sent to it."""
+        """Probe whether a peer reads its connection."""
         descriptor = self._descriptors.get(peer, -1)
         heartbeat = self._heartbeats.get(peer, 0.0)
         if descriptor >= 0 and self._stalls.has_stalled(peer, descriptor, monotonic(), heartbeat):
             self.guard.end(descriptor, NO_HELLO)
 
     def _welcome(self, peer: bytes, frames: Sequence[Frame]) -> bool:
-        """Begin a session. What is kept for the peer belongs to the time before, and goes."""
+        """Begin a session, and drop messages kept for the previous one."""
         self._unblock(peer)
         if self._authenticator is not None:
             self._authenticator.bearers.welcomed(peer)
@@ -566,7 +566,7 @@ class Transport:
         return peer in self.blocked
 
     def _pass_on(self, peer: bytes, frames: Sequence[Frame]) -> bool:
-        """Send now, and ask the peer now and then what it has received. Returns False if its pipe is full."""
+        """Send now, with a PING now and then. Returns False if the pipe is full."""
         if not self._transmit(peer, frames):
             return False
         token = self.flows.sent(peer, sum(map(len, frames)))
@@ -575,13 +575,13 @@ class Transport:
         return True
 
     def _ask(self, peer: bytes, token: int) -> None:
-        """Ask a peer what it has received; if its window is full, nothing more is sent before its answer."""
+        """Send a PING; if the window of the peer is full, it blocks until the answer."""
         if self._send_first(peer, self._encode(peer, Ping(token))) and self.flows.is_full(peer):
             self.blocked.setdefault(peer, Unsent(self.unsent))
             self._stuck.add(peer)
 
     def _send_first(self, peer: bytes, frames: Sequence[Frame]) -> bool:
-        """Send what goes before all that is kept. Returns whether it is sent now."""
+        """Send a command before all kept ones. Returns whether it is sent now."""
         if peer not in self._first and self._transmit(peer, frames):
             return True
         self._first.setdefault(peer, deque()).append(frames)
@@ -589,7 +589,7 @@ class Transport:
         return False
 
     def received(self, peer: bytes, token: int) -> None:
-        """A peer has received a PING, and what was sent to it before."""
+        """Handle the answer to a PING, and unblock peers with room."""
         was_crowded = self.flows.is_crowded
         self.flows.received(peer, token)
         if was_crowded and not self.flows.is_crowded:
@@ -598,7 +598,7 @@ class Transport:
             self._stuck.discard(peer)
 
     def retry(self) -> list[bytes]:
-        """Send what was kept, to some peers in turn. Returns those for which nothing is kept any more."""
+        """Send kept messages, to some peers in turn. Returns those with none left."""
         if len(self.blocked) <= len(self._stuck):
             return []
         if not self._turns:
@@ -609,7 +609,7 @@ class Transport:
         ]
 
     def _advance(self, peer: bytes) -> bool:
-        """Send what is kept for a peer while it takes it. Returns whether nothing is kept any more."""
+        """Send kept messages to a peer until it is full. Returns whether none is left."""
         unsent = self.blocked[peer]
         while first := self._first.get(peer):
             if not self._transmit(peer, first[0]):
@@ -630,14 +630,14 @@ class Transport:
         return False
 
     def pop_lost(self) -> list[bytes]:
-        """The peers that turned out to be gone since the last time."""
+        """Return the peers of `lost`, and empty it."""
         lost, self.lost = [*dict.fromkeys(self.lost)], []
         return lost
 
     def forget(self, peer: bytes) -> None:
-        """Keep only what tells a peer why its session has ended, or else the last message.
+        """Keep only the message with the reason why a session has ended, or else the last one.
 
-        What it has sent since is refused, which must not hide the reason: it would begin another session.
+        Later commands are refused, which must not hide the reason: the peer would begin another session.
         """
         unsent = self.blocked.get(peer)
         if unsent:
@@ -656,7 +656,7 @@ class Transport:
             self.guard.dismiss(descriptor, self._now)
 
     def close(self, linger_ms: int) -> None:
-        """Close the socket; what is under way has `linger_ms` milliseconds to leave."""
+        """Close the socket; messages on their way have `linger_ms` milliseconds to leave."""
         self.guard.close()
         self.intake.close()
         self.socket.close(linger=linger_ms)
@@ -685,14 +685,14 @@ class Transport:
         return True
 
     def _share(self, frame: Frame) -> Any:
-        """A frame as libzmq's own, which counts references: the same one for each peer in a row."""
+        """Return a frame of libzmq, which counts references: the same one for each peer in a row."""
         if self._shared[0] is not frame:
             # Copied once: libzmq would otherwise call back into Python when the last peer is done.
             self._shared = (frame, zmq.Frame(frame, copy=len(frame) < RECORD_LARGE_BYTES))
         return self._shared[1]
 
     def _gone(self, peer: bytes) -> None:
-        """A peer has no connection any more, and what was in it takes no room."""
+        """Remove a peer without a connection, and its unread bytes."""
         self.flows.close(peer)
         self._chosen.pop(peer, None)
         self._give_up(peer)
@@ -703,7 +703,7 @@ class Transport:
         self.lost.append(peer)
 
     def _unblock(self, peer: bytes) -> bool:
-        """Drop what is kept for a peer. Returns whether it was blocked."""
+        """Drop the messages kept for a peer. Returns whether it was blocked."""
         self._stuck.discard(peer)
         self._first.pop(peer, None)
         unsent = self.blocked.pop(peer, None)
@@ -713,9 +713,9 @@ class Transport:
 
 
 def _check_free(endpoint: str) -> None:
-    """Raise `ConfigError` if somebody listens there, or a file is there that is no socket.
+    """Raise `ConfigError` if another process listens there, or the path has a file that is no socket.
 
-    libzmq removes whatever has the path of a socket of the file system, and listens.
+    libzmq removes any file at the path of a socket, and listens.
     """
     path = endpoint.removeprefix("ipc://")
     if path == endpoint or path.startswith("@"):
@@ -728,6 +728,6 @@ def _check_free(endpoint: str) -> None:
             client.connect(path)
     except (BlockingIOError, PermissionError):  # so many wait there already, or it is another user's
         pass
-    except OSError:  # there is nothing, or what one left behind that has ended; the rest libzmq finds out
+    except OSError:  # there is none, or that of a process that has ended; libzmq reports other faults
         return
     raise ConfigError(f"cannot listen on {endpoint}: address already in use")
