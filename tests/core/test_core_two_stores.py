@@ -16,7 +16,7 @@ PUTS = {
 
 
 def rule(bench: Bench, in_memory: bool) -> None:
-    """What the rules say from now on of each name; a broker that runs is told."""
+    """Apply these rules to the names from now on, in a running broker too."""
     bench.settings = bench.settings._replace(
         streams=lambda name: StreamPolicy(journal=not in_memory),
         queues=lambda kind, name: QueuePolicy(persistence=MEMORY if in_memory else DURABLE),
