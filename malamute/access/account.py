@@ -73,7 +73,7 @@ class PasswordHash(NamedTuple):
         return self.cost * self.blocks * self.lanes
 
     def fits(self, password: bytes) -> bool:
-        """Whether this is the password. The check takes as long as making the hash did."""
+        """Return whether this is the password. The check takes as long as making the hash."""
         tried = scrypt(password, self.salt, self.cost, self.blocks, self.lanes)
         # To scrypt zero bytes at the end are none.
         return hmac.compare_digest(tried, self.hashed) and b"\0" not in password
@@ -148,7 +148,7 @@ class Account(NamedTuple):
 
 
 def is_stored_hash(text: Any) -> bool:
-    """Whether an operator may store this hash of a password."""
+    """Return whether an operator may store this hash of a password."""
     try:
         return type(text) is str and PasswordHash.parse(text).work <= SCRYPT_WORK_MAX
     except ValueError:
@@ -168,7 +168,7 @@ class AccountBook(Protocol):
         """Return the account that has a uid."""
 
     def is_disabled(self, name: str) -> bool:
-        """Whether no user may log in by this name, by any proof."""
+        """Return whether no user may log in by this name, by any proof."""
 
     @property
     def have_passwords(self) -> bool:
@@ -200,8 +200,8 @@ class AccountsByName(Mapping[str, Account]):
 class Accounts:
     """Accounts by their names, by their keys and by their uids.
 
-    There may be 100,000 of them in a broker that has other things to do. So each is kept as a plain tuple of
-    texts, which the garbage collector need not look into, and is an `Account` when it is asked for.
+    A broker may have 100,000 accounts. So each is a plain tuple of texts, which the garbage collector need
+    not visit, and becomes an `Account` at a lookup.
     """
 
     def __init__(self, accounts: Iterable[Account] = ()) -> None:
@@ -283,7 +283,7 @@ class Accounts:
         return islice(self._names, bisect_right(self._names, name), None)
 
     def have_rules_beside(self, name: str) -> bool:
-        """Whether an account other than this one has rules of its own."""
+        """Return whether an account other than this one has rules of its own."""
         return len(self._with_rules) > (name in self._with_rules)
 
     @property
@@ -307,6 +307,6 @@ class Accounts:
         return None if name is None else self.named(name)
 
     def is_disabled(self, name: str) -> bool:
-        """Whether no user may log in by this name, by any proof."""
+        """Return whether no user may log in by this name, by any proof."""
         account = self.named(name)
         return account is not None and account.disabled

@@ -95,12 +95,12 @@ def quoted(character: str) -> str:
 
 
 def has_placeholder(text: str) -> bool:
-    """Whether a template depends on the user."""
+    """Return whether a template depends on the user."""
     return "{" in text
 
 
 def is_literal(template: str) -> bool:
-    """Whether a template is one text for every user."""
+    """Return whether a template is one text for every user."""
     return not has_placeholder(template) and not {*template.split(".")} & {*WILDCARDS}
 
 
@@ -141,7 +141,7 @@ def unmarked(part: str) -> str:
 
 
 def is_marked(pattern: str) -> bool:
-    """Whether a pattern has a marked part, which no other module understands."""
+    """Return whether a pattern has a marked part, which no other module understands."""
     return _MARK in pattern
 
 

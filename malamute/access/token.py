@@ -233,7 +233,7 @@ def _seconds(value: object) -> float:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a text has a form in UTF-8."""
+    """Return whether a text can be encoded in UTF-8."""
     try:
         return bool(value.encode())
     except UnicodeEncodeError:

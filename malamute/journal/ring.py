@@ -226,7 +226,7 @@ class Ring:
         return RingTransaction(self)
 
     def commit(self, changes: RingTransaction) -> None:
-        """Take over the changes of a transaction that is durable."""
+        """Apply the changes of a durable transaction."""
         for name in changes.forgotten:
             self.streams.pop(name, None)
             self.given.pop(name, None)

@@ -1,4 +1,4 @@
-"""Records and columns: how many messages travel as a few lists.
+"""Records and columns: the encoding of many messages as a few lists.
 
 A *record* is one message's headers and body, packed once by the publisher and never opened on the way:
 the msgpack array `[headers or nil, frame, …]`. A *payload* holds the columns of a run of messages, each
@@ -8,8 +8,8 @@ column a list, or one value where all messages share it:
              [sequences, time, senders, subjects, records, ttls]
     queue:   [sequences, times, senders, subjects, records, attempts, properties]
 
-`sequences` as one number is the first of a run without gaps. `ttls` is there if any of the messages expires:
-how many milliseconds after its time, and 0 for never. In `records` nil stands for a record of
+`sequences` as one number is the first of a run without gaps. `ttls` is present if any message expires:
+in milliseconds after its time, and 0 for never. In `records` nil stands for a record of
 64 KiB or more, which follows as a frame of its own. Lists of plain strings and bytes keep the garbage
 collector out of the way: it visits containers, not strings, which makes columns about three times as
 fast as an object for each message.
@@ -86,9 +86,9 @@ def _load(data: Frame, items_max: int = ITEMS_MAX) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is made of nil, booleans, numbers, text, bytes, lists and maps with text for keys.
+    """Return whether a value consists of nil, booleans, numbers, text, bytes, lists and maps with text keys.
 
-    Msgpack could hold more: timestamps, and values of types that a program makes up for itself. No value
+    Msgpack has more types: timestamps, and extensions of a program. No value
     may lie inside more than `DEPTH_MAX` lists and maps.
     """
     level = [value]
@@ -108,7 +108,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_properties(value: Any) -> bool:
-    """Whether a value is a column of properties: nil for a message, or a map of text to single values."""
+    """Return whether a value is a column of properties, each nil or a map of text to single values."""
     return type(value) is list and all(
         item is None
         or (
@@ -145,7 +145,7 @@ _FRAME_TYPES = (bytes, bytearray, memoryview)
 
 
 def are_headers(headers: Mapping[Any, Any]) -> bool:
-    """Whether each key is text, and each value one that a header may have."""
+    """Return whether each key is text, and each value is valid in a header."""
     # A loop: for the few headers that messages have it is twice as fast as checking sets of types.
     for name, value in headers.items():
         if type(name) is not str or type(value) not in _HEADER_TYPES:
@@ -279,34 +279,34 @@ class Columns(NamedTuple):
         return len(self.subjects)
 
     def each_sequence(self) -> Sequence[int]:
-        """The sequence of each message."""
+        """Return the sequence of each message."""
         if isinstance(self.sequences, int):
             return range(self.sequences, self.sequences + len(self.subjects))
         return self.sequences
 
     def each_time(self) -> Iterable[int]:
-        """The broker's time of each message, in nanoseconds UTC; ends with the column if it is one."""
+        """Return the broker's time of each message, in nanoseconds UTC; endless for one common time."""
         return repeat(self.times) if isinstance(self.times, int) else self.times
 
     def each_sender(self) -> Iterable[str]:
-        """The sender of each message; endless if it is the same for all."""
+        """Return the sender of each message; endless for one common sender."""
         return repeat(self.senders) if isinstance(self.senders, str) else self.senders
 
     def all_senders(self) -> Sequence[str]:
-        """The sender of each message, as a column."""
+        """Return the sender of each message, as a column."""
         senders = self.senders
         return [senders] * len(self.subjects) if isinstance(senders, str) else senders
 
     def each_attempt(self) -> Iterable[int]:
-        """How many times each was delivered, this time included; endless if the same for all."""
+        """Return the attempts of each message, including this one; endless for a common number."""
         return repeat(self.attempts) if isinstance(self.attempts, int) else self.attempts
 
     def each_properties(self) -> Iterable[Mapping[str, Any] | None]:
-        """The properties of each message; endless if there are none."""
+        """Return the properties of each message; endless without properties."""
         return repeat(None) if self.properties is None else self.properties
 
     def rows(self) -> Iterable[tuple[Any, ...]]:
-        """All columns of each message."""
+        """Return all columns of each message."""
         sequences, times, senders, subjects, records, attempts, properties = self[:7]
         return zip(
             range(sequences, sequences + len(subjects)) if isinstance(sequences, int) else sequences,
@@ -320,7 +320,7 @@ class Columns(NamedTuple):
         )
 
     def each_ttl(self) -> Iterable[int]:
-        """After how many milliseconds each message expires; 0 is never. Endless if the same for all."""
+        """Return the time to live of each message in milliseconds, 0 for never; endless for a common one."""
         return repeat(self.ttls) if isinstance(self.ttls, int) else self.ttls
 
     def take(self, places: Sequence[int]) -> Columns:

@@ -64,7 +64,7 @@ class Rule(NamedTuple):
     bytes_max: int
 
     def holds(self, value: Any) -> bool:
-        """Whether the field may have a value."""
+        """Return whether a value is valid for the field."""
         try:
             convert(value, self.type, builtin_types=_BINARY)
         except ValidationError:
@@ -72,14 +72,14 @@ class Rule(NamedTuple):
         return self.condition is None or self.condition(value)
 
     def is_over(self, value: Any) -> bool:
-        """Whether a list has too many items, or a text or a text in the list too many bytes."""
+        """Return whether a list has too many items, or a text, also in the list, too many bytes."""
         if type(value) is list:
             return 0 < self.items_max < len(value) or any(map(self._is_long, value))
         return self._is_long(value)
 
     @property
     def most(self) -> str:
-        """The limits in words, for an error."""
+        """Return the limits in words, for an error."""
         counts = {"items": self.items_max, "bytes": self.bytes_max}
         return " of ".join(f"{count} {unit}" for unit, count in counts.items() if count)
 

@@ -4,7 +4,7 @@ A stream, a mailbox (its name is an address) and a service each have a name: 1 t
 without control characters, and neither `.` nor `..`, which no address of HTTP can have. Names that start with
 `$` belong to the broker. A URI adds the broker:
 `malamute://host[:port]/stream/NAME`, with `/mailbox/` and `/service/` beside it; NAME is percent-encoded.
-Where only the broker is meant, `malamute://host[:port]` will do. Within a broker `stream/NAME` is a place,
+The URI of a broker alone is `malamute://host[:port]`. Within a broker `stream/NAME` is a place,
 with its NAME as it is.
 A URI with anything more (a user, a query, a fragment, a control character) is refused, not cut.
 """
@@ -48,7 +48,7 @@ _URI = re.compile(
 
 @lru_cache(maxsize=4096)
 def is_name(value: str) -> bool:
-    """Whether `value` keeps the rule for names."""
+    """Return whether `value` is a valid name."""
     if not 1 <= len(value) <= NAME_BYTES_MAX or value in (".", "..") or _CONTROL.search(value):
         return False
     return len(value) * 4 <= NAME_BYTES_MAX or len(value.encode()) <= NAME_BYTES_MAX
@@ -78,7 +78,7 @@ class Place(NamedTuple):
 
 
 class Uri(NamedTuple):
-    """Where a stream, a mailbox or a service is: `str(uri)` and `Uri.parse` are inverse."""
+    """The address of a stream, a mailbox or a service: `str(uri)` and `Uri.parse` are inverse."""
 
     host: str
     port: int

@@ -10,8 +10,8 @@ from malamute.protocol.batch import Columns, Frame
 class DeliveryPart:
     """Messages of a stream for all readers of exactly these.
 
-    `stored` are the frames of a part that is on the disk in this form. `encoded` is the slot of the codecs:
-    each keeps there its form of the columns, under a key of its own.
+    `stored` are the frames of a part with the same form on the disk. `encoded` is the slot of the codecs:
+    each stores its form of the columns there, under a key of its own.
     """
 
     __slots__ = ("columns", "encoded", "stored")

@@ -12,7 +12,7 @@ PASSWORD_FORM = f"1 to {PASSWORD_BYTES_MAX} bytes of UTF-8, none of them zero"
 
 
 def is_password(text: str) -> bool:
-    """Whether a text can be a password, or the name of its user.
+    """Return whether a text can be a password, or the name of its user.
 
     HMAC fills a short key up with zero bytes, so scrypt cannot tell `a` from `a` with some at its end.
     """

@@ -1,7 +1,7 @@
 """Positions in streams that name their store, for programs that keep a position outside of the broker.
 
 A sequence counts in one store alone. So a position for later use, perhaps at another broker or at one that
-has lost its store, is written `N@STORE`: everything up to sequence N is done with, and STORE is the id of the
+has lost its store, is written `N@STORE`: N is the last processed sequence, and STORE is the id of the
 broker and, after a restore from a backup, its incarnation.
 """
 
@@ -26,7 +26,7 @@ def broker_of(store: str) -> str:
 
 
 class StorePosition(NamedTuple):
-    """A position: the last sequence that is done with, and its store."""
+    """A position: the last processed sequence, and its store."""
 
     sequence: int
     store: str

@@ -31,7 +31,7 @@ _COUNTS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 
 def has_too_many_values(data: bytes | memoryview) -> bool:
-    """Whether a msgpack value announces more than `VALUES_MAX`. Raises `ValueError` for one cut short."""
+    """Return whether a value has more than `VALUES_MAX` values. Raises `ValueError` if truncated."""
     announced, seen, place = 1, 0, 0
     sizes, lengths = _SCALARS, _LENGTHS
     try:
