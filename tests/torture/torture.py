@@ -716,7 +716,11 @@ def run(
     """Torture a broker for as long as was asked for."""
     missing = missing_here(machine, lossy=options.lossy)
     here = possible(missing)
-    among = options.only or [name for name in here if not (options.soak and _may_end_the_broker(name))]
+    among = options.only or [
+        name
+        for name in here
+        if name not in options.without and not (options.soak and _may_end_the_broker(name))
+    ]
     print(f"seed {seed}", file=sys.stderr)
     not_tried = {} if options.only else {n: _reason(n, missing) for n in FAULTS if n not in here}
     for name, why in not_tried.items():
@@ -802,6 +806,7 @@ def main() -> int:
     )
     parser.add_argument("--each", action="store_true", help="each fault once in an episode")
     parser.add_argument("--only", action="append", choices=FAULTS, help="this fault, and others so named")
+    parser.add_argument("--without", action="append", default=[], choices=FAULTS, help="without this fault")
     parser.add_argument(
         "--lossy", action="store_true", help="the store is on a file system that forgets what was not synced"
     )
