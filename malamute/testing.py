@@ -3,8 +3,8 @@
     with malamute.testing.Broker() as broker, malamute.connect(broker.url) as client:
         client.send("bob", "hello", b"...")
 
-It is the whole broker on a thread of its own: the same core, loop and socket, on the store in memory unless
-a directory is given. A broker on a directory that is stopped and started again has what it had stored.
+The whole broker runs on a thread of its own: the same core, loop and socket, on the store in memory unless
+a directory is given. A broker on a directory keeps its data over a restart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORE_BYTES = 64 * 1024 * 1024
 
 
 class Broker:
-    """A broker to test against. `url` is where it listens, on a free port of this machine.
+    """Broker for tests, at `url` on a free port of this machine.
 
     `directory` makes it durable, in a store of 64 MiB unless `config` says otherwise. `config` gives every
     other option; its endpoints are not used.
@@ -47,11 +47,11 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """Where to connect; the same over a restart."""
+        """URL for clients; the same over a restart."""
         return self._endpoint
 
     def start(self) -> Broker:
-        """Start it, and return when clients can connect."""
+        """Start the broker, and return when clients can connect."""
         assert self._thread is None, "the broker runs already"
         listen = replace(self._config.listen, endpoints=(self._endpoint,))
         self._context = zmq.Context()
@@ -73,7 +73,7 @@ class Broker:
             self._failure = error
 
     def stop(self) -> None:
-        """Shut it down cleanly. Raises what went wrong in it, if anything did."""
+        """Shut the broker down cleanly. Raises the error of its thread, if there is any."""
         if self._thread is None or self._loop is None or self._context is None:
             return
         self._loop.stop()
@@ -84,7 +84,7 @@ class Broker:
             raise self._failure
 
     def restart(self) -> None:
-        """Stop it and start it again on the same port."""
+        """Stop the broker and start it again on the same port."""
         self.stop()
         self.start()
 

@@ -1,4 +1,4 @@
-"""Figures out of what was measured: medians, extents, percentiles, and processor time a message."""
+"""Figures of measurements: medians, extents, percentiles, and processor time a message."""
 
 from __future__ import annotations
 

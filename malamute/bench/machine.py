@@ -1,4 +1,4 @@
-"""The machine that is measured on, and what a broker takes of it."""
+"""Description of the machine, and processor time and memory of a broker."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ TRIES = 9
 def describe(directory: Path) -> dict[str, Any]:
     """The machine, how fast it is now, and the software; `directory` is where data will be.
 
-    Two machines, or one on two days, may differ by a factor of three. What a figure says of the program is
-    what is left when that is taken out of it.
+    Two machines, or one on two days, may differ by a factor of three. A figure of the program is relative to
+    the speed of the machine.
     """
     return {
         "malamute": __version__,

@@ -1,6 +1,6 @@
 """A bare ROUTER that passes requests to a worker and replies back: the least that a broker could do.
 
-It stores nothing, knows nobody, and loses what does not fit: it is what a round trip costs by itself.
+The relay stores nothing and drops messages that do not fit: its figure is the cost of a round trip by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT_MS = 60_000
 
 
 def relay(begin: Callable[[str], object]) -> Measured:
-    """Pass frames on, until the process is ended. It reports where it listens when it begins."""
+    """Pass frames on, until the process is ended. The first report is the endpoint."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         begin(f"tcp://127.0.0.1:{port}")

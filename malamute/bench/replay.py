@@ -41,11 +41,11 @@ PROCESSES = 2
 """Processes that many readers share."""
 
 RECORD_BYTES = 100
-"""What a message takes beside its body, at most."""
+"""Bytes of a message beside its body, at most."""
 
 
 class ReplayOptions(NamedTuple):
-    """What was asked for."""
+    """Options of the benchmark."""
 
     messages: int
     size_bytes: int
@@ -75,7 +75,7 @@ class ReplayRow(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a reader asks for, where it begins, and how many messages it is to get and to go through."""
+    """Request of a reader: patterns, start, and the messages to receive and to scan."""
 
     start: int
     delivered: int
@@ -163,7 +163,7 @@ def history_columns(workload: Workload, first: int, end: int) -> Columns:
 
 
 def read(begin: Begin, workload: Workload, view: View) -> Measured:
-    """Take what a view is to get. What is there beyond it is not counted."""
+    """Receive the messages of a view; later ones are not counted."""
     received = 0
     with connect(workload.url, timeout=TIMEOUT_SECONDS) as client:
         begin()

@@ -16,7 +16,7 @@ from malamute.bench.workloads import Workload
 
 
 class ScenarioOptions(NamedTuple):
-    """What was asked for. `messages` is for the fastest benchmark; the others take a part of it."""
+    """Options of the benchmarks. `messages` is for the fastest benchmark; the others take a part of it."""
 
     messages: int
     size_bytes: int
@@ -32,7 +32,7 @@ class ScenarioOptions(NamedTuple):
 
 
 class ScenarioRow(NamedTuple):
-    """What was measured. None is what does not apply, or is not known.
+    """Row of a benchmark. None is for figures that do not apply, or are unknown.
 
     `per_second` counts deliveries where there are any. Latencies are in milliseconds, processor time in
     microseconds a message (of the broker, and of the processes that send and receive), memory in MiB.

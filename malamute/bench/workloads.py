@@ -1,4 +1,4 @@
-"""What the processes of a benchmark do. Times are those of the monotonic clock, which they share.
+"""Workloads of the processes of a benchmark. Times are those of the monotonic clock, which they share.
 
 A stamped message has the time in its body, so that its receiver knows how long it took. Where there are
 many, only one in `STAMP_EVERY` is stamped and looked into.
@@ -60,14 +60,14 @@ class Workload(NamedTuple):
 
 
 class Stopwatch:
-    """Runs from when it is made."""
+    """Stopwatch that runs from its creation."""
 
     def __init__(self) -> None:
         self._cpu_seconds = time.process_time()
         self._start_ns = time.monotonic_ns()
 
     def measured(self, **more: object) -> Measured:
-        """When it was started, what time it is, and the processor time between."""
+        """Return the time of the start, the time now, and the processor time between."""
         end_ns = time.monotonic_ns()
         cpu_seconds = time.process_time() - self._cpu_seconds
         return {"start_ns": self._start_ns, "end_ns": end_ns, "cpu_seconds": cpu_seconds, **more}
@@ -191,9 +191,9 @@ def subscribe(begin: Begin, workload: Workload) -> Measured:
 
 
 def with_stamps(batch: Sequence[Message], workload: Workload) -> Sequence[Message]:
-    """Those of a batch that have a stamp, which is the first message of a stream and then every so many.
+    """Return the stamped messages of a batch, which is the first message of a stream and then every so many.
 
-    What came before the end of the warm-up is left out, also where a batch holds that end.
+    Messages before the end of the warm-up are left out, also where a batch holds that end.
     """
     first = batch[0].sequence
     measured = max(0, workload.warm_up + 1 - first)
@@ -206,7 +206,7 @@ def subscribe_many(begin: Begin, workload: Workload, subscribers: int) -> Measur
 
 
 def run_in_threads(begin: Begin, parts: Sequence[tuple[Any, ...]]) -> Measured:
-    """Those who receive, each a function with its arguments, in threads of their own."""
+    """Run receivers, each a function with its arguments, in threads of their own."""
     together = threading.Barrier(len(parts) + 1, timeout=TIMEOUT_SECONDS)
     with ThreadPoolExecutor(len(parts)) as pool:
         runs = [pool.submit(play, together.wait, *arguments) for play, *arguments in parts]

@@ -16,7 +16,7 @@ STORE_BYTES_MIN = 1 << 30
 
 PREFIX = "malamute-bench-"
 SPARE_FACTOR = 1.1
-"""What has to be free on the disk, in parts of what is needed."""
+"""Free space on the disk, in parts of the bytes needed."""
 
 
 @contextmanager

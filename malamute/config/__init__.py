@@ -1,8 +1,7 @@
 """The configuration of a broker: a TOML file and the environment, read into one frozen `Config`.
 
-What is given on the command line comes before an environment variable `MALAMUTE_SECTION__OPTION`, that before
-the file, and the file before the default.
-What cannot be used is a `ConfigError` that names the place, the option, the value and what is allowed.
+The command line comes before an environment variable `MALAMUTE_SECTION__OPTION`, that before the file, and
+the file before the default. An invalid value is a `ConfigError` with place, option, value and expectation.
 
 The modules: `option_types` reads and writes values, `sections` are the options, `rendering` makes the file,
 `options` is what a broker shows of them.
@@ -89,7 +88,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where options were given, by their names `section.option`: `file`, `environment` or `command line`, and
-    `system` for what the system does not allow as it was given. What is not in it was not given."""
+    `system` for what the system does not allow as it was given. Other options have their defaults."""
     overrides: Mapping[str, float] = field(default_factory=dict, repr=False)
     """Limits in place of derived ones, by name: for programs and tests. No file can set them."""
 
@@ -124,7 +123,7 @@ class Config:
 
     @cached_property
     def core_limits(self) -> Limits:
-        """The limits of the core, which clients get when they connect."""
+        """Return the limits of the core, which clients get when they connect."""
         storage, limits = self.storage, self.limits
         room = storage.size * (1 - STORE_SLACK - storage.streams_share)
         derived = derive_limits(limits.memory, self.listen.connections, limits.message_bytes, room)
@@ -145,7 +144,7 @@ class Config:
         return derived._replace(**given)
 
     def toml(self) -> str:
-        """A commented file of all options, from which `load` makes an equal `Config`."""
+        """Return a commented file of all options, from which `load` makes an equal `Config`."""
         return render(vars(self))
 
 
@@ -201,7 +200,7 @@ def _checked(given: _Given) -> Any:
 
 
 def _unprotected(config: Config) -> Iterator[str]:
-    """What is missing for the listeners, or would let anybody in."""
+    """Return the faults of listeners: a missing key, or an open listener without encryption."""
     for listener in config.listen.listeners:
         if listener.is_open and not config.listen.insecure:
             yield (

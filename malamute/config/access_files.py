@@ -1,4 +1,4 @@
-"""The files that the access section names, as a broker and `config check` read them."""
+"""Files of the access section, as a broker and `config check` read them."""
 
 from __future__ import annotations
 

@@ -74,14 +74,14 @@ class AccountTable(Section):
     uid: int | None = option(None, _UID)
 
     def account(self) -> Account:
-        """The same as the broker goes by it."""
+        """Return the account of the broker."""
         return Account(
             self.name, self.password or "", self.key or "", self.groups or (), bool(self.disabled), self.uid
         )
 
     @classmethod
     def of(cls, account: Account) -> AccountTable:
-        """What is to be in the file. Raises `ConfigError` for an account that cannot be there."""
+        """Return the table of an account. Raises `ConfigError` for one that cannot be in a file."""
         if account.rules:
             raise ConfigError(
                 f"account {account.name!r} has rules: in a configuration they stand in [[access.user]]"
@@ -102,7 +102,7 @@ def load_accounts(path: Path) -> Accounts:
 
 
 def accounts_of(access: AccessConfig) -> Accounts:
-    """Those of the file that a configuration names, if it names one. Raises `ConfigError`."""
+    """Return the accounts of the file of a configuration, if any. Raises `ConfigError`."""
     return load_accounts(Path(access.accounts)) if access.accounts else Accounts()
 
 
@@ -120,7 +120,7 @@ def _accounts(text: str) -> Iterator[Account]:
     """Each account of a file. Raises `ConfigError`, or `ValueError` if it is no TOML."""
     begins = [found.start() for found in _BEGIN.finditer(text)]
     if option_types.read_toml(text[: begins[0]] if begins else text):
-        # What stands before the first of them is one with all that follows.
+        # Text before the first account is parsed with all that follows.
         begins = [0]
     number = 0
     for begin, end in pairwise([*begins, len(text)]):
@@ -137,7 +137,7 @@ def _accounts(text: str) -> Iterator[Account]:
 
 
 def _fault(text: str, found: ValueError) -> ValueError:
-    """What is wrong with a text, with its place in all of it, in which a part has a fault."""
+    """Return the fault of a text, with its line in the whole of it."""
     try:
         option_types.read_toml(text)
     except ValueError as error:

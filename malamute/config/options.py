@@ -1,4 +1,4 @@
-"""What a broker shows of its options: their values, where these come from, and what needs a restart."""
+"""Options as a broker shows them: values, their sources, and which wait for a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from malamute.config import Config
 
 VALUE_CHARACTERS_MAX = 1000
-"""How much of a value is shown."""
+"""Characters of a value that are shown."""
 
 _COUNTED = frozenset({GROUPS, ISSUERS, USERS})
 """Options of which only the number of their tables is shown: claims are about people, and there may be

@@ -1,4 +1,4 @@
-"""Which options a running broker can go by when its configuration is read again."""
+"""Reload: the options that a running broker can change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ follow from `limits.memory` and `listen.connections`, `RELOADED_LIMITS` change."
 
 
 class Reloaded(NamedTuple):
-    """What a running broker goes by from now on, and the options that changed or wait for a restart."""
+    """Configuration after a reload, and the options that changed or wait for a restart."""
 
     config: Config
     changed: tuple[str, ...]
@@ -34,10 +34,10 @@ class Reloaded(NamedTuple):
 
 
 def reloaded(running: Config, read: Config) -> Reloaded:
-    """What becomes of a configuration that was read anew.
+    """Return the configuration in force after a reload.
 
     Raises:
-        ConfigError: it contradicts what has to stay as it is until the next start.
+        ConfigError: the new configuration contradicts options that cannot change until the next start.
     """
     changed: list[str] = []
     waiting: list[str] = []

@@ -1,1 +1,1 @@
-"""Rules that the doors of broker and gateway share: who is one sender, who has to wait, and shares."""
+"""Rules shared by broker and gateway: senders, waits after wrong proofs, and shares."""

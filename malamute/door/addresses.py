@@ -1,4 +1,4 @@
-"""Addresses of peers: which of them are one sender's, and from which many users come."""
+"""Addresses of peers: networks of one sender, and gateways with many users."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address, ip_network
 
 _MAPPED = bytes(10) + b"\xff\xff"
-"""How an address of IPv4 begins that a listener of IPv6 tells."""
+"""Prefix of an IPv4 address on a listener of IPv6."""
 
 OF_THIS_MACHINE = frozenset(("127.0.0.1", "::1", "::ffff:127.0.0.1"))
-"""A program of this machine has other ways to be in the way, and a proxy may bring everybody from there."""
+"""Loopback: a proxy on this machine may have many users."""
 
 
 def network_of(address: str) -> bytes:
-    """What one sender has: an address of IPv4, or of IPv6 the 64 bits of a customer. Empty for others."""
+    """Return the network of one sender: an IPv4 address, or the 64 bits of an IPv6 customer; else empty."""
     try:
         return socket.inet_pton(socket.AF_INET, address)
     except (OSError, ValueError):

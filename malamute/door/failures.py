@@ -1,4 +1,4 @@
-"""Proofs that were wrong, by the addresses that they came from: guessing has to be slow."""
+"""Wrong proofs by address: guessing has to be slow."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ADDRESSES_MAX = 10_000
 class Failures:
     """Wrong proofs by their senders: an address, with IPv6 the network of one customer.
 
-    From a gateway many users come, and a proxy on this machine may bring everybody: there it is by the user
-    who is claimed, and where none is, nobody has to wait.
+    A gateway, or a proxy on this machine, has many users: failures there count by the claimed user, and not
+    at all without one.
     """
 
     def __init__(self, gateways: Gateways = NO_GATEWAYS) -> None:
@@ -27,7 +27,7 @@ class Failures:
         self._found: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def add(self, address: str, now: float, user: str | None = None) -> None:
-        """One more."""
+        """Add a wrong proof."""
         sender = self._sender(address, user)
         if sender is None:
             return
@@ -38,7 +38,7 @@ class Failures:
             self._found.popitem(last=False)
 
     def too_many(self, address: str, now: float, user: str | None = None) -> bool:
-        """Whether nothing more is tried from there for now."""
+        """Whether proofs of a sender have to wait."""
         sender = self._sender(address, user)
         return sender is not None and self._recent(sender, now)[0] >= FAILURES_MAX
 

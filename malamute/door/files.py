@@ -1,4 +1,4 @@
-"""How many files a process may have open: each connection is one."""
+"""Limit of open files of a process: each connection is one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may, and return how many that is.
+    """Raise the soft limit of open files to the hard one, and return it.
 
     A connection is a file, and the usual soft limit of 1,024 is for old programs' sake.
     """

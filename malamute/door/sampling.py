@@ -7,11 +7,11 @@ from collections.abc import Callable
 from time import monotonic
 
 KINDS_MAX = 1_000
-"""Different kinds that are reported."""
+"""Different kinds that are counted."""
 
 
 class Sampler:
-    """What happens often, and is reported once a second with how many there were."""
+    """Counts of frequent events, each reported once a second."""
 
     def __init__(self, timer: Callable[[], float] = monotonic) -> None:
         self._timer = timer
@@ -19,7 +19,7 @@ class Sampler:
         self._at: dict[str, float] = {}
 
     def count(self, kind: str) -> int:
-        """It happens once more. Returns how many are to be reported now: 0 while others were just before."""
+        """Add an event. Returns the count to report now: 0 within a second of the last report."""
         now = self._timer()
         if kind not in self._at and len(self._at) >= KINDS_MAX:
             return 0

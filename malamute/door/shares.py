@@ -1,22 +1,22 @@
-"""A limit for all that has a share for each."""
+"""A limit shared by all users."""
 
 from __future__ import annotations
 
 
 def share_of(limit: int, total: int, own: int, *, named: bool) -> int:
-    """How much more one may have that has its `own` of a `total`; it is below 1 if that is nothing.
+    """Return how much more a user with `own` of a `total` may have; below 1 if nothing.
 
-    Whoever is not `named` is everybody there is, and may have all of it.
+    A user that is not `named` is the only one, and may have all of it.
     """
     left = limit - total
     return min(left, max((left - own) // 2, not own)) if named else left
 
 
 class Shares:
-    """So many of something for all. Each may have as much of it as is left to the others then.
+    """Limit for all users; each may have as much as it leaves to the others.
 
-    One alone gets half of it, two get a third each, and so on: whoever comes next finds as much as any other
-    has. Who has none gets some as long as there is any. Without a name one is everybody there is.
+    One alone gets half of it, two get a third each, and so on: the next user finds as much as any other has.
+    A user with none gets some as long as there is any. A user without a name is the only one.
     """
 
     def __init__(self, limit: int) -> None:
@@ -25,11 +25,11 @@ class Shares:
         self._held: dict[str, int] = {}
 
     def held(self, who: str) -> int:
-        """How much one has."""
+        """Return the part of a user."""
         return self._held.get(who, 0)
 
     def take(self, who: str, count: int = 1) -> bool:
-        """Take so much more. Returns whether there was room; else nothing is taken."""
+        """Acquire so much more. Returns whether there was room; else nothing is acquired."""
         left, own = self.limit - self.total - count, self.held(who)
         if left < 0 or (who and own and own + count > left):
             return False
@@ -38,7 +38,7 @@ class Shares:
         return True
 
     def give_back(self, who: str, count: int = 1) -> None:
-        """Give back so much of what one has."""
+        """Return so much of the part of a user."""
         left = self._held[who] - count
         self.total -= count
         if left:

@@ -53,7 +53,7 @@ class ProcessUser(NamedTuple):
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Do something as this user, and be root again: the whole process is."""
+        """Run a block as this user, and as root afterwards, in the whole process."""
         before = os.getgroups(), os.getegid()
         self._set_groups(real=False)
         os.seteuid(self.uid)
@@ -65,7 +65,7 @@ class ProcessUser(NamedTuple):
             os.setgroups(before[0])
 
     def become(self) -> None:
-        """Be this user from now on. There is no way back."""
+        """Become this user for good."""
         self._set_groups(real=True)
         os.setresuid(self.uid, self.uid, self.uid)
 

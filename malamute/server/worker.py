@@ -89,11 +89,11 @@ Result = Written | Trimmed | ReadDone | DamageFound | Faulty | Crashed
 
 
 class Results:
-    """What the workers have done, and the socket that tells the loop to look."""
+    """Results of the workers, and the socket that wakes the loop."""
 
     def __init__(self) -> None:
         self.done: deque[Result] = deque()
-        """Those that were not taken yet."""
+        """Results that were not taken yet."""
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
@@ -109,7 +109,7 @@ class Results:
         self.wake()
 
     def wake(self) -> None:
-        """Make the loop go round. May be called by any thread, and by a signal handler."""
+        """Wake the loop. For any thread, and for a signal handler."""
         if not self._woken:
             self._woken = True
             with suppress(OSError):  # the loop has ended, and wants no waking
@@ -122,7 +122,7 @@ class Results:
         self._woken = False
 
     def pop(self) -> list[Result]:
-        """All results since the last time. Called by the loop."""
+        """Return all results since the last call. Called by the loop."""
         return [self.done.popleft() for _ in range(len(self.done))]
 
     def close(self) -> None:
@@ -141,11 +141,11 @@ class Worker(threading.Thread, Generic[Job]):
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
 
     def put(self, job: Job) -> None:
-        """Give it a job."""
+        """Add a job."""
         self._jobs.put(job)
 
     def finish(self) -> None:
-        """Let it do what it has, and end."""
+        """End the thread after its last job."""
         self._jobs.put(None)
 
     def run(self) -> None:
@@ -171,7 +171,7 @@ class Worker(threading.Thread, Generic[Job]):
         return InternalError(f"a fault of the broker's own while it was {what}: {type(error).__name__}")
 
     def work(self, jobs: Sequence[Job]) -> None:
-        """Do these jobs."""
+        """Do jobs."""
         raise NotImplementedError
 
 
@@ -205,7 +205,7 @@ Load = Callable[[], ConfigurationLoaded | MalamuteError]
 
 
 def no_configuration() -> MalamuteError:
-    """What a broker answers that was given its configuration by a program."""
+    """Refuse a reload in a broker whose configuration comes from a program."""
     return ConfigError("there is no configuration to read again: this broker runs inside a program")
 
 
@@ -224,7 +224,7 @@ class ReaderThread(Worker[Question]):
         self._ending = False
 
     def give_up(self) -> None:
-        """Do not complete a backup: the broker ends, and it may take hours. Called by the loop."""
+        """Give up a backup: the broker ends, and a backup may take hours. Called by the loop."""
         self._ending = True
 
     def work(self, jobs: Sequence[Question]) -> None:
