@@ -91,9 +91,9 @@ class ProcessConfig(Section):
     table = "broker"
 
     user: str = option("", option_types.PROCESS_USER)
-    """The user of the system that it runs as when root has started it, as NAME or NAME:GROUP. It opens its
-    store as that user, listens as root, and has no privileges from then on. What a reload reads has to be
-    readable by that user."""
+    """User of the system for a broker that root starts, as NAME or NAME:GROUP. The broker opens its store as
+    that user, listens as root, and has no privileges from then on. The user has to be able to read all
+    files of a reload."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class StorageConfig(Section):
     """Where `malamute broker backup` may write, and nowhere else. A relative path starts at the data
     directory."""
     size: int = option(1024**3, option_types.size(1024**2, 2**47))
-    """The size of the store. It can be raised between two starts; a store never shrinks."""
+    """Size of the store, which can be raised between two starts; a store never shrinks."""
     preallocate: bool = option(True, option_types.FLAG)
     """Take the whole size from the disk at the start, so that a full disk cannot do harm later."""
     streams_share: float = option(0.7, option_types.share(0.05, 0.85))
@@ -281,7 +281,7 @@ class StorageConfig(Section):
 
 @dataclass(frozen=True)
 class StreamsConfig(Section):
-    """What is kept of each stream. The oldest messages leave when new ones come."""
+    """Retention of streams. The oldest messages leave when new ones come."""
 
     table = "streams"
 
@@ -295,13 +295,13 @@ class StreamsConfig(Section):
     count: int = option(0, _ANY_COUNT)
     """Messages kept of one stream; 0 is no limit."""
     age: float = option(0.0, _ANY_AGE)
-    """How old a message may be, be the stream at rest or not; 0 is no limit. What a clock that was set, or a
-    lower value here, makes too old leaves at twice the pace of time, late after a start."""
+    """How old a message may be, be the stream at rest or not; 0 is no limit. After a
+    step of the clock, or a lower value here, messages leave at twice the pace of time, late after a start."""
     ttl: float = option(0.0, _ANY_TTL)
     """After how long a message expires: nobody gets it any more, now or in a replay. 0 is never. A publisher
     may give a message less time, and not more."""
     rule: tuple[StreamRule, ...] = option((), STREAM_RULES)
-    """What differs for some streams, by the pattern of their names: `*` is any characters, `?` is one,
+    """Other values for some streams, by the pattern of their names: `*` is any characters, `?` is one,
     `[ab]` is one of these. The first rule with a pattern that fits is taken."""
 
     def policy(self, stream: str) -> StreamPolicy:
@@ -344,8 +344,8 @@ class QueuesConfig(Section):
     table = "queues"
 
     persistence: str = option(_QUEUE.persistence, _PERSISTENCE)
-    """Whether messages are stored, or are in memory only and gone when the broker ends. What is in memory has
-    no dead letters, cannot be tracked, and shares the memory for queued messages: an eightieth of
+    """Whether messages are stored, or are in memory only and gone when the broker ends. Queues in memory have
+    no dead letters, cannot be tracked, and share the memory for queued messages: an eightieth of
     `limits.memory`. A queue keeps its persistence until it is removed, and over restarts if it is durable."""
     ack_timeout: float = option(_QUEUE.ack_timeout_seconds, _ANY_AGE)
     """How long a consumer may neither settle a message nor report on it, before it goes to another one;
@@ -360,7 +360,7 @@ class QueuesConfig(Section):
     idle: float = option(_QUEUE.idle_seconds, _ANY_AGE)
     """After how long without use an empty mailbox or service is removed; 0 is never."""
     rule: tuple[QueueRule, ...] = option((), QUEUE_RULES)
-    """What differs for some of them, by the pattern of their names as for streams, and by their `kind` if
+    """Other values for some of them, by the pattern of their names as for streams, and by their `kind` if
     it is given. The first rule that fits is taken. A rule may set these, too: `depth` and `bytes`, the
     messages and bytes of one queue (three quarters of those of all queues), `dead_letters` (10,000 are
     kept; 0 keeps none), `priority_step` (a step puts a message ahead of the 100,000 before it) and
@@ -383,17 +383,17 @@ class QueuesConfig(Section):
 
 @dataclass(frozen=True)
 class EventsConfig(Section):
-    """What the broker reports of itself on the streams `$sys` and `$audit`, which clients can only read."""
+    """Reports of the broker on the streams `$sys` and `$audit`, which clients can only read."""
 
     table = "events"
 
     lifecycle: bool = option(True, option_types.FLAG)
-    """What happens to clients, streams, queues, workers and slow consumers, and trouble with the store."""
+    """Events of clients, streams, queues, workers and slow consumers, and faults of the store."""
     settled: bool = option(False, option_types.FLAG)
-    """When each queued message came, was delivered and was settled, by whom and how: what analytics need.
-    It costs about a tenth of what queued messages cost the broker."""
+    """When each queued message came, was delivered and was settled, by whom and how, for analytics, at
+    about a tenth of the cost of queued messages."""
     audit: bool = option(True, option_types.FLAG)
-    """Every administrative change on `$audit`: who, what, before and after. It is stored with the change."""
+    """Every administrative change on `$audit`: who, what, before and after, stored with the change."""
 
 
 @dataclass(frozen=True)
@@ -412,7 +412,7 @@ class LimitsConfig(Section):
 
 @dataclass(frozen=True)
 class LogConfig(Section):
-    """What the broker says about itself."""
+    """Log of the broker."""
 
     table = "log"
 
@@ -441,14 +441,13 @@ class AccessConfig(Section):
     """The same with the key that it had before, for endpoints with `curve-before+`: clients that still have
     that key connect there, and the log names them."""
     rules: tuple[AccessRule, ...] = option((), option_types.RULES)
-    """What everybody may do. A rule that begins with `deny` wins over all others; the order means nothing."""
+    """Rights of all users. A rule that begins with `deny` wins over all others; the order means nothing."""
     quota: Quota = option(Quota(), option_types.QUOTA)  # noqa: RUF009  # the same
     """How much of the broker each user may have who has no other quota; docs/security.md."""
     group: tuple[GroupRules, ...] = option((), GROUPS)
-    """What groups may do, and how much their users may have together."""
+    """Rights of groups, and quotas that their users share."""
     user: tuple[UserRules, ...] = option((), USERS)
-    """What users may do and have, and the groups that they are in. `claims` are what rules may name as
-    `{claim.NAME}`."""
+    """Rights, quotas and groups of users. A rule names a text of `claims` as `{claim.NAME}`."""
     issuer: tuple[TokenIssuer, ...] = option((), ISSUERS)
     """Whose bearer tokens (JWT) are taken, on endpoints with `curve+` or `plain+`: `name` is the claim `iss`,
     `audience` the claim `aud`, and `keys` a file of public keys, in PEM or as a JWKS. `user_claim` names the
