@@ -77,7 +77,7 @@ def removes(question: str) -> Callable[[Function], Function]:
             confirm(question.format_map(more), yes=yes, dry_run=dry_run)
             return function(*args, dry_run=dry_run, **more)
 
-        return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+        return command  # type: ignore[return-value]  # the wrapper replaces the command
 
     return decorate
 

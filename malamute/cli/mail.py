@@ -172,8 +172,8 @@ def recv(
     """Receive the messages of MAILBOX, which --address may name as well.
 
     A message is acknowledged once it is printed, which removes it from the mailbox. Only one program can own
-    a mailbox: the newest one. With --shared any number consume from it, whatever their addresses. A line has
-    the sequence, the subject, the body and the headers.
+    a mailbox: the newest one. With --shared any number of programs consume from it, under any address.
+    A line has the sequence, the subject, the body and the headers.
     """
     from malamute.client.options import MAIL_CREDIT_MESSAGES as CREDIT_MESSAGES
 

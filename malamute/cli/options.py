@@ -151,7 +151,7 @@ def selects(function: Function) -> Function:
     def command(*args: Any, family: str, patterns: tuple[str, ...], **more: Any) -> Any:
         return function(*args, criteria=criteria_of(family, patterns), **more)
 
-    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+    return command  # type: ignore[return-value]  # the wrapper replaces the command
 
 
 def criteria_of(family: str, patterns: Sequence[str]) -> list[tuple[str, Any]]:
@@ -194,7 +194,7 @@ def waits(words: str) -> Callable[[Function], Function]:
                 wait_seconds = ctx.params["timeout"]
             return function(*args, wait_seconds=wait_seconds, **more)
 
-        return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+        return command  # type: ignore[return-value]  # the wrapper replaces the command
 
     return decorate
 
@@ -243,7 +243,7 @@ def connects(function: Function) -> Function:
     ) -> Any:
         return function(*args, connection=connection_of(click.get_current_context()), **more)
 
-    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+    return command  # type: ignore[return-value]  # the wrapper replaces the command
 
 
 def connection_of(ctx: click.Context) -> ConnectionOptions:

@@ -201,7 +201,7 @@ def prints_messages(default: Render | None) -> Callable[[Function], Function]:
                 raise click.UsageError(f"two of {', '.join(given)}: expected one of them")
             return function(*args, render=chosen[0] if chosen else default, **more)
 
-        return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+        return command  # type: ignore[return-value]  # the wrapper replaces the command
 
     return decorate
 

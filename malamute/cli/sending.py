@@ -74,6 +74,6 @@ def message_options(*names: str) -> Callable[[Function], Function]:
         decorated: Any = command
         for name in reversed(names):
             decorated = OPTIONS[name](decorated)
-        return decorated  # type: ignore[no-any-return]  # the wrapper takes the place of what it wraps
+        return decorated  # type: ignore[no-any-return]  # the wrapper replaces the command
 
     return decorate

@@ -83,4 +83,4 @@ def configured(function: Function) -> Function:
         options = {**settings, **{option: value for option, value in given.items() if value is not None}}
         return function(*args, read=functools.partial(load, path, options), **more)
 
-    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+    return command  # type: ignore[return-value]  # the wrapper replaces the command

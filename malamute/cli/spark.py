@@ -92,7 +92,7 @@ def over_history(function: Function) -> Function:
         )
         return function(*args, history=ExportedHistory(location, bounds), **more)
 
-    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+    return command  # type: ignore[return-value]  # the wrapper replaces the command
 
 
 master_option = click.option("--master", default="", metavar="URL", help="Spark's master, spark://host:7077.")

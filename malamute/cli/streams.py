@@ -51,7 +51,7 @@ def limits_options(function: Function) -> Function:
         limits = {name: value for name, value in given.items() if value is not None}
         return function(*args, limits=limits, **more)
 
-    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+    return command  # type: ignore[return-value]  # the wrapper replaces the command
 
 
 def _parse_expected(ctx: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:

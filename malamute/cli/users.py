@@ -196,7 +196,7 @@ def _keeps(function: Function) -> Function:
         book = BrokerBook(connection) if path is None or broker else FileBook(path)
         return function(*args, book=book, **more)
 
-    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+    return command  # type: ignore[return-value]  # the wrapper replaces the command
 
 
 def _describes(function: Function) -> Function:
@@ -237,7 +237,7 @@ def _describes(function: Function) -> Function:
         }
         return function(*args, fields=fields, rules=rules, **more)
 
-    return command  # type: ignore[return-value]  # the wrapper takes the place of what it wraps
+    return command  # type: ignore[return-value]  # the wrapper replaces the command
 
 
 @user.command(

@@ -50,5 +50,5 @@ The packages, each of which imports only those before it:
     link/        the socket, one connection after the other, and all that waits, written once as coroutines
     sync/, aio/  the two edges, with equal file names: signatures, and the one method by which each waits
 
-`events` and `options` are what a program reads and writes; `tracing` is for OpenTelemetry.
+`events` and `options` have the values of a program; `tracing` is for OpenTelemetry.
 """

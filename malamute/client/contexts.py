@@ -12,9 +12,9 @@ The file is `malamute/contexts.toml` below $XDG_CONFIG_HOME, which is ~/.config 
     password = "..."
 
 Instead of a user and a password it may have `curve`, the file of a key, or a `token`. The `server_key` of the
-broker is needed with `curve`; with the others it has the connection encrypted.
-It is read by every command that connects, and by the programs of Spark that name one, and written as a whole,
-beside the old one and then in its place, so that nobody ever reads half of it.
+broker is needed with `curve`; with the others it has the connection encrypted. Every command that connects
+reads the file, and so do programs of Spark that name a context. A new file is written beside the old one and
+then replaces it, so that no reader sees half of it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from malamute.errors import MalamuteError
 
 
 class InvalidContext(MalamuteError):
-    """Raised when there is no such context, or when their file is none."""
+    """Raised for an unknown context, or an invalid file of contexts."""
 
 
 CREDENTIALS = ("user", "password", "curve", "server_key", "token", "act_as")
-"""What says who a client is, by the names that `malamute.connect` has for it."""
+"""Fields with credentials, named like the arguments of `malamute.connect`."""
 
 SECRETS = ("password", "token")
 
@@ -45,11 +45,11 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "timeout": (int, float),
     **dict.fromkeys(CREDENTIALS, str),
 }
-"""What a context may say, and of which types."""
+"""Fields of a context, and their types."""
 
 
 class Context(NamedTuple):
-    """Where to connect, as which user, and how long to wait in seconds; None where it does not say."""
+    """URL, user, and timeout in seconds of a broker; None where the context has no value."""
 
     url: str | None = None
     address: str | None = None
@@ -62,31 +62,31 @@ class Context(NamedTuple):
     act_as: str | None = None
 
     def credentials(self) -> dict[str, str]:
-        """What it says of the user."""
+        """Return the credentials."""
         return {name: value for name, value in self.given().items() if name in CREDENTIALS}
 
     def with_credentials(self, credentials: Mapping[str, str]) -> Context:
-        """The same for a user with these."""
+        """Return the context with other credentials."""
         return self._replace(**credentials)  # type: ignore[arg-type]  # all of them are text
 
     def shown(self) -> dict[str, Any]:
-        """What may be shown of it: all but the secrets."""
+        """Return all fields except the secrets."""
         return {name: value for name, value in self._asdict().items() if name not in SECRETS}
 
     def given(self) -> dict[str, Any]:
-        """What it says."""
+        """Return the fields with a value."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 @dataclass
 class Contexts:
-    """All of a person's contexts; `current` is the name of the one that is used where none is named."""
+    """All contexts of a person; `current` is the name of the default."""
 
     current: str = ""
     by_name: dict[str, Context] = field(default_factory=dict)
 
     def get(self, name: str) -> Context:
-        """The context of this name. Raises `InvalidContext`."""
+        """Return the context of this name. Raises `InvalidContext`."""
         if name not in self.by_name:
             known = ", ".join(self.by_name) or "none"
             raise InvalidContext(f"there is no context {name!r}: expected {known}")
@@ -94,13 +94,13 @@ class Contexts:
 
 
 def file_of(environ: Mapping[str, str]) -> Path:
-    """Where the contexts are."""
+    """Return the path of the contexts."""
     base = environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
     return Path(base) / "malamute" / "contexts.toml"
 
 
 def load(path: Path) -> Contexts:
-    """The contexts in a file; none if there is no such file. Raises `InvalidContext` for one that is none."""
+    """Return the contexts in a file; none without a file. Raises `InvalidContext` for an invalid one."""
     if not path.exists():
         return Contexts()
     import tomllib
@@ -137,7 +137,7 @@ def _context(path: Path, name: str, given: Any) -> Context:
 
 
 def save(path: Path, contexts: Contexts) -> None:
-    """Write the contexts, for their owner alone to read. Raises `InvalidContext` when that cannot be done."""
+    """Write the contexts, readable by their owner alone. Raises `InvalidContext` on failure."""
     lines = [f"current = {_quoted(contexts.current)}"]
     for name, context in sorted(contexts.by_name.items()):
         lines += ["", f"[contexts.{_quoted(name)}]"]
@@ -155,8 +155,8 @@ def save(path: Path, contexts: Contexts) -> None:
 
 
 def _quoted(value: str | float) -> str:
-    """A text or a number in TOML: as JSON has it, but for one character, and for what is no finite number."""
+    """Return a text or a number in TOML: as JSON, except for DEL and for numbers that are not finite."""
     if isinstance(value, float) and not isfinite(value):
         return str(value)
-    # Not all in ASCII: JSON makes pairs of surrogates of what is beyond its four digits.
+    # Non-ASCII is kept: JSON makes pairs of surrogates beyond its four digits.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

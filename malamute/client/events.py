@@ -1,4 +1,4 @@
-"""What a session reports to its program besides messages: small values, handed to `client.on_event`.
+"""Events of a session besides messages: small values, passed to `client.on_event`.
 
 Without a handler of the program's own, `log_event` writes them to the standard logger `malamute`.
 """
@@ -29,18 +29,18 @@ class Lost(NamedTuple):
 class Restored(NamedTuple):
     """The broker was restored from a backup since this session was last connected.
 
-    What was confirmed after the backup was made may be lost. Each subscription gets a `Gap`.
+    Messages confirmed after the backup may be lost. Each subscription gets a `Gap`.
     """
 
     broker: str
 
 
 class Gap(NamedTuple):
-    """The messages of a stream from `first` to `last` are unavailable to one subscription; `reason` is why.
+    """Messages of a stream from `first` to `last` are unavailable to one subscription, for `reason`.
 
-    With the reason `taken-back`, and with `restored` up to the last message that was delivered, the
-    subscription has had them: the broker has lost them since. With `another-store` it goes on in `store`,
-    another one than before, behind `last`, which is 0 if nothing of that store is left out.
+    With the reason `taken-back`, and with `restored` up to the last delivered message, they were delivered
+    before the broker lost them. With `another-store` the subscription continues in the new `store`, behind
+    `last`, which is 0 if it begins with the first message there.
     """
 
     stream: str
@@ -63,23 +63,23 @@ class Switched(NamedTuple):
 
 
 class Limited(NamedTuple):
-    """A subscription has not all that it asked for: the rules of the broker allow a part of it."""
+    """A subscription is limited to a part of its selection by the rules of the broker."""
 
     stream: str
 
 
 class Slow(NamedTuple):
-    """A subscription fell behind: it was live, and `waiting` messages are here that nobody consumes."""
+    """A subscription fell behind: it was live, and `waiting` messages are unread here."""
 
     stream: str
     waiting: int
 
 
 class Recalled(NamedTuple):
-    """The broker took back mail or requests that are not settled; `reason` is why.
+    """The broker recalled mail or requests that are not settled, for `reason`.
 
     `queue` is the service, or the address of the mailbox. With the reason `timeout` they are redelivered to
-    the next consumer; with `expired`, `withdrawn` and `purged` they are over.
+    the next consumer; with `expired`, `withdrawn` and `purged` they are settled.
     """
 
     queue: str
@@ -88,7 +88,7 @@ class Recalled(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The broker refused something that nobody waits for, such as an unconfirmed publish."""
+    """The broker refused a command without a waiting call, such as an unconfirmed publish."""
 
     error: MalamuteError
 
@@ -109,7 +109,7 @@ _LEVELS: dict[type, int] = {
 
 
 def log_event(event: Event) -> None:
-    """Write an event to the logger `malamute`: as a warning when something went wrong, else as information.
+    """Write an event to the logger `malamute`: failures as warnings, others as information.
 
     The record has the fields of the event as attributes of its own, so that a formatter for programs, such as
     `structlog.stdlib.ProcessorFormatter` behind `ExtraAdder`, shows them one by one.

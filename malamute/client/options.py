@@ -1,4 +1,4 @@
-"""The options of the client's calls, each in one place for both edges, and how the protocol says them.
+"""The options of the client's calls, each in one place for both edges, and their form in the protocol.
 
 Durations are seconds or a `timedelta`; moments are a `datetime`, in UTC if it does not say otherwise. A value
 of a class derived from `str` or `int`, such as a member of an enumeration, is that text or number.
@@ -36,7 +36,7 @@ Span = float | timedelta
 """Seconds, or a timedelta."""
 
 When = str | int | datetime | timedelta
-"""Where a subscription starts: words of the protocol, a sequence, a moment, or how far back."""
+"""The start of a subscription: words of the protocol, a sequence, a moment, or an age."""
 
 Criteria = Sequence[tuple[str, Any]]
 """Pairs of a family and a pattern."""
@@ -46,39 +46,39 @@ _MICROSECOND, _SECOND = timedelta(microseconds=1), timedelta(seconds=1)
 _LONGEST_SECONDS = DURATION_MS_MAX / 1000
 UNSIGNED_MAX = 2**64 - 1
 CONCURRENCY_MAX = 10_000
-"""Calls of one handler at a time: each is a thread, or a task."""
+"""Maximum simultaneous calls of one handler: each is a thread, or a task."""
 
 
 class PublisherOptions(TypedDict, total=False):
     """The options of `publisher` and `sender`."""
 
     assurance: str
-    """`stored`: every message is confirmed when it is durable. `none`: nothing is. Default: `stored`."""
+    """`stored`: every message is confirmed when it is durable. `none`: no message is. Default: `stored`."""
     batch: int
-    """The most messages in one command; 64 KiB end one, too. With 1, each goes at once where the connection
-    is free, and those that wait for it go together. Default: 1000."""
+    """Maximum messages in one command; 64 KiB end one, too. With 1, each goes at once on a free connection,
+    and those that wait for it go together. Default: 1000."""
     linger: Span
-    """How long a message may wait for others; 0: each is sent at once. Default: 0.005 seconds."""
+    """Time for which a message may wait for others; 0: each is sent at once. Default: 0.005 seconds."""
     timeout: Span
-    """How long to wait for a broker that does not confirm. Default: 30 seconds."""
+    """Time to wait for a broker that does not confirm. Default: 30 seconds."""
 
 
 class SelectorOptions(TypedDict, total=False):
-    """Which messages a subscription or an offer is for, and how many may be here."""
+    """The selection of a subscription or an offer, and its credit."""
 
     family: str
-    """How the patterns are read: `topic`, `topic-amqp`, `exact`, `prefix`, `regex`, or a family of a plug-in.
-    Default: `topic`."""
+    """The family of the patterns: `topic`, `topic-amqp`, `exact`, `prefix`, `regex`, or a family of a
+    plug-in. Default: `topic`."""
     criteria: Criteria | None
     """Pairs of a family and a pattern, besides the patterns; also of `fields` and `geo`, whose patterns are
     more than text."""
     credit: int
-    """The most messages that may be here and not done with; -1 is without limit. Default: 10,000 for a
-    subscription, 1 for an offer to work."""
+    """Maximum unprocessed messages at this client; -1 is without limit. Default: 10,000 for a subscription, 1
+    for an offer to work."""
     credit_bytes: int
-    """The same in bytes. Default: 8 MiB for a subscription, without limit for an offer to work."""
+    """Their maximum bytes. Default: 8 MiB for a subscription, without limit for an offer to work."""
     timeout: Span | None
-    """How long to wait for the broker's answer. Default: the client's own."""
+    """Time to wait for the broker's answer. Default: the client's own."""
 
 
 class SubscribeOptions(SelectorOptions, total=False):
@@ -90,42 +90,42 @@ class SubscribeOptions(SelectorOptions, total=False):
     """`new`, `first`, `last`, `last-per-subject`, `seq:N`, `time:T` or `since:1h`; a sequence, a datetime, or
     a timedelta that reaches back. Default: `new`."""
     cursor: str
-    """The name of a position that the broker keeps. A known one is where the subscription begins, a new one
-    is set at `start`; `Subscription.commit` moves it."""
+    """The name of a position that the broker keeps. A known cursor is the start of the subscription, a new
+    one is set at `start`; `Subscription.commit` advances it."""
     committed: bool
     """Whether a message is delivered only when it is durable on the broker. Default: False."""
     existing: bool
-    """Whether a stream that is not there is refused, with `NotFound`, and not made. Default: False."""
+    """Whether a missing stream is refused with `NotFound`, and not created. Default: False."""
 
 
 class WorkOptions(SelectorOptions, total=False):
     """The options of `work`."""
 
     ack_timeout: Span | None
-    """After this long without a settlement or a report, a request is redelivered to the next worker. Default:
-    what the broker is configured for."""
+    """Time without a settlement or a report after which a request is redelivered to the next worker. Default:
+    the broker's."""
 
 
 class MailboxOptions(TypedDict, total=False):
-    """How much mail may be here. The options of `mailbox`."""
+    """The credit for mail. The options of `mailbox`."""
 
     credit: int
-    """The most messages that may be here unacknowledged; -1 is without limit. Default: 1000."""
+    """Maximum unacknowledged messages at this client; -1 is without limit. Default: 1000."""
     credit_bytes: int
-    """The same in bytes. Default: 8 MiB."""
+    """Their maximum bytes. Default: 8 MiB."""
 
 
 class HandlerOptions(TypedDict, total=False):
     """The options of `service` and `on_mail`."""
 
     credit: int
-    """The most messages that may be here and not done with. Default: 1 for a service, 1000 for mail."""
+    """Maximum unprocessed messages at this client. Default: 1 for a service, 1000 for mail."""
     concurrency: int
-    """The most calls of the handler at a time. Default: 1."""
+    """Maximum simultaneous calls of the handler. Default: 1."""
     on_error: str
-    """What becomes of a message whose handler raised an exception. `nak`: it is redelivered after a backoff,
-    and in the end a dead letter. `reject`: it is a dead letter at once. `reply`: a request is answered with
-    the header `malamute.error`, mail is acknowledged. Default: `nak`."""
+    """The settlement of a message whose handler raised an exception. `nak`: it is redelivered after a
+    backoff, and in the end a dead letter. `reject`: it is a dead letter at once. `reply`: a request is
+    answered with the header `malamute.error`, mail is acknowledged. Default: `nak`."""
 
 
 class ServiceOptions(HandlerOptions, total=False):
@@ -139,28 +139,28 @@ class MessageOptions(TypedDict, total=False):
     """The options of a message to a mailbox or to a service."""
 
     id: str
-    """A queue takes a message with this id once, within the window that the broker keeps."""
+    """A queue stores a message with this id once, within the broker's window of ids."""
     ttl: Span
     """The message expires after this time."""
     priority: int
     """0 to 9; a higher one is delivered first. Default: 0."""
     delay: Span
-    """It is not delivered before this time has passed."""
+    """The message is not delivered before this time has passed."""
     at: datetime
-    """It is not delivered before this moment."""
+    """The message is not delivered before this moment."""
     immediate: bool
-    """It is refused unless somebody takes such messages now. Default: False."""
+    """The message is refused without a consumer for it at present. Default: False."""
     tracker: str
-    """The name of a message of the assurance `confirmed`. Default: one that the client makes."""
+    """The name of a message of the assurance `confirmed`. Default: a generated one."""
 
 
 class SendOptions(MessageOptions, total=False):
     """The options of `send`."""
 
     correlation: int | str
-    """What the recipient gets to find the message by, and `withdraw` names."""
+    """A value for the recipient, by which `withdraw` finds the message."""
     reply_to: str
-    """The address that the recipient may answer to."""
+    """The address for answers of the recipient."""
 
 
 class RequestOptions(MessageOptions, total=False):
@@ -174,22 +174,21 @@ def check_name(what: str, name: str) -> None:
     """Check a name of a stream, a mailbox, a service, a cursor or a user.
 
     Raises:
-        InvalidName: it breaks the rule for names.
-
+        InvalidName: the name breaks the rule for names.
     """
     if not isinstance(name, str) or not is_name(name):
         raise InvalidName(f"invalid {what} {shown(name)}: expected {NAME_FORM}")
 
 
 def text(name: str, value: str) -> str:
-    """Return a text as plain text: that of an enumeration, or of a class derived from `str`, too."""
+    """Return a text as plain text, also from an enumeration, or from a class derived from `str`."""
     if isinstance(value, str):
         return str.__str__(value)
     raise _invalid(name, value, "text")
 
 
 def flag(name: str, value: bool) -> bool:
-    """Return a boolean. A number would mean something else in another place."""
+    """Return a boolean. A number could be meant for another option."""
     if isinstance(value, bool):
         return value
     raise _invalid(name, value, "True or False")
@@ -203,7 +202,7 @@ def count(name: str, value: int, low: int, high: int) -> int:
 
 
 def window(name: str, value: float) -> int:
-    """Return how many may be here: a whole number from 1 on, or -1, which is without limit."""
+    """Return a credit: a whole number from 1 on, or -1, which is without limit."""
     if isinstance(value, int | float) and value in (inf, UNLIMITED):
         return UNLIMITED
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= NUMBER_MAX:
@@ -212,7 +211,7 @@ def window(name: str, value: float) -> int:
 
 
 def seconds(name: str, value: Span) -> float:
-    """Return a time-out in seconds. A negative one counts as 0, an infinite one as no limit."""
+    """Return a timeout in seconds. A negative one counts as 0, an infinite one as no limit."""
     if isinstance(value, timedelta):
         value = value / _SECOND
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
@@ -224,12 +223,12 @@ def seconds(name: str, value: Span) -> float:
 
 
 def patience(name: str, value: Span | None) -> float | None:
-    """Return a time-out in seconds; None, which has a meaning of its own, for None."""
+    """Return a timeout in seconds; None, which has a meaning of its own, for None."""
     return None if value is None else seconds(name, value)
 
 
 def pause(name: str, value: Span) -> float:
-    """Return a span of 0 seconds or more, and not without end."""
+    """Return a finite span of 0 seconds or more."""
     found = seconds(name, value)
     if not 0 <= found < inf:
         raise _invalid(name, value, "0 seconds or more")
@@ -256,7 +255,7 @@ def time_to_live(name: str, value: Span | None) -> int:
 
 def nanoseconds(name: str, value: datetime) -> int:
     """Return a moment in nanoseconds since 1970, as the protocol has it. One before that is 1970."""
-    # A datetime of pandas may be none, which is not equal to itself.
+    # A datetime of pandas may be NaT, which is not equal to itself.
     if not isinstance(value, datetime) or value != value:
         raise _invalid(name, value, "a datetime")
     aware = value if value.tzinfo else value.replace(tzinfo=UTC)
@@ -353,16 +352,15 @@ _PROPERTIES: dict[str, Callable[[str, Any], Any]] = {
     "priority": _from(0, 9),
     "immediate": flag,
 }
-"""The same for the options of a message."""
+"""Converters of the options of a message, by name."""
 
 
 def checked(**options: Any) -> dict[str, Any]:
-    """Return the options of a call as the session takes them.
+    """Return the options of a call in the form of the session.
 
     Raises:
-        InvalidValue: one is of the wrong type, or beyond its range.
-        InvalidName: it is to be a name, and is none.
-
+        InvalidValue: an option is of the wrong type, or beyond its range.
+        InvalidName: a name is invalid.
     """
     return {name: _OPTIONS[name](name, value) for name, value in options.items()}
 

@@ -24,9 +24,9 @@ Names, kinds, attributes and metrics are those of OpenTelemetry's semantic conve
 Each span that takes a message in is linked to the one that its headers carry. `process` of one message is its
 child as well, unless it runs within another span: then it is a child of that one.
 
-The headers are those of the W3C, `traceparent` and `tracestate`, or whatever propagator the program has set.
-It needs the package `opentelemetry-api`, which `pip install malamute[otel]` brings; where spans and metrics
-go is set in the SDK. Nothing is traced by itself, and nothing costs time that is not asked for.
+The headers are those of the W3C, `traceparent` and `tracestate`, or those of the program's propagator.
+Tracing needs the package `opentelemetry-api`, which `pip install malamute[otel]` installs; the SDK sets the
+destination of spans and metrics. Only requested spans are made, and only they cost time.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5
 
 
 class TracedClient(Protocol):
-    """What is known of a client, blocking or not."""
+    """The properties of a client, blocking or not, in spans."""
 
     @property
     def url(self) -> str:
-        """Where its broker is."""
+        """Return the address of its broker."""
 
     @property
     def address(self) -> str:
-        """Its address, empty if it has none."""
+        """Return its address, empty without one."""
 
 
 class _Instruments(NamedTuple):
@@ -95,14 +95,14 @@ def _instruments() -> _Instruments:
 
 
 def inject(headers: Headers | None = None) -> dict[str, Any]:
-    """A copy of the headers that carries the current context as well."""
+    """Return a copy of the headers with the current context."""
     carrier: dict[str, Any] = dict(headers or {})
     propagate.inject(carrier)
     return carrier
 
 
 def context_of(message: Message) -> Context:
-    """The context that a message carries; an empty one when there is none."""
+    """Return the context of a message; an empty one without headers of a trace."""
     try:
         return _extract(message.headers)
     except Malformed:
@@ -121,7 +121,7 @@ def _origin(context: Context) -> SpanContext | None:
 
 
 def _links(messages: Sequence[Message]) -> list[Link]:
-    """Links to the spans that messages were published in."""
+    """Return links to the spans in which messages were published."""
     found = ((message, _origin(context_of(message))) for message in messages)
     return [Link(origin, _of_message(message)) for message, origin in found if origin is not None]
 
@@ -136,10 +136,10 @@ def publishing(
     client: TracedClient | None = None,
     answers: Message | None = None,
 ) -> Iterator[Mapping[str, Any]]:
-    """A span around publishing one message to a stream; `operation` may also be `send`, `request` or `reply`.
+    """Open a span around publishing a message; `operation` may also be `send`, `request` or `reply`.
 
-    It yields the headers to do it with. Where they carry a context before, it stays, and the span is linked
-    to it; so it is to the message that this one `answers`.
+    Yields the headers to publish with. A context in the given headers stays, and the span is linked to it; so
+    it is to the message that this one `answers`.
     """
     links = [] if answers is None else _links([answers])
     with _sending(destination, [headers or {}], operation, client, links, **_of_subject(subject)) as [
@@ -156,7 +156,7 @@ def publishing_batch(
     operation: str = "publish",
     client: TracedClient | None = None,
 ) -> Iterator[list[Mapping[str, Any]]]:
-    """A span around publishing several messages as one; it yields the headers of each."""
+    """Open a span around publishing several messages as one; yields the headers of each."""
     fields = {"messaging.batch.message_count": len(headers)}
     with _sending(destination, [one or {} for one in headers], operation, client, [], **fields) as carriers:
         yield carriers
@@ -174,7 +174,7 @@ def _sending(
     origins = [_origin(_extract(one)) for one in headers]
     attributes = _common(operation, "send", destination, client) | fields
     links = [*links, *(Link(origin) for origin in origins if origin is not None)]
-    # One that carries nothing of this span has a context of its own.
+    # A message that carries nothing of this span has a context of its own.
     kind = SpanKind.CLIENT if headers and all(origins) else SpanKind.PRODUCER
     with _operation(attributes, kind, links, count=_instruments().sent, messages=len(headers)):
         context = inject()
@@ -186,7 +186,7 @@ def _sending(
 
 @contextmanager
 def receiving(destination: str, *, client: TracedClient | None = None) -> Iterator[Callable[..., None]]:
-    """A span around waiting for messages. What it yields is to be called with those that came."""
+    """Open a span around waiting for messages. Yields a function to be called with them."""
     attributes = _common("receive", "receive", destination, client)
     with _operation(attributes, SpanKind.CLIENT) as span:
 
@@ -203,10 +203,10 @@ def receiving(destination: str, *, client: TracedClient | None = None) -> Iterat
 def processing(
     *messages: Message, destination: str = "", client: TracedClient | None = None, received: bool = False
 ) -> Iterator[Span]:
-    """A span around what is done with a message, or with several. It is linked to those that published them.
+    """Open a span around processing a message, or several, linked to the spans of their publishing.
 
-    `destination` is the stream, the mailbox or the service that it came from. `received` is true for what
-    `receiving` has counted. An exception that leaves the block is recorded in the span.
+    `destination` is the source stream, mailbox or service. `received` is true for messages counted by
+    `receiving`. An exception that leaves the block is recorded in the span.
     """
     attributes = _common("process", "process", destination, client)
     parent = None
@@ -234,7 +234,7 @@ def processing(
 def settling(
     *messages: Message, operation: str = "ack", destination: str = "", client: TracedClient | None = None
 ) -> Iterator[Span]:
-    """A span around acknowledging, releasing, retrying or rejecting messages."""
+    """Open a span around acknowledging, releasing, retrying or rejecting messages."""
     attributes = _common(operation, "settle", destination, client)
     if len(messages) == 1:
         attributes |= _of_message(messages[0])
@@ -255,7 +255,7 @@ def _operation(
     messages: int = 0,
     durations: metrics.Histogram | None = None,
 ) -> Iterator[Span]:
-    """A span with its metrics. `error.type` is the class of what leaves the block."""
+    """Open a span with its metrics. `error.type` is the class of an exception that leaves the block."""
     labels = _labels(attributes)
     name = " ".join(
         filter(None, [attributes["messaging.operation.name"], attributes.get("messaging.destination.name")])
@@ -276,7 +276,7 @@ def _operation(
 
 
 def _labels(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those attributes that metrics have, too. There may be any number of destinations."""
+    """Return the attributes that metrics have, too. Any number of destinations is possible."""
     return {name: attributes[name] for name in _LABELS if name in attributes}
 
 
@@ -306,7 +306,7 @@ def _common(operation: str, kind: str, destination: str, client: TracedClient | 
 
 @cache
 def _server(url: str) -> dict[str, Any]:
-    """Where a broker is: its host and port, or the path of its socket."""
+    """Return the address of a broker: its host and port, or the path of its socket."""
     parts = urlsplit(url)
     if not parts.hostname or parts.port is None:
         return {"server.address": parts.path or url}

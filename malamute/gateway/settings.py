@@ -73,8 +73,7 @@ class GatewaySettings:
     """Maximum sessions with the broker; each user has a share."""
     session_followers: int = 50
     """Maximum endless answers (events, WebSockets) in a session; one with many regular expressions counts
-    more.
-    """
+    more."""
     idle_seconds: float = 60.0
     """Time after which an unused session with the broker is closed."""
     user_rate: float = 0.0

@@ -11,9 +11,9 @@
         async for reply in client.request("printer", "bw.A4", b"..."):
             print(reply.body)
 
-Arguments, results and errors are documented in `malamute.client.sync.client`. What waits for the broker is
-awaited; what does not, such as `message.ack()`, is not. `connect`, `subscribe`, `work` and `request` may be
-awaited, or used at once in `async with` and `async for`.
+Arguments, results and errors are documented in `malamute.client.sync.client`. Calls that wait for the broker
+are awaited; calls that do not, such as `message.ack()`, are not. `connect`, `subscribe`, `work` and `request`
+may be awaited, or used at once in `async with` and `async for`.
 
 A client belongs to the event loop that it was made on. Any number of its tasks may use it at the same time.
 Every call may be cancelled: no message is lost by it, and the client continues. A command that was cancelled
@@ -156,7 +156,7 @@ class Client(ClientBase):
         return Publisher(self._driver, self._to_stream(stream, ttl), **options)
 
     def demand(self, stream: str, *, refresh: Span = DEMAND_REFRESH_SECONDS) -> Demand:
-        """Return what is wanted of a stream without a journal: the rest need not be published.
+        """Return the demand for a stream without a journal: other messages need not be published.
 
         Raises as `malamute.Client.demand`.
         """
@@ -229,7 +229,7 @@ class Client(ClientBase):
     def consume(
         self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[WorkOptions]
     ) -> Opening[Mailbox, Mail]:
-        """Consume from a mailbox of any name, beside its owner and others: each message goes to one of them.
+        """Consume from any mailbox, as one of several consumers: each message goes to one of them.
 
         Raises as `malamute.Client.consume`.
         """
@@ -241,7 +241,7 @@ class Client(ClientBase):
         return mailbox
 
     async def receive(self, timeout: Span | None = None) -> Mail:
-        """Return the next mail. It is acknowledged when the one after it is asked for.
+        """Return the next mail. It is acknowledged when the following one is requested.
 
         Raises as `malamute.Client.receive`.
         """
@@ -320,9 +320,9 @@ class Client(ClientBase):
         return self._mail_handler(open_mailbox, **options)
 
     async def run(self) -> None:
-        """Call the decorated functions with what is delivered, until `stop` is called, or this is cancelled.
+        """Call the decorated functions with each delivery, until `stop` is called, or this is cancelled.
 
-        Returns when the handlers that were at work have returned. Raises as `malamute.Client.run`.
+        Returns when the running handlers have returned. Raises as `malamute.Client.run`.
         """
         self._driver.check()
         self._stopped = asyncio.Event()
@@ -334,7 +334,7 @@ class Client(ClientBase):
             self._stopped.set()
 
     def drain(self) -> None:
-        """Begin a graceful shutdown: consume no more messages. It does not wait; `run` returns, too."""
+        """Begin a graceful shutdown: consume no more messages. The call does not wait; `run` returns, too."""
         super().drain()
         self.stop()
 
@@ -371,7 +371,7 @@ class Client(ClientBase):
         return await self._ask(topic, arguments, timeout, change=True)
 
     async def flush(self, timeout: Span | None = None) -> None:
-        """Wait until the broker has everything that was given to this client, confirmed where asked for.
+        """Wait until the broker has all messages and commands, confirmed where requested.
 
         Raises as `malamute.Client.flush`.
         """

@@ -1,6 +1,6 @@
-"""What an asyncio program receives from: subscriptions, the mailbox, replies, and requests to work on.
+"""Consumers of an asyncio program: subscriptions, the mailbox, replies, and requests to work on.
 
-As in `malamute.client.sync.consumers`: what waits is awaited, and what does not is not. Several tasks may
+As in `malamute.client.sync.consumers`; calls that wait are awaited, all others are not. Several tasks may
 receive from one subscription or offer, and each message goes to one of them.
 """
 
@@ -23,7 +23,7 @@ class _Scope:
     """A context manager that cancels at the end of the block."""
 
     def cancel(self) -> None:
-        """End it."""
+        """End the consumer."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -55,13 +55,12 @@ class Subscription(SubscriptionBase, _Scope):
 
         Raises:
             TimedOut: no message came in time.
-            Closed: the subscription is cancelled, and nothing is left of it.
-
+            Closed: the subscription is cancelled, and no message is left.
         """
         return await self._receive(timeout)
 
     async def take(self, most: int, timeout: Span | None = None) -> list[Message]:
-        """Return up to `most` of the next messages: those that are here, after waiting for one at least.
+        """Return up to `most` of the next messages: the available ones, after waiting for at least one.
 
         The list is empty when none came within `timeout` seconds (None waits without end), or when the
         subscription is cancelled.
@@ -89,7 +88,6 @@ class Subscription(SubscriptionBase, _Scope):
         Raises:
             InvalidValue: the subscription has no cursor.
             TimedOut: the confirmation did not come in time.
-
         """
         await self._commit(message, timeout)
 
@@ -113,10 +111,9 @@ class Batches:
 class Mailbox(MailboxBase, _Scope):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
 
-    With `auto_ack` a message is acknowledged when the next one is asked for: that is for one task. Without
-    it, several may receive from the mailbox, and each acknowledges its own messages. It is closed at the end
-    of the last of its blocks: mail that the program has not had is released, as if it had never been
-    delivered.
+    With `auto_ack` a message is acknowledged when the next one is requested: that is for one task. Without
+    it, several tasks may receive from the mailbox, and each acknowledges its own messages. The mailbox is
+    closed at the end of the last of its blocks: unread mail is released, as if it had never been delivered.
     """
 
     async def __aenter__(self) -> Self:
@@ -147,7 +144,7 @@ class Mailbox(MailboxBase, _Scope):
 
 
 class Request(ServiceRequest):
-    """A request to a service. `sender` is where the replies go."""
+    """A request to a service. `sender` is the address for replies."""
 
     __slots__ = ("_work",)
 
@@ -237,7 +234,7 @@ class Replies(ReplyStream, _Scope):
 
 
 class _Consumer(Protocol):
-    """What an `Opening` opens."""
+    """A consumer that an `Opening` opens."""
 
     def __anext__(self) -> Awaitable[Any]: ...
 
@@ -251,7 +248,7 @@ Thing = TypeVar("Thing")
 
 
 class Opening(Generic[Consumer, Thing]):
-    """Something that is being opened. Await it, or use it at once: in `async with`, or in `async for`."""
+    """A consumer being opened. Await it, or use it at once: in `async with`, or in `async for`."""
 
     def __init__(self, call: Coroutine[Any, Any, Consumer]) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""What an asyncio program need not publish."""
+"""Demand of a stream, for asyncio programs: messages without demand need not be published."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from malamute.client.link.demand import DemandBase
 
 
 class Demand(DemandBase):
-    """What is wanted of one stream. Made by `Client.demand`."""
+    """The demand for one stream. Made by `Client.demand`."""
 
     async def wants(self, subject: str) -> bool:
-        """Whether anybody may want a message with this subject.
+        """Return whether a subscription may match a message with this subject.
 
-        Once in a while it asks the broker, and waits for its answer. If there is none, the answer is yes.
+        Once in a while the broker is queried. Without its answer the result is true.
 
         Raises:
             AccessRefused: the user may not publish to the stream.
-            InvalidName: the stream is no valid name.
-
+            InvalidName: the name of the stream is invalid.
         """
         if self._is_old:
             await self._refresh()

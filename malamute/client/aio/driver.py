@@ -1,15 +1,15 @@
 """The way an asyncio program waits: the event loop watches the socket, and every wait is one future.
 
 The loop calls `_look` when the socket shows that something changed. That is one iteration, after which every
-wait whose condition has become true continues. So what one wake-up of the loop brings, however many messages,
-costs one call; a future is made for each wait, and never for a message.
+wait whose condition has become true continues. So one wake-up of the loop costs one call for any number of
+messages; a future is made for each wait, and never for a message.
 
 A ZeroMQ socket shows a change by a file that is edge-triggered, and sending may swallow the sign. So after
 each iteration the socket is asked whether there is more, and after each send another look is taken, once per
 pass of the loop.
 
-A wait that is cancelled leaves nothing behind: what came in stays with the session until somebody takes it,
-and taking never waits.
+A cancelled wait leaves nothing behind: received messages stay with the session until they are popped, and
+popping never waits.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from malamute.errors import LinkError, TimedOut
 from malamute.protocol.batch import Frame
 
 ROOM_SECONDS = 0.02
-"""How soon what has found no room is tried again."""
+"""Seconds until a command without room is tried again."""
 
 
 class AioDriver(Driver):
-    """A driver on the event loop that runs when it is made. The next pass of the loop sends what is held."""
+    """A driver on the running event loop. The next pass of the loop sends held commands."""
 
     hold_seconds = 1e-4
 
@@ -61,14 +61,14 @@ class AioDriver(Driver):
         try:
             return asyncio.get_running_loop() is self._loop
         except RuntimeError:
-            # Called by no task, such as by a signal handler.
+            # Without a task, as in a signal handler.
             return not self._loop.is_closed()
 
     def publish_unconfirmed(self, stream: str, subject: str, record: Frame) -> bool:
-        """Publish a message whose parts were checked, if nothing is in its way. Returns whether it was."""
+        """Publish a checked message, if nothing is in its way. Return whether it was published."""
         return self._is_on_loop() and super().publish_unconfirmed(stream, subject, record)
 
-    # What the loop calls
+    # Callbacks of the loop
 
     def _look(self) -> None:
         self._looking = False
@@ -82,7 +82,7 @@ class AioDriver(Driver):
                 self._look_soon()
 
     def iterate(self) -> None:
-        """Iterate within somebody's call, and let the others know."""
+        """Iterate within a call, and wake the other waits."""
         try:
             super().iterate()
         finally:
@@ -105,7 +105,7 @@ class AioDriver(Driver):
                 future.set_result(None)
 
     def _watch(self) -> None:
-        """Watch the files of the link of the moment, and wake up when the next attempt is due."""
+        """Watch the files of the present link, and wake up when the next attempt is due."""
         link = self.link
         if self._watched is None or self._watched[0] is not link:
             self._watched = link, link.files
@@ -132,7 +132,7 @@ class AioDriver(Driver):
         self._loop.call_soon_threadsafe(self._look)
 
     def send(self) -> None:
-        """Send what the session has to say, and look afterwards what that has brought."""
+        """Send the session's commands, then look for answers that arrived meanwhile."""
         if self.session.outbox.next_to_send() is not None:
             super().send()
             self._look_soon()
@@ -140,27 +140,27 @@ class AioDriver(Driver):
     __del__ = dropped
 
     def take_over(self) -> None:
-        """Let the caller own it: its loop is over, and nothing of that is asked any more."""
+        """Make the caller the owner: its loop is over, and all its waits with it."""
         super().take_over()
         self._looking, self._watched = True, None
         self._waits.clear()
 
     def changed(self) -> None:
-        """Let those that wait look again."""
+        """Check all waits again."""
         self._look_soon()
 
     def hold(self) -> None:
-        """Have the next pass of the loop send what waits."""
+        """Have the next pass of the loop send held commands."""
         self._look_soon()
 
     def send_soon(self) -> None:
-        """Send what the session has to say, in the next pass of the loop at the latest: others may go on."""
+        """Send the session's commands in the next pass of the loop at the latest."""
         self.send_or_hold()
 
     # Waiting
 
     async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
-        """Let the loop go on until `done()`, for `timeout` seconds at the most."""
+        """Run the loop until `done()`, for `timeout` seconds at most."""
         self.check_owner()
         timeout = patience("timeout", timeout)
         deadline = inf if timeout is None else monotonic() + timeout
@@ -189,17 +189,17 @@ class AioDriver(Driver):
                 alarm.cancel()
 
     async def pause(self) -> None:
-        """Let the other tasks of the loop go on."""
+        """Let the other tasks of the loop run."""
         await asyncio.sleep(0)
 
     def within(self, seconds: float) -> None:
-        """Send what waits for others when this time is over, or an earlier one that was asked for."""
+        """Send held commands within `seconds`, or earlier if an earlier call requested it."""
         due = self._loop.time() + seconds
         if self._sending is not None:
             if self._send_at <= due:
                 return
             self._sending.cancel()
-        # The handle need not know when: for the next moment uvloop has one without a timer.
+        # The handle need not know the time: for the next moment uvloop has one without a timer.
         self._send_at = due
         self._sending = self._loop.call_at(due, self._send_now)
 

@@ -1,4 +1,4 @@
-"""Handlers on an event loop: a task for each call that may be under way at a time, and one that reports.
+"""Handlers on an event loop: a task for each simultaneous call, and one that reports progress.
 
 There is no task for a message: the tasks of a handler take one after the other from its consumer.
 """
@@ -17,7 +17,7 @@ from malamute.client.session.message import Mail
 
 
 class HandlerSlot:
-    """One handler at work: its consumer, and a task for each call that may be under way."""
+    """One handler at work: its consumer, and a task for each simultaneous call."""
 
     def __init__(self, registration: Registration, consumer: Any) -> None:
         self._registration = registration
@@ -64,7 +64,7 @@ class HandlerSlot:
         await settle(self._consumer, message, result, error, self._registration)
 
     def _is_cancelled(self) -> bool:
-        """Whether `run` has ended, and not something that a handler waited for."""
+        """Return whether `run` has ended, and not a wait of the handler."""
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
 
@@ -78,14 +78,14 @@ class HandlerSlot:
                     message.in_progress()
 
     def stop(self) -> None:
-        """Take no more messages; handlers that are at work go on."""
+        """Receive no more messages; running handlers continue."""
         self._stopping = True
         for worker in self.workers:
             if worker not in self._busy:
                 worker.cancel()
 
     async def close(self) -> None:
-        """End it at once. What a handler still had is released to its queue."""
+        """End the handler at once. Messages in its hands are released to their queue."""
         tasks = [*self.workers, self._reporter]
         for task in tasks:
             task.cancel()
@@ -94,9 +94,9 @@ class HandlerSlot:
 
 
 async def serve(registrations: Sequence[Registration], stopped: asyncio.Event) -> None:
-    """Serve until `stopped`, and until what is at work then is done.
+    """Serve until `stopped`, then until the running handlers are done.
 
-    Raises what a handler of a stream raised, and what ended the session.
+    Raises the error of a stream handler, or of the session.
     """
     slots: list[HandlerSlot] = []
     stop = asyncio.create_task(stopped.wait())

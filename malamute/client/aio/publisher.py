@@ -1,4 +1,4 @@
-"""Publishing in bulk, on an event loop. `link/publisher` has how it works."""
+"""Publishing in bulk, on an event loop. `link/publisher` has the mechanism."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from malamute.protocol.batch import Body, Headers
 
 
 class Publisher(PublisherBase):
-    """As `malamute.Publisher`, with a timer that sends what lingers."""
+    """As `malamute.Publisher`, with a timer for lingering messages."""
 
     async def publish(
         self, subject: str, body: Body = b"", headers: Headers | None = None, *, json: Any = ABSENT
@@ -46,7 +46,7 @@ class Publisher(PublisherBase):
         await self._publish_many(subjects, bodies, headers_list)
 
     async def flush(self, timeout: Span | None = None) -> None:
-        """Send what is left, and wait until all of it is confirmed, with the assurance `stored`.
+        """Send the last messages, and wait until all are confirmed, with the assurance `stored`.
 
         `timeout` is in seconds. Raises as `malamute.Publisher.flush`.
         """
@@ -65,6 +65,6 @@ class Publisher(PublisherBase):
         try:
             await self.close()
         except MalamuteError:
-            # What went wrong in the block is what its author has to see.
+            # The exception of the block must not be hidden by a later one.
             if kind is None:
                 raise

@@ -1,5 +1,5 @@
-"""What both edges share: the socket, the connection over it, and all that happens around a wait.
+"""The common part of both edges: the socket, the connection over it, and the calls around each wait.
 
-`link` is the socket, `connection` one link after the other, `driver` the iteration. What waits is written
-once, as coroutines over `Driver.wait`: `client`, `publisher`, `consumers`, `handlers`.
+`link` is the socket, `connection` one link after the other, `driver` the iteration. Calls that wait are
+written once, as coroutines over `Driver.wait`: `client`, `publisher`, `consumers`, `handlers`.
 """

@@ -1,4 +1,4 @@
-"""The calls of a client, written once for both edges: what is asked of the session, and what is waited for.
+"""The calls of a client, written once for both edges: commands to the session, and waits for answers.
 
 `sync` and `aio` add their signatures, and the consumers and publishers that they return.
 """
@@ -71,15 +71,17 @@ class ConnectOptions(TypedDict, total=False):
     """The options of `connect`."""
 
     address: str
-    """The name of the client's mailbox, and what it is known by as a sender. Default: it is anonymous."""
+    """The name of the client's mailbox, and its name as a sender. Default: anonymous."""
     timeout: Span
-    """How long to wait for the broker: when connecting, and in every later call that waits for it and is not
-    given another. Default: 5 seconds."""
+    """The time to wait for the broker: when connecting, and in every later call without a timeout of its own.
+    Default: 5 seconds.
+    """
     software: str
-    """What the broker shows as the name of the program. Default: `malamute-python` and its version."""
+    """The name of the program, as the broker shows it. Default: `malamute-python` and its version."""
     heartbeat: Span
-    """How often a thread of the library asks the broker for a sign of life; both take the connection for
-    broken when nothing has come for three of them. Default: 5 seconds."""
+    """The interval at which a thread of the library pings the broker; both sides take the connection for
+    broken after three of them without data. Default: 5 seconds.
+    """
     user: str
     """The user's name, for a broker that asks for a password. Default: MALAMUTE_USER of the environment."""
     password: str
@@ -95,12 +97,13 @@ class ConnectOptions(TypedDict, total=False):
     """A bearer token (JWT) that names the user, for a broker that takes tokens; with `server_key` the
     connection is encrypted. Default: MALAMUTE_TOKEN of the environment."""
     act_as: str
-    """The user whose rights the client is to have, if not those of the user that it proves: a rule
-    `impersonate user/NAME` has to allow that. Default: MALAMUTE_ACT_AS of the environment, where the user is
-    that of the environment, too."""
+    """The user whose permissions the client gets in place of its own: a rule `impersonate user/NAME` has to
+    allow that. Default: MALAMUTE_ACT_AS of the environment, if the user is from the environment, too.
+    """
     signed: bool
-    """Whether readers of streams are to see its user as the sender, as `Client.signature` has it: the broker
-    stamps it, so that no other user can. Default: they see the address."""
+    """Whether readers of streams see the user as the sender, in the form of `Client.signature`: only the
+    broker can stamp it. Default: they see the address.
+    """
     context: AnyContext | None
     """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""
 
@@ -131,7 +134,7 @@ async def open_driver(
 
     Raises:
         ConnectTimeout, InvalidValue, and more: as `connect`.
-        TryLater: the broker did not look at the credentials in time.
+        TryLater: the broker did not verify the credentials in time.
     """
     given = checked(
         timeout=timeout,
@@ -189,67 +192,67 @@ def _software() -> str:
 
 
 class ClientBase:
-    """A connection to a broker. What both edges share of it."""
+    """A connection to a broker; the common part of both edges."""
 
     _awaits = False
-    """Whether what a handler returns is awaited."""
+    """Whether the result of a handler is awaited."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._session = driver.session
         self._mailbox: MailboxBase | None = None
         self._shared: list[MailboxBase] = []
-        """The mailboxes that it consumes from beside others."""
+        """Mailboxes with shared consumption."""
         self._handlers: list[Registration] = []
         self._stream = ""
 
     @property
     def url(self) -> str:
-        """The URL that it is connected to, or tries to connect to."""
+        """Return the URL of the present connection, or of the present attempt."""
         return self._driver.connection.url
 
     @property
     def address(self) -> str:
-        """The name of the client's mailbox; empty for an anonymous client."""
+        """Return the name of the client's mailbox; empty for an anonymous client."""
         return self._session.address
 
     @property
     def user(self) -> str:
-        """The user that the broker takes the client for; empty for nobody."""
+        """Return the user as proved by the broker; empty for an anonymous one."""
         return self._session.user
 
     @property
     def signature(self) -> str:
-        """The sender of what a `signed` client publishes to streams: `$user.` and its user."""
+        """Return the sender of a `signed` client's messages to streams: `$user.` and its user."""
         return signature(self.user) if self._session.signed else ""
 
     @property
     def connected(self) -> bool:
-        """Whether the session was open when the connection was last looked at."""
+        """Return whether the session was open at the last look at the connection."""
         return self._session.state is State.READY
 
     @property
     def ended(self) -> bool:
-        """Whether the session is over for good: it was closed, or the broker has refused it."""
+        """Return whether the session is over for good: closed, or refused by the broker."""
         return self._session.error is not None
 
     @property
     def broker(self) -> str:
-        """The id of the broker, in hexadecimal."""
+        """Return the id of the broker, in hexadecimal."""
         return self._session.broker.hex()
 
     @property
     def store(self) -> str:
-        """The store of the broker, in which sequences count: its id, and its incarnation if it has one."""
+        """Return the broker's store, of which sequences are: its id, with its incarnation if any."""
         return self._session.inbox.store
 
     @property
     def on_event(self) -> Callable[[Event], object]:
         """The function that is called with each event, in the client's thread.
 
-        It is called within the call that is under way, which raises what it raises; on an event loop an
-        exception is given to the loop's handler where no call is under way. By default events go to the
-        logger `malamute`.
+        The function is called within the present call of the client, which raises its exceptions; on an event
+        loop without a present call they go to the loop's handler. By default events go to the logger
+        `malamute`.
         """
         return self._driver.on_event
 
@@ -260,7 +263,7 @@ class ClientBase:
     # Messages
 
     def _publish_fast_path(self, stream: str, subject: str, body: Body, headers: Headers | None) -> bool:
-        """Publish to the stream of the last message, if nothing is in the way. Returns whether it did."""
+        """Publish to the stream of the last message, if nothing is in the way; return whether it did."""
         if stream != self._stream:
             return False
         subject = check_subject(subject)
@@ -456,12 +459,12 @@ class ClientBase:
         return source
 
     def _mailboxes(self) -> list[MailboxBase]:
-        """Those that are open, its own among them."""
+        """Return the open mailboxes, its own among them."""
         shared = [mailbox for mailbox in self._shared if not mailbox.closed]
         return shared if self._mailbox is None else [*shared, self._mailbox]
 
     def _keep_shared(self, mailbox: MailboxBase) -> None:
-        """It consumes from this one, too. Those that are closed are forgotten: there may be ever new ones."""
+        """Keep a shared mailbox. Closed ones are forgotten: a program may open ever new ones."""
         self._shared = [*(kept for kept in self._shared if not kept.closed), mailbox]
 
     async def _opened(self, source: Source, timeout: Span | None) -> None:
@@ -516,7 +519,7 @@ class ClientBase:
     def _handler(
         self, open_: Callable[[], Any], *, concurrency: int = 1, on_error: str = "nak"
     ) -> Callable[[Any], Any]:
-        """A decorator that keeps a function, to be called with what the consumer that `open_` makes takes."""
+        """Return a decorator that registers a function for messages of the consumer that `open_` makes."""
         check_handling(concurrency=concurrency, on_error=on_error)
 
         def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -550,7 +553,7 @@ class ClientBase:
         return await self._answered(questions.change(topic, arguments), timeout, what)
 
     def _demand_of(self, stream: str) -> Ask:
-        """What asks the broker which messages of a stream anybody wants."""
+        """Return a query for the demand of a stream."""
 
         async def ask() -> StreamDemand:
             from malamute.protocol.admin import DemandQuery  # as in `_query`
@@ -564,13 +567,13 @@ class ClientBase:
 
     async def _query(self, topic: str, arguments: dict[str, Any], timeout: Span | None, what: str) -> Any:
         query = self._session.questions.query
-        # Not before somebody asks: most programs never do.
+        # The import is late: most programs never make a query.
         from malamute.protocol.admin import QUERIES
 
         key = QUERIES[topic].page_key if topic in QUERIES else ""
         if not key or arguments.keys() & {"after_name", "limit"}:
             return await self._answered(query(topic, arguments), timeout, what)
-        # A list comes in pages, and the last one is empty.
+        # A list has pages, and the last one is empty.
         rows: list[dict[str, Any]] = []
         while found := await self._answered(query(topic, arguments), timeout, what):
             rows += found
@@ -595,7 +598,7 @@ class ClientBase:
         def is_flushed() -> bool:
             nonlocal ping
             if ping is None and outbox.refusal is None and self._driver.prepare():
-                # Behind all that was held.
+                # The ping comes behind all held commands.
                 ping = questions.ping()
                 self._driver.send()
             return ping is not None and ping.done and not len(outbox)
@@ -623,16 +626,16 @@ class ClientBase:
     def drain(self) -> None:
         """Begin a graceful shutdown: consume no more messages. The call does not wait.
 
-        Subscriptions end after what was already delivered. Requests that wait here go back unread, and so
-        does mail when its block ends. What is in hand can still be settled, and everything can still be
-        published; `close` does the rest. It may be called by a signal handler, and does nothing once the
-        client has ended.
+        Subscriptions end after the delivered messages. Waiting requests are released unread, and so is mail
+        when its block ends. Messages in hand can still be settled, and publishing is still possible; `close`
+        completes the shutdown. A signal handler may call this, and the call does nothing once the client has
+        ended.
         """
         self._driver.check_owner()
         self._driver.drain()
 
     async def _leave(self, *, failed: bool) -> None:
-        """The end of a block: close it."""
+        """Close the client at the end of a block."""
         if not failed:
             await self._close(None)
             return
@@ -641,7 +644,7 @@ class ClientBase:
         try:
             await self._close(None)
         except MalamuteError as late:
-            # What went wrong in the block is what its author has to see.
+            # The exception of the block must not be hidden by a later one.
             _log.warning("closing the client: %s", late)
 
     def __repr__(self) -> str:
@@ -650,7 +653,7 @@ class ClientBase:
 
 
 def _criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None) -> Criteria:
-    """The criteria of patterns of one family, and others in addition; all messages when there are none."""
+    """Return criteria of patterns of one family, and others in addition; one for all messages without any."""
     family = text("family", family)
     try:
         others = [*(criteria or ())]
@@ -663,7 +666,7 @@ def _criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None
 
 
 def _is_confirmed(assurance: str, properties: Mapping[str, Any]) -> bool:
-    """Whether the outcome is asked for. Raises `InvalidValue` for a tracker where it is not."""
+    """Return whether the outcome is requested. Raises `InvalidValue` for a tracker without it."""
     confirmed = assurance == "confirmed"
     if "tracker" in properties and not confirmed:
         raise InvalidValue("tracker without an outcome: expected the assurance 'confirmed'")

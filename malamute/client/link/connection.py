@@ -5,8 +5,8 @@
        ▼ └───its time──┐   ▼
     (no answer) ─────▶ BROKEN
 
-A connection alone is no answer: the broker behind it may hang, and libzmq shakes hands for it. So where there
-are other URLs, UP is for good when the broker has `answered`.
+A connection alone is no answer: libzmq shakes hands also for a broker that hangs. So with several URLs, UP is
+final only when the broker has `answered`.
 
 There is no thread and no timer in it: the edge wakes up at `due`, and asks for the `changes`.
 """
@@ -26,10 +26,10 @@ from malamute.client.session.route import Route
 from malamute.errors import AccessRefused, OutOfSockets
 
 ATTEMPT_SECONDS = 3.0
-"""How long one URL may take to answer before the next one is tried."""
+"""Time for the answer of one URL before the next one is tried."""
 
 CHANCE = SystemRandom()
-"""Of the system, so that a program which seeds `random` gets the same numbers with and without a client."""
+"""The system's random numbers: a client must not change the numbers of a program that seeds `random`."""
 
 
 class _Phase(enum.Enum):
@@ -41,7 +41,7 @@ class _Phase(enum.Enum):
 class Connection:
     """The links of one client.
 
-    Raises `InvalidValue` for a URL that is none, when it is tried, and `OutOfSockets`.
+    Raises `InvalidValue` for an invalid URL, when it is tried, and `OutOfSockets`.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Connection:
     ) -> None:
         self.route = route
         self.before_close: Callable[[], None] = lambda: None
-        """Called before the socket of a link is closed, so that its files are not watched any more."""
+        """Called before the socket of a link is closed, so that its files are no longer watched."""
         self._context = context
         self._identity = identity
         self._heartbeat = heartbeat
         self._credentials = credentials
         self._was_taken = False
         self._inquiry: Inquiry | None = None
-        """What the last listener asks for at which a handshake failed without a reason."""
+        """The inquiry at the last listener whose handshake failed without a reason."""
         self.url = route.next(0.0)[0]
         self.link = Link(context, self.url, identity, heartbeat, credentials)
         self._begun()
@@ -71,10 +71,10 @@ class Connection:
         self._phase = _Phase.TRYING
 
     def changes(self, now: float) -> Iterator[bool]:
-        """What happened: True where a connection was made, False where it broke. Takes the next attempt.
+        """Yield changes: True for a new connection, False for a broken one. Begins the next attempt.
 
         Raises:
-            AccessRefused: the broker does not take this client.
+            AccessRefused: the broker refuses this client.
         """
         for up in self.link.changes():
             if up:
@@ -94,19 +94,19 @@ class Connection:
 
     @property
     def taken(self) -> bool:
-        """Whether a listener has taken a connection, in this attempt or one before."""
+        """Return whether a listener has accepted a connection, in this attempt or an earlier one."""
         return self._was_taken or self.link.taken
 
     def answered(self) -> None:
-        """The broker has answered HELLO: this connection is the one to stay with."""
+        """Note that the broker has answered HELLO: this connection is final."""
         self.route.arrived()
         if self._phase is _Phase.UP:
             self.due = inf
 
     def _inquire(self) -> None:
-        """Find out whether a listener wants another proof, where libzmq does not say why a handshake failed.
+        """Ask a listener whether it wants another proof, where libzmq has no reason for a failed handshake.
 
-        The answer is looked at when something else happens, with the next attempt at the latest.
+        The answer is read at the next change, at the latest with the next attempt.
         """
         asked = self._inquiry
         if asked is not None and asked.wants_another is not None:
@@ -129,7 +129,7 @@ class Connection:
             try:
                 link = Link(self._context, self._next, self._identity, self._heartbeat, self._credentials)
             except OutOfSockets:
-                # There may be some again by the next attempt.
+                # Sockets may be available by the next attempt.
                 self._plan(now)
                 raise
             self._end()
@@ -142,6 +142,6 @@ class Connection:
         self.link.close()
 
     def close(self) -> None:
-        """Close it at once, for good."""
+        """Close the connection at once, for good."""
         self.due = inf
         self._end()

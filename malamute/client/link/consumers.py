@@ -1,8 +1,8 @@
-"""The consumers: subscriptions, the mailbox, replies, and requests. What both edges share of them.
+"""The consumers: subscriptions, the mailbox, replies, and requests; the common part of both edges.
 
-All of them hand out messages from a filled buffer; the connection is asked only when the buffer is empty.
-Nothing that was taken out of a buffer is ever held over a wait, so a wait that fails or is cancelled loses no
-message: it is still there for the next call.
+All of them hand out messages from a filled buffer; the connection is asked only when the buffer is empty. A
+popped message is never held over a wait, so a wait that fails or is cancelled loses no message: the next call
+returns it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from malamute.protocol.position import broker_of
 from malamute.protocol.texts import shown
 
 ACK_DELAY = 0.1
-"""Seconds that an acknowledgement waits at most while its consumer continues taking messages."""
+"""Maximum seconds that an acknowledgement waits while its consumer continues to receive messages."""
 
 
 PROGRESS_SECONDS = 5.0
-"""How often progress is reported to a broker that names no ack timeout."""
+"""Seconds between progress reports to a broker without an ack timeout."""
 
 
 class SubscriptionBase:
@@ -46,60 +46,60 @@ class SubscriptionBase:
 
     @property
     def stream(self) -> str:
-        """The stream's name."""
+        """Return the stream's name."""
         return self._source.stream
 
     @property
     def first(self) -> int:
-        """The first sequence that could come, where the subscription began."""
+        """Return the first sequence that could come, where the subscription began."""
         assert self._source.first is not None, "the broker names it before the subscription is handed out"
         return self._source.first
 
     @property
     def last(self) -> int | None:
-        """The last sequence that was delivered, or reported as a gap; None before the first is known."""
+        """Return the last delivered sequence, or the end of the last gap; None before the first is known."""
         return self._source.last
 
     @property
     def store(self) -> str:
-        """The store in which `last` counts: the id of the broker, and its incarnation if it has one."""
+        """Return the store of the sequence `last`: the id of the broker, with its incarnation if any."""
         return self._source.store
 
     @property
     def limited(self) -> bool:
-        """Whether the broker's rules allow only a part of what was asked for: some subjects, or some rows."""
+        """Return whether the broker's rules limit the subscription to some subjects or some rows."""
         return self._source.limited
 
     @property
     def gaps(self) -> int:
-        """How many gaps were reported. `Client.on_event` has each with its range."""
+        """Return the number of reported gaps. `Client.on_event` has each with its range."""
         return self._source.gaps
 
     @property
     def recent_gaps(self) -> list[Gap]:
-        """The latest gaps, a hundred at most, the oldest first. Each lies behind what came before it."""
+        """Return the latest gaps, at most a hundred, the oldest first."""
         return [*self._source.recent_gaps]
 
     @property
     def placed_gaps(self) -> list[tuple[int, Gap]]:
-        """The same, each with how many messages had come before it."""
+        """Return the latest gaps, each with the number of messages that came before it."""
         return [*zip(self._source.gap_places, self._source.recent_gaps, strict=True)]
 
     @property
     def popped(self) -> int:
-        """How many messages were handed out, or are about to be."""
+        """Return the number of messages handed out, with those of the present call."""
         return self._source.popped
 
     @property
     def state(self) -> str:
-        """`live` or `replay`, as of the last switch; empty if there was none on this connection.
+        """Return `live` or `replay`, as of the last switch; empty without one on this connection.
 
-        A subscription that becomes `live` has had all that the stream held for it.
+        A subscription that becomes `live` has had all its stored messages.
         """
         return self._source.state
 
     async def _fill(self, timeout: Span | None) -> bool:
-        """Have something in `_ready`, waiting for it if need be. False at the end of the subscription."""
+        """Fill `_ready`, waiting if need be. Return False at the end of the subscription."""
         driver, source, fills = self._driver, self._source, self._fills
         self._consume()
         if source.waiting:
@@ -110,11 +110,11 @@ class SubscriptionBase:
                 timeout,
                 f"no message of {source.stream!r}",
             )
-        # Another task may have filled it meanwhile.
+        # Another task may have filled the buffer meanwhile.
         return self._fills != fills or self._refill()
 
     def _consume(self) -> None:
-        # What was handed out is consumed when more is asked for.
+        # The next request for messages consumes those handed out before.
         driver, source = self._driver, self._source
         driver.check_owner()
         source.consume()
@@ -167,7 +167,7 @@ class SubscriptionBase:
         return source.pop_columns()
 
     def handled(self, message: Message) -> None:
-        """A handler is done with this message: the cursor is to move behind it, when somebody waits."""
+        """Note that a handler is done with a message: the cursor is moved at the next wait."""
         if self._source.cursor:
             self._handled = message.sequence, message.store
             self._driver.before_wait[self] = self._commit_handled
@@ -196,7 +196,7 @@ class SubscriptionBase:
         driver = self._driver
         await driver.make_room(numbered=True, timeout=timeout)
         if not self._is_here(store):
-            # The cursor of this store is another one, and stands before all that came from here.
+            # The cursor of this store is another one, and is before all messages from here.
             return
         command = Command()
         driver.session.sending.commit(self.stream, self._source.cursor, sequence, command, store)
@@ -206,11 +206,11 @@ class SubscriptionBase:
             raise command.error
 
     def _is_here(self, store: str) -> bool:
-        """Whether a store is the one of the broker, or not known."""
+        """Return whether a store is the broker's, or unknown."""
         return not store or broker_of(store) == broker_of(self._driver.session.inbox.store)
 
     def cancel(self) -> None:
-        """End the subscription. What has come already can still be taken."""
+        """End the subscription. Messages already received can still be read."""
         _cancel(self._driver, self._source)
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ def _cancel(driver: Driver, source: StreamSource | ConsumerSource) -> None:
 
 
 class QueueConsumer:
-    """What the mailbox and the offers to work share: single messages, each to be finished."""
+    """The common part of mailboxes and offers to work: single messages, each to be finished."""
 
     def __init__(self, driver: Driver, source: ConsumerSource) -> None:
         self._driver = driver
@@ -236,18 +236,18 @@ class QueueConsumer:
 
     @property
     def waiting(self) -> int:
-        """How many have come and were not taken yet."""
+        """Return the number of received messages that wait to be handed out."""
         return len(self._source.waiting)
 
     @property
     def report_seconds(self) -> float:
-        """How often to report progress on a message that is still worked on, in seconds."""
+        """Return the interval of progress reports on a message in work, in seconds."""
         return self._source.ack_timeout / 3 or PROGRESS_SECONDS
 
     def drain(self) -> None:
-        """Take no more: what waits here goes back unread, and what is held can still be settled.
+        """Receive no more: waiting messages are released unread, and held ones can still be settled.
 
-        `cancel` ends it when that is done.
+        `cancel` ends the consumer after that.
         """
         driver = self._driver
         driver.check_owner()
@@ -256,7 +256,7 @@ class QueueConsumer:
             driver.send()
             driver.changed()
 
-    # To be called by the messages themselves.
+    # Called by the messages
 
     def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
         """Acknowledge one message, or reject it."""
@@ -273,25 +273,25 @@ class QueueConsumer:
         driver.send()
 
     def give_back(self, message: Mail, delay_ms: int) -> None:
-        """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""
+        """Return one message after a delay in milliseconds, or after the broker's backoff for -1."""
         self._driver.check_owner()
         self._driver.session.inbox.give_back(self._source, message.sequence, delay_ms)
         self._driver.send()
 
     def release(self, message: Mail) -> None:
-        """Give one message back untouched."""
+        """Release one message as if it had never been delivered."""
         self._driver.check_owner()
         self._driver.session.inbox.release(self._source, message.sequence)
         self._driver.send()
 
     def report(self, message: Mail) -> None:
-        """Report that one message is still worked on."""
+        """Report progress on one message."""
         self._driver.check_owner()
         self._driver.session.inbox.report(self._source, [message.sequence])
         self._driver.send()
 
     async def _next(self, timeout: Span | None, what: str) -> Item | None:
-        """The next message, which is held from now on; None when the queue has ended."""
+        """Return the next message, which is held from now on; None when the queue has ended."""
         driver, source = self._driver, self._source
         driver.check_owner()
         if not source.waiting:
@@ -310,9 +310,8 @@ class QueueConsumer:
 class MailboxBase(QueueConsumer):
     """The mail of the client's address, or of a mailbox that it consumes from, in order.
 
-    With `auto_ack` a message is acknowledged when the next one is asked for. It is closed at the end of the
-    last of its blocks: mail that was not returned to the program is released, as if it had never been
-    delivered.
+    With `auto_ack` a message is acknowledged when the next one is requested. The mailbox is closed at the end
+    of the last of its blocks: unread mail is released, as if it had never been delivered.
     """
 
     def __init__(self, driver: Driver, source: ConsumerSource, *, auto_ack: bool) -> None:
@@ -323,11 +322,11 @@ class MailboxBase(QueueConsumer):
 
     @property
     def closed(self) -> bool:
-        """Whether it gives no more mail, until `Client.mailbox` opens it again."""
+        """Return whether the mailbox is closed; `Client.mailbox` opens it again."""
         return self._source.closed or self._source.ended
 
     def enter(self) -> None:
-        """Begin a block: it stays open until this one has ended, too."""
+        """Begin a block: the mailbox stays open until this block has ended, too."""
         self._blocks += 1
 
     async def _receive(self, timeout: Span | None) -> Mail:
@@ -342,25 +341,25 @@ class MailboxBase(QueueConsumer):
         return mail
 
     def acknowledge(self) -> None:
-        """With `auto_ack`: acknowledge what was handed out last, now."""
+        """With `auto_ack`: acknowledge the message handed out last, now."""
         current, self._current = self._current, None
         if current is not None:
             current.ack()
 
     def leave(self) -> None:
-        """With `auto_ack`: leave what was handed out last unacknowledged; it will be redelivered."""
+        """With `auto_ack`: leave the message handed out last unacknowledged, to be redelivered."""
         self._current = None
 
     def drain(self) -> None:
-        """Take no more: what waits here goes back unread, and what is held can still be settled."""
+        """Receive no more: waiting messages are released unread, and held ones can still be settled."""
         if self._source.name:
             super().drain()
         else:
-            # One's own may be opened again.
+            # The client's own mailbox may be opened again.
             self.cancel()
 
     def cancel(self) -> None:
-        """End it, or the block: acknowledge what was handed out last, and give back the rest."""
+        """End the mailbox, or the block: acknowledge the message handed out last, and release the others."""
         driver = self._driver
         driver.check_owner()
         self._blocks = max(0, self._blocks - 1)
@@ -385,7 +384,7 @@ class WorkerBase(QueueConsumer):
 
     @property
     def message_bytes(self) -> int:
-        """The most that the broker takes in one message."""
+        """Return the broker's limit for one message."""
         return self._driver.session.sending.limits.message_bytes
 
     async def _answer(
@@ -411,30 +410,30 @@ class WorkerBase(QueueConsumer):
         await self._driver.wait(lambda: command.done, timeout, "waiting for a confirmation")
 
     def cancel(self) -> None:
-        """Work no more: requests that are not finished go back to the queue."""
+        """Cancel the offer: unfinished requests return to the queue."""
         _cancel(self._driver, self._source)
 
 
 async def outcome_of(driver: Driver, delivery: SentBase, timeout: Span | None) -> str:
-    """Wait until nothing more can be known of a message, for `timeout` seconds at the most.
+    """Wait for the final state of a message, for `timeout` seconds at most.
 
-    Raises what it was refused with, and `TimedOut`.
+    Raises its refusal, and `TimedOut`.
     """
     with driver.session.sending.expecting():
         await driver.wait(lambda: delivery.done, timeout, "no outcome")
-    # The next request carries the acknowledgement, if one is made soon.
+    # An early next request carries the acknowledgement.
     driver.within(ACK_DELAY)
     return delivery.outcome
 
 
 class ReplyStream(SentBase):
-    """The replies to one request, as they come, and how it ended. The time counts from the request on.
+    """The replies to one request, and its outcome. The timeout counts from the request on.
 
-    When it is dropped, no more replies are awaited.
+    Dropping the stream ends the wait for replies.
     """
 
     _ended = True
-    """Also before it has begun."""
+    """Also before the stream has begun."""
 
     def __init__(self, driver: Driver, pending: PendingRequest, timeout: Span | None) -> None:
         super().__init__(pending.command, pending.tracking)
@@ -445,12 +444,12 @@ class ReplyStream(SentBase):
         self._ended = False
 
     def __del__(self) -> None:
-        # In whichever thread: the session forgets it when it next hears or asks something.
+        # This runs in any thread: the session forgets the request at its next iteration.
         if not self._ended:
             self._driver.session.pending_replies.abandoned.append(self._pending)
 
     async def _next(self) -> Mail | None:
-        """The next reply; None after the final one, and when the request is known to have ended without."""
+        """Return the next reply; None after the final one, and at an end of the request without one."""
         pending, driver = self._pending, self._driver
         driver.check_owner()
         if self._ended:
@@ -463,7 +462,7 @@ class ReplyStream(SentBase):
             if not pending.waiting and pending.command.error is not None:
                 raise pending.command.error
             if not pending.waiting:
-                # Its outcome stands behind its replies in the mailbox: none is to come.
+                # The outcome comes behind the replies in the mailbox, so no reply is missing.
                 self.cancel()
                 return None
         except MalamuteError as error:
@@ -472,7 +471,7 @@ class ReplyStream(SentBase):
                 raise TimedOut(f"no final reply within {self._timeout} s") from None
             raise
         reply = Mail(*driver.session.sending.pop_reply(pending), None)
-        # The next request carries the acknowledgement, if one is made soon.
+        # An early next request carries the acknowledgement.
         driver.within(ACK_DELAY)
         if reply.final:
             self.cancel()
@@ -491,7 +490,7 @@ class ReplyStream(SentBase):
         return await outcome_of(self._driver, self, timeout)
 
     def cancel(self) -> None:
-        """Wait for no more replies: what still comes is dropped."""
+        """Stop waiting for replies: later ones are dropped."""
         self._driver.check_owner()
         self._ended = True
         self._driver.session.sending.forget(self._pending)

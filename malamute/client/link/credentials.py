@@ -1,9 +1,10 @@
-"""How a client proves who it is: by a password, by a CURVE key, which encrypts the connection, or by a token.
+"""Credentials of a client: a password, a CURVE key, which encrypts the connection, or a token.
 
-What `connect` is not given comes from the environment: MALAMUTE_USER, MALAMUTE_PASSWORD, MALAMUTE_CURVE,
-MALAMUTE_SERVER_KEY and MALAMUTE_TOKEN. With a server key the connection is encrypted, by a CURVE key of its
-own if the client has none: then it proves nobody, and HELLO has the token, or the user and the password.
-Without a server key those two are in the handshake, and the connection of a token is a PLAIN one of nobody.
+Credentials not given to `connect` come from the environment: MALAMUTE_USER, MALAMUTE_PASSWORD,
+MALAMUTE_CURVE, MALAMUTE_SERVER_KEY and MALAMUTE_TOKEN. With a server key the connection is encrypted, by a
+temporary CURVE key for a client without one: that key proves no user, and HELLO has the token, or the user
+and the password. Without a server key user and password are in the handshake, and a token uses a PLAIN
+connection without a user.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from malamute.protocol.limits import TOKEN_BYTES_MAX
 from malamute.protocol.passwords import PASSWORD_FORM, is_password, pack_login
 
 _PROOFS = ("user", "curve", "token")
-"""Those of which one is needed. In the environment the first of them counts."""
+"""Proofs, of which one is needed. In the environment the first of them counts."""
 
 SocketOptions = Mapping[int, bytes]
 
 
 class Proof(NamedTuple):
-    """What proves who a client is: options of its socket, and what HELLO has as its token; empty for none.
+    """The proof of a client: options of its socket, and the token for HELLO; empty for none.
 
-    `act_as` is the user that it is to be in place of that, if any.
+    `act_as` is a user to be in place of the proved one, if any.
     """
 
     options: SocketOptions
@@ -51,10 +52,10 @@ def credentials(
     token: str = "",
     act_as: str = "",
 ) -> Proof:
-    """What proves who a client is; nothing by default.
+    """Return the proof of a client; none by default.
 
     Raises:
-        InvalidValue: they contradict each other, or a key cannot be read.
+        InvalidValue: the arguments contradict each other, or a key cannot be read.
     """
     if not (user or curve or token):
         act_as = act_as or environ.get("MALAMUTE_ACT_AS", "")
@@ -97,9 +98,9 @@ def _login(user: str, password: str, server_key: str | os.PathLike[str]) -> Proo
 
 
 def given_by(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """What `connect` would go by in this environment, for where there is another one.
+    """Return arguments of `connect` that stand for this environment, for use in another one.
 
-    A server key is the key itself then, and no file. Raises `InvalidValue` if it cannot be read.
+    A server key is the key itself then, not a file. Raises `InvalidValue` if it cannot be read.
     """
     known = {name: value for name in CREDENTIALS if (value := environ.get(f"MALAMUTE_{name.upper()}"))}
     found = {**given}
@@ -124,10 +125,10 @@ def token_of(
     user: str = "",
     curve: str | os.PathLike[str] = "",
 ) -> str:
-    """The token that a client has; empty for none. Any other proof comes before that of the environment.
+    """Return the token of a client; empty for none. Any given proof has precedence over the environment.
 
     Raises:
-        InvalidValue: there is another proof beside it, or it is none. Nothing of it is shown.
+        InvalidValue: the token is invalid, or beside another proof. The text does not show it.
     """
     others = user or curve
     if not (token or others or environ.get("MALAMUTE_USER") or environ.get("MALAMUTE_CURVE")):
@@ -143,7 +144,7 @@ _PLAIN_OF_NOBODY: SocketOptions = {zmq.PLAIN_USERNAME: b"$token", zmq.PLAIN_PASS
 
 
 def _of_nobody(server_key: str | os.PathLike[str]) -> SocketOptions:
-    """An encrypted connection that proves nobody."""
+    """Return options of an encrypted connection that proves no user."""
     server = _server_key(server_key)
     public, secret = zmq.curve_keypair()
     return {zmq.CURVE_SERVERKEY: server, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret}
@@ -169,7 +170,7 @@ def _server_key(server_key: str | os.PathLike[str]) -> bytes:
 
 
 def _read(path: Path, half: str) -> str:
-    """One half of a key, from a file as pyzmq and `malamute keys new` write it."""
+    """Return one half of a key, from a file as pyzmq and `malamute keys new` write it."""
     try:
         if half == "secret" and path.stat().st_mode & 0o077:
             raise InvalidValue(f"{path} is open to others: expected chmod 600, as it has a secret key")

@@ -1,9 +1,9 @@
-"""What a publisher need not send: messages of a stream without a journal that nobody wants.
+"""Demand for a stream without a journal: messages that match no subscription need not be published.
 
-The broker says what the subscriptions of a stream ask for. A publisher that is willing to looks there before
-it publishes, with the tables that receivers filter with (`malamute.matching.Filter`). What it knows is as old
-as its last question, so what a new subscription wants may be withheld until the next one. Where the broker
-does not say it, or cannot be asked, everything is wanted.
+The broker answers with the criteria of a stream's subscriptions. A publisher may match its messages against
+them before it publishes, with the tables of receivers (`malamute.matching.Filter`). The criteria are as old
+as the last query, so messages for a new subscription may be withheld until the next one. Without an answer of
+the broker all messages are in demand.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from malamute.protocol.admin import StreamDemand
 
 Ask = Callable[[], Awaitable["StreamDemand"]]
-"""Asks the broker for the demand."""
+"""Queries the broker for the demand."""
 
 
 class DemandBase:
-    """What is wanted of one stream.
+    """The demand for one stream.
 
-    `asked` counts the messages that were asked about, and `withheld` those of them that nobody wants.
+    `asked` counts the messages that were matched, and `withheld` those without demand.
     """
 
     def __init__(self, stream: str, ask: Ask, *, refresh: Span) -> None:
-        """Raises `InvalidValue` if `refresh` is no span of 0 seconds or more."""
+        """Raise `InvalidValue` if `refresh` is no span of 0 seconds or more."""
         self.stream = stream
         self.asked = self.withheld = 0
         self._ask = ask
@@ -43,25 +43,25 @@ class DemandBase:
 
     @property
     def _is_old(self) -> bool:
-        """Whether to ask the broker."""
+        """Return whether the broker is to be queried."""
         return monotonic() >= self._until
 
     async def _refresh(self) -> None:
-        # Tasks beside this one go by what is known until the answer comes.
+        # Other tasks use the old criteria until the answer arrives.
         self._until = monotonic() + self._refresh_seconds
         try:
             found = await self._ask()
         except (LinkError, Failed):
             self._everything = True
         except BaseException:
-            # Refused, or cancelled: what is known is as old as before.
+            # The query was refused or cancelled: the criteria are still the old ones.
             self._until = 0.0
             raise
         else:
             self._everything = found.everything or not self._file(found.criteria)
 
     def _file(self, criteria: Iterable[Iterable[Any]]) -> bool:
-        """File criteria by what they say of the subject. False if one of them says it in another way."""
+        """File criteria by their subjects. Return False if a criterion cannot be filed so."""
         by_family: dict[str, list[str]] = {"exact": [], "prefix": [], "topic": [], "topic-amqp": []}
         for family, pattern in criteria:
             if family not in by_family:

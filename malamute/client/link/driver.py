@@ -1,12 +1,12 @@
-"""The driver: what both edges do with a session and its socket, in *iterations*.
+"""The driver: the *iterations* of a session and its socket, for both edges.
 
-An iteration takes what happened to the connection and what was received, calls the program's event handler,
-and sends what the session has to say. The edges differ in one thing, how they wait: `sync/driver` polls in
-the caller's thread, `aio/driver` lets an event loop watch the socket. So everything that waits is written
-once, as coroutines over `Driver.wait`. On the blocking edge such a coroutine is never suspended.
+An iteration handles changes of the connection and received commands, calls the program's event handler, and
+sends the session's commands. The edges differ in one thing, how they wait: `sync/driver` polls in the
+caller's thread, `aio/driver` lets an event loop watch the socket. So calls that wait are written once, as
+coroutines over `Driver.wait`. On the blocking edge such a coroutine is never suspended.
 
-A socket has one owner, so a call from another thread or from a forked child is refused. What one thread lends
-to another is said in `sync/driver`; nothing else is shared between threads.
+A socket has one owner, so a call from another thread or from a forked child is refused. Lending between
+threads is described in `sync/driver`; nothing else is shared between threads.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from malamute.errors import AccessRefused, Closed, ConnectionLost, InvalidValue,
 from malamute.protocol.batch import Frame
 
 ITERATION_SECONDS = 0.001
-"""How long commands may be given without a look at what was received. An iteration takes longer than sending
-a small command. If the connection was replaced in that time, the broker refuses the number that left a gap,
-and the session resyncs."""
+"""Seconds for which commands may be submitted between iterations. An iteration takes longer than sending a
+small command. If the connection was replaced in that time, the broker refuses the number that left a gap, and
+the session resyncs.
+"""
 
 FORKED = -1
-"""The thread of a client that was made before a fork."""
+"""The thread of a client made before a fork."""
 
 
 class Driver:
     """A session and its connection. `timeout` in seconds is for calls that wait for the broker."""
 
     hold_seconds = inf
-    """How soon what is held is sent at the latest, where anything runs while the caller is busy."""
+    """Maximum seconds until held commands are sent, where anything runs while the caller is busy."""
     closed = True
-    """Also before it has begun."""
+    """Also before `__init__` has run."""
 
     def __init__(self, session: ClientSession, connection: Connection, timeout: float) -> None:
         self.session = session
@@ -52,13 +53,14 @@ class Driver:
         self.timeout = timeout
         self.on_event: Callable[[Event], object] = log_event
         self.events: deque[Event] = deque()
-        """Those that the program is still to be given: some stay if it raises an exception at one."""
+        """Events for the program: some stay if it raises an exception at one."""
         self.before_wait: dict[object, Callable[[], bool]] = {}
-        """What gives something to the session before anybody waits, by whose it is. Each returns whether that
-        was all of it."""
+        """Functions called before a wait, by owner, which submit pending commands to the session. Each
+        returns whether there was room for all.
+        """
         self.closed = False
         self.drain_due = False
-        """Whether the session is to be drained when it is in nobody's hands."""
+        """Whether the session is to be drained by the next iteration."""
         self._iteration_due = 0.0
         self._backlog = Backlog()
         self._owner = threading.get_ident()
@@ -66,17 +68,17 @@ class Driver:
 
     @property
     def link(self) -> Link:
-        """The connection of the moment."""
+        """Return the present link."""
         return self.connection.link
 
     def check(self) -> None:
-        """Raise unless the client can be used: `LinkError`, `Closed`, or what ended the session."""
+        """Raise an error unless the client can be used: `LinkError`, `Closed`, or the session's error."""
         self.check_owner()
         self.session.outbox.check()
 
     @property
     def is_owner(self) -> bool:
-        """Whether the caller is the thread that owns this client."""
+        """Return whether the caller is the thread that owns this client."""
         return threading.get_ident() == self._owner or self._reclaim()
 
     def check_owner(self) -> None:
@@ -85,44 +87,44 @@ class Driver:
             raise self.not_owner()
 
     def _reclaim(self) -> bool:
-        """Take back what the owner has lent, if the caller is the owner. Returns whether it is."""
+        """Reclaim the socket that the owner has lent, if the caller is the owner. Return whether it is."""
         return False
 
     def not_owner(self) -> LinkError:
-        """The error of a caller that does not own this client."""
+        """Return the error of a caller that does not own this client."""
         if self._owner == FORKED:
             return LinkError("client was made before a fork: connect again in the child")
         return LinkError("client belongs to another thread: connect one client for each thread")
 
     def disown(self) -> None:
-        """The process was forked, and this is the child."""
+        """Note that the process was forked, and this is the child."""
         self._owner = FORKED
 
-    # The end of a client that nobody closes
+    # The end of a client that is not closed
 
     @property
     def thread(self) -> int:
-        """The thread that uses this client."""
+        """Return the thread that uses this client."""
         return self._owner
 
     def take_over(self) -> None:
-        """Let the caller own it: nobody else uses it any more."""
+        """Make the caller the owner: no other thread uses the client any more."""
         self._owner = threading.get_ident()
 
     def iterate_alone(self) -> None:
-        """Iterate where nothing of the edge runs any more."""
+        """Iterate without the edge, which is no longer running."""
         Driver.iterate(self)
 
     # The iteration
 
     def iterate(self) -> None:
-        """Take what is there and send what is to be sent, without waiting."""
+        """Receive and send without waiting."""
         session, outbox, link = self.session, self.session.outbox, self.connection.link
         now = monotonic()
         self._iteration_due = now + ITERATION_SECONDS
         # A wait that is just over has looked at the connection, and one that stands has no next attempt.
         quiet, link.quiet = link.quiet and self.connection.due == inf, False
-        # First of all: on a new connection nothing may go before HELLO.
+        # This comes first: on a new connection HELLO precedes everything.
         if not quiet and session.error is None:
             self._reconnect(now)
         if self.drain_due:
@@ -137,7 +139,7 @@ class Driver:
         while events:
             event = events.popleft()
             if type(event) is Connected:
-                # Not before: one that cannot serve us must not be tried again and again at once.
+                # Not before this: a broker that cannot serve the client must not be tried again at once.
                 self.connection.answered()
             self.on_event(event)
         if outbox.queue:
@@ -151,12 +153,12 @@ class Driver:
                 else:
                     self.session.disconnected()
         except (AccessRefused, InvalidValue) as error:
-            # A URL that is none: the others may be good, but the list is wrong, and its author should know.
-            # A client that is refused once is refused again.
+            # One invalid URL ends the session: the others may be good, but the list is wrong, and its author
+            # should know. A refused client would be refused again.
             self.session.end(error)
 
     def send(self) -> None:
-        """Send what the session has to say, as far as the socket takes it."""
+        """Send the session's commands, as far as the socket takes them."""
         outbox, link = self.session.outbox, self.connection.link
         while outbox.queue:
             begun = monotonic()
@@ -167,11 +169,11 @@ class Driver:
             self._backlog.sent(begun, monotonic())
 
     def send_soon(self) -> None:
-        """Send what the session has to say, before the caller waits for anything."""
+        """Send the session's commands before the caller waits."""
         self.send()
 
     def send_or_hold(self) -> None:
-        """Send what the session has to say, but hold what others can join while the broker is busy."""
+        """Send the session's commands, but hold those that others can join while the broker is busy."""
         outbox = self.session.outbox
         if not outbox.may_wait or self._backlog.until - monotonic() <= self.hold_seconds:
             self.send()
@@ -179,11 +181,11 @@ class Driver:
             self.hold()
 
     def hold(self) -> None:
-        """See that what waits is sent within `hold_seconds`."""
+        """See that held commands are sent within `hold_seconds`."""
         raise NotImplementedError
 
     def publish_unconfirmed(self, stream: str, subject: str, record: Frame) -> bool:
-        """Publish a message whose parts were checked, if nothing is in its way. Returns whether it was."""
+        """Publish a checked message, if nothing is in its way. Return whether it was published."""
         outbox, now = self.session.outbox, monotonic()
         if not outbox.flows or now >= self._iteration_due:
             return False
@@ -197,9 +199,9 @@ class Driver:
         return True
 
     def prepare(self) -> bool:
-        """Send everything that waits for others: acknowledgements, and what publishers hold.
+        """Submit all pending commands: acknowledgements, and batches of publishers.
 
-        Returns whether there was room for all of it.
+        Returns whether there was room for all of them.
         """
         self.session.inbox.acknowledge_all()
         all_given = True
@@ -210,7 +212,7 @@ class Driver:
         return all_given
 
     def drain(self) -> None:
-        """Drain the session in the next iteration. A signal handler may ask for it at any moment."""
+        """Drain the session in the next iteration. A signal handler may call this at any moment."""
         self.drain_due = True
 
     def _drain_session(self) -> None:
@@ -220,31 +222,31 @@ class Driver:
     # Waiting
 
     async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
-        """Iterate until `done()`, which is true when this returns.
+        """Iterate until `done()` is true.
 
         Raises `TimedOut` after `timeout` seconds (None: never), and the error that ended the session.
         """
         raise NotImplementedError
 
     async def pause(self) -> None:
-        """Let other tasks go on, where there are any."""
+        """Let other tasks run, where there are any."""
         raise NotImplementedError
 
     def changed(self) -> None:
-        """What somebody may wait for was changed by another call than an iteration."""
+        """Wake waits after a change by another call than an iteration."""
         raise NotImplementedError
 
     def within(self, seconds: float) -> None:
-        """Send what waits for others within this time, where anything runs while the caller is busy."""
+        """Send pending commands within this time, where anything runs while the caller is busy."""
         raise NotImplementedError
 
     async def wait_for_broker(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
-        """Wait for an answer: `timeout` seconds, or the client's own time-out for None."""
+        """Wait for an answer: `timeout` seconds, or the client's own timeout for None."""
         if not done():
             await self.wait(done, self.timeout if timeout is None else timeout, what)
 
     async def make_room(self, *, numbered: bool, timeout: Span | None = None) -> None:
-        """Wait until one more command may be given.
+        """Wait until one more command may be submitted.
 
         Raises `TryLater` when the broker does not confirm in time, `ConnectionLost` when it is away.
         """
@@ -264,9 +266,9 @@ class Driver:
             ) from None
 
     async def ship(self) -> None:
-        """Send what was just given to the session, waiting for a while if the socket takes no more.
+        """Send the command just submitted, waiting for a while if the socket takes no more.
 
-        If it does not in that time, the command goes first later, and there is no room for another before.
+        After that time the command stays first in the queue, and there is no room for another.
         """
         now = monotonic()
         self.session.look_at_clock(now)
@@ -289,7 +291,7 @@ class Driver:
 
 
 def _waiting(session: ClientSession) -> str:
-    """What waits for the broker."""
+    """Return the reason why a command waits for the broker."""
     flow = session.outbox.flow
     if flow.full:
         return f"{flow.under_way} bytes are on their way and are not taken up"

@@ -1,6 +1,6 @@
-"""Programs whose threads are greenlets: gevent and eventlet replace them, and a call that waits holds all up.
+"""Warning for programs with greenlets: gevent and eventlet replace threads, and a waiting call blocks all.
 
-libzmq waits in C, where neither of them can switch, and the blocking client is made for threads.
+libzmq waits in C, where greenlets cannot switch, and the blocking client is made for threads.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import sys
 import warnings
 
 _PATCHES = {"gevent.monkey": "is_module_patched", "eventlet.patcher": "is_monkey_patched"}
-"""The modules that replace threads, and what each says whether it has."""
+"""Modules that replace threads, and the function of each that reports it."""
 
 
 def warn_of_greenlets() -> None:
-    """Warn if threads are greenlets, in the name of who has called `connect`."""
+    """Warn if threads are greenlets, in the name of the caller of `connect`."""
     for module, asks in _PATCHES.items():
         loaded = sys.modules.get(module)
         if loaded is not None and getattr(loaded, asks)("thread" if "eventlet" in module else "threading"):

@@ -1,11 +1,11 @@
-"""What a listener asks of clients that connect, read from its greeting (ZMTP 3.1, RFC 37).
+"""The mechanism of a listener, read from its greeting (ZMTP 3.1, RFC 37).
 
 Each side closes the connection when it has read that the other has another mechanism. If the listener is the
 first, it may do so before it has named its own, and libzmq reports a broken pipe only, each time again. So a
-client that is to tell a broker that is away from one that wants another proof has to ask, and say nothing
-itself.
+client that distinguishes an absent broker from one that wants another proof has to ask, without a greeting of
+its own.
 
-A name has to be resolved for that, and a listener may be slow. So a thread asks, and its program goes on.
+A name has to be resolved for that, and a listener may be slow. So a thread asks, and its program continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from contextlib import closing
 
 ANSWER_SECONDS = 1.0
-"""How long the listener may take."""
+"""Time for the listener's answer."""
 
 MECHANISMS = (b"NULL", b"PLAIN", b"CURVE")
 
@@ -41,7 +41,7 @@ class Inquiry:
 
 
 def mechanism_of(url: str, seconds: float = ANSWER_SECONDS) -> bytes:
-    """The mechanism of a listener, such as `b"NULL"`; empty if it does not say."""
+    """Return the mechanism of a listener, such as `b"NULL"`; empty without an answer."""
     greeting = b""
     try:
         with closing(_connect(url, seconds)) as connection:
@@ -50,7 +50,7 @@ def mechanism_of(url: str, seconds: float = ANSWER_SECONDS) -> bytes:
             while len(greeting) < _SIZE and (some := connection.recv(_SIZE - len(greeting))):
                 greeting += some
     except (OSError, ValueError):
-        # It is away, or slow, or the URL is none: libzmq will find out, too.
+        # The listener is away or slow, or the URL is invalid: libzmq will find out, too.
         pass
     return greeting[_MECHANISM].rstrip(b"\0") if greeting[:1] == _SIGNATURE[:1] else b""
 

@@ -1,22 +1,22 @@
-"""Handlers: functions that are called with each request, mail or message. What both edges share.
+"""Handlers: functions that are called with each request, mail or message; the common part of both edges.
 
-When a handler returns, its message is settled: a request is answered with what it returned, mail is
-acknowledged, and a cursor moves behind a message of a stream. When it raises an exception, a request or mail
-is redelivered after a backoff, until it is a dead letter; `on_error` says otherwise.
-What a handler settled itself stays as it is. For a message of a stream there is no second try: the exception
-comes out of `run`, and the cursor stays before that message.
+When a handler returns, its message is settled: a request is answered with the result, mail is acknowledged,
+and a cursor moves behind a message of a stream. When the handler raises an exception, a request or mail is
+redelivered after a backoff, until it is a dead letter, unless `on_error` is set. A message settled by its
+handler stays as it is. A message of a stream is not retried: `run` raises the exception, and the cursor stays
+before that message.
 
 While a handler is at work, progress is reported every third of the ack timeout, so that it may take as long
-as it needs. A handler that dies with its program is noticed by the broken connection, and one that hangs has
-to be ended by its author.
+as it needs. The broken connection reports a handler that dies with its program; a handler that hangs has to
+be ended by its author.
 
 The result of a service handler is the body of its reply. If it cannot be one, since it is of another type
 or too large, the handler is wrong, not the moment: the request is rejected at once, with the type and the
 handler in the reason, and is not tried again.
 
-What was not handled to its end is released, as if it had never been delivered. That is what waits when `run`
-ends, and what is in the hands of a handler that KeyboardInterrupt or the end of `run` breaks off, since the
-message is not to blame for that.
+Unhandled messages are released, as if they had never been delivered: those that wait when `run` ends, and
+those of a handler that KeyboardInterrupt or the end of `run` breaks off, since the message is not to blame
+for that.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from malamute.protocol.texts import fitting, shown, words_of
 _log = logging.getLogger("malamute")
 
 LOGGED_BYTES_MAX = 64 * 1024
-"""Bytes of a failure in a log line at most, its traceback included."""
+"""Maximum bytes of a failure in a log line, with its traceback."""
 
 Consumer = WorkerBase | MailboxBase | SubscriptionBase
 
 
 class Registration(NamedTuple):
-    """A handler and what it is for. `open` makes the consumer, once `run` is called."""
+    """A handler with its options. `open` makes the consumer, once `run` is called."""
 
     open: Callable[[], Any]
     handler: Callable[[Any], Any]
@@ -53,7 +53,7 @@ class Registration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the handler, or of its type."""
+        """Return the name of the handler, or of its type."""
         return str(getattr(self.handler, "__name__", type(self.handler).__name__))
 
 
@@ -72,11 +72,10 @@ def registration(
     on_error: str,
     awaits: bool,
 ) -> Registration:
-    """Check a handler, and keep what it is for; `awaits` is whether what it returns is awaited.
+    """Return a checked registration; with `awaits` the result of the handler is awaited.
 
     Raises:
-        InvalidValue: it is no function, or nobody would await what it returns.
-
+        InvalidValue: the handler is no function, or its result would not be awaited.
     """
     if not callable(handler):
         raise InvalidValue(f"invalid handler {shown(handler)}: expected a function")
@@ -121,17 +120,17 @@ def _log_failure(message: Message, error: Exception) -> None:
     if (fits := fitting(told, LOGGED_BYTES_MAX)) == told:
         _log.error("the handler of %r failed", message.subject, exc_info=error)
     else:
-        # A handler of logs that writes UTF-8 would lose the whole line for half a surrogate.
+        # A log handler that writes UTF-8 would lose the whole line for half a surrogate.
         _log.error("the handler of %r failed\n%s", message.subject, fits)
 
 
 async def settle(
     consumer: Consumer, message: Message, result: Any, error: Exception | None, handling: Registration
 ) -> None:
-    """Settle a message whose handler has ended, one way or the other.
+    """Settle a message after its handler has ended, with a result or an exception.
 
-    Raises what the handler of a stream raised, and nothing else: a message that cannot be settled now, such
-    as a reply for which there is no room, is redelivered.
+    Raises the exception of a stream handler, and nothing else: a message that cannot be settled now, such as
+    a reply for which there is no room, is redelivered.
     """
     try:
         if error is None:
@@ -148,14 +147,14 @@ async def _succeeded(consumer: Consumer, message: Message, result: Any, handling
     try:
         await succeeded(consumer, message, result)
     except (InvalidValue, TooLarge) as invalid:
-        # To try again would bring the same.
+        # A retry would have the same result.
         on_error = "reject" if handling.on_error == "nak" else handling.on_error
         wrong = InvalidValue(f"handler {handling.name} returned {type(result).__name__}: {invalid.text}")
         await failed(consumer, message, wrong, on_error)
 
 
 def untouched(message: Message) -> None:
-    """Give back what a handler did not come to the end of, for a reason that is not the message."""
+    """Release a message whose handler was interrupted, for a reason other than the message."""
     if isinstance(message, Mail):
         message.release()
 
@@ -177,4 +176,4 @@ async def _reply(consumer: Consumer, mail: Mail, error: Exception) -> None:
 
 
 _ON_ERROR = {"nak": _nak, "reject": _reject, "reply": _reply}
-"""What becomes of a message whose handler failed."""
+"""Settlements of a message whose handler failed."""

@@ -1,8 +1,8 @@
 """The end of a client that its program has not closed: the program ends, or has dropped the client.
 
-Accepted messages that have not left yet are sent and confirmed first, for as long as
-a call may take. A loss after that is said on standard error, where a script's author looks, and by a
-`ResourceWarning`. A child of a fork has nothing to do with its parent's clients.
+Accepted messages that have not left yet are sent and confirmed first, for as long as a call may take. A loss
+after that is reported on standard error, where a script's author looks, and by a `ResourceWarning`. A child
+of a fork has nothing to do with its parent's clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from malamute.client.session.questions import PendingQuery
 from malamute.errors import MalamuteError
 
 LEAVING_SECONDS_MAX = 30.0
-"""How long the end of a program may take for one client, however long its own calls may."""
+"""Maximum seconds for one client at the end of a program, even if its own calls may take longer."""
 
 ADVICE = "close the client, or use `with malamute.connect() as client`"
 
@@ -31,7 +31,7 @@ def dropped(driver: Driver) -> None:
 
 
 def leave(driver: Driver) -> None:
-    """Have the broker take what was accepted, close the client, and say what is lost."""
+    """Flush accepted messages, close the client, and report a loss."""
     driver.take_over()
     try:
         _take_leave(driver)
@@ -43,7 +43,7 @@ def leave(driver: Driver) -> None:
 
 
 def say_lost(driver: Driver, words: str) -> None:
-    """Say what a client has lost."""
+    """Report the loss of a client."""
     words = f"malamute: the client of {driver.connection.url} was not closed, and {words}: {ADVICE}"
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
@@ -60,7 +60,7 @@ def _take_leave(driver: Driver) -> None:
     ping: PendingQuery | None = None
     while session.error is None and (left := deadline - monotonic()) > 0:
         if driver.prepare() and ping is None and not session.closing:
-            # Behind all that was held.
+            # The ping comes behind all held commands.
             ping = session.questions.ping()
             driver.send()
         if ping is not None and ping.done and not len(outbox):
@@ -72,7 +72,7 @@ def _take_leave(driver: Driver) -> None:
 
 
 def _owes(driver: Driver) -> bool:
-    """Whether the broker may not have all that was accepted."""
+    """Return whether the broker may lack accepted messages."""
     outbox = driver.session.outbox
     return bool(driver.before_wait or outbox.messages or outbox.flow.under_way)
 
@@ -80,7 +80,7 @@ def _owes(driver: Driver) -> bool:
 def _lost(driver: Driver) -> str:
     """Return the lost messages in words; nothing if there are none."""
     with suppress(MalamuteError):
-        # Publishers hand over what they still have, so that it is counted.
+        # Publishers submit their batches, so that these are counted.
         driver.prepare()
     refused = [error for owner in driver.before_wait if (error := getattr(owner, "unseen_error", None))]
     if refused:
@@ -103,7 +103,7 @@ def _leave_all() -> None:
         if driver.thread not in running:
             leave(driver)
         elif words := words_of_loss(driver):
-            # A thread that the end of the program does not wait for may be in the middle of a call.
+            # A daemon thread may be in the middle of a call.
             say_lost(driver, words)
 
 

@@ -26,12 +26,12 @@ from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
 
 HEARTBEATS_MISSED = 3
-"""A connection is taken for broken when nothing has come for so many heartbeats."""
+"""A connection is taken for broken after so many heartbeats without data."""
 HEARTBEAT_MIN = 0.01
 HEARTBEAT_MAX = 20.0
-"""In seconds. libzmq counts the time that the other side is given in 16 bits of milliseconds."""
+"""In seconds. libzmq counts the other side's time in 16 bits of milliseconds."""
 WAIT_MAX_MS = 500
-"""How long one poll may take. Python handles a signal that comes right before a poll only after it."""
+"""Maximum time of one poll. Python handles a signal that arrives right before a poll only after it."""
 SOCKETS_MAX = 16_384
 """Sockets in the context that clients share, three for each. libzmq's own 1023 are for 341 clients."""
 RECEIVE_COMMANDS = 200
@@ -40,12 +40,12 @@ RECEIVE_COMMANDS = 200
 _OPTIONS: dict[int, int | bytes] = {
     zmq.LINGER: 0,
     zmq.IMMEDIATE: 1,
-    # Credit is what bounds them. While this is full, nobody reads the broker's heartbeats.
+    # Credit bounds the messages. While this limit is reached, the broker's heartbeats are not read.
     zmq.RCVHWM: 1_000_000,
     zmq.RECONNECT_IVL: -1,
 }
 _EVENT = Struct("=HI")
-# As plain integers: pyzmq makes values of its enumerations of them, which takes longer than what is asked.
+# Plain integers: pyzmq makes enumeration values of these, which takes longer than the poll itself.
 _POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _TAKEN = zmq.Event.CONNECTED
@@ -64,7 +64,7 @@ _REFUSED = {
     (zmq.Event.HANDSHAKE_FAILED_AUTH, 500): "the broker does not understand the credentials",
     (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, 0x11000002): OTHER_PROOF,
 }
-"""What libzmq reports when there is no use in trying again."""
+"""Errors of libzmq for which a retry is useless."""
 
 _DEFERRED = (zmq.Event.HANDSHAKE_FAILED_AUTH, 300)
 
@@ -76,10 +76,10 @@ AnyContext = zmq.Context[zmq.Socket[bytes]]
 
 
 def shared_context() -> AnyContext:
-    """The context of the process, for clients that are given none. Raises `OutOfSockets`."""
+    """Return the context of the process, for clients without one. Raises `OutOfSockets`."""
     with _as_ours():
         context: AnyContext = zmq.Context.instance()
-    # It counts only before the first socket; a program that has set more is left alone.
+    # The limit counts only before the first socket; a higher one is left alone.
     if context.get(zmq.MAX_SOCKETS) < SOCKETS_MAX:
         context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
     return context
@@ -96,16 +96,16 @@ def _as_ours() -> Iterator[None]:
 
 
 _open: set[Link] = set()
-"""Links that are open. A client that is dropped closes its own, which must not be gone before it."""
+"""Open links. A dropped client closes its own link, which must not be collected before it."""
 
 
 class Link:
     """One connection to a broker, or the attempt.
 
-    Raises `InvalidValue` for an address that is none, and `OutOfSockets`.
+    Raises `InvalidValue` for an invalid address, and `OutOfSockets`.
 
-    Every `heartbeat` seconds the broker is asked for a sign of life, which is one of ours, too: HELLO
-    promises it. The time to live that libzmq could announce would be cancelled by our next word.
+    Every `heartbeat` seconds the broker is pinged, which is a sign of life of the client, too: HELLO promises
+    it. The time to live that libzmq could announce would be cancelled by the client's next command.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class Link:
         self._monitor.linger = 0
         _open.add(self)
         self.unexplained = False
-        """Whether the handshake failed, and libzmq does not say why."""
+        """Whether the handshake failed without a reason from libzmq."""
         self.taken = False
-        """Whether a listener has taken the connection: it may be one whose broker is busy, or hangs."""
+        """Whether a listener has accepted the connection: its broker may be busy, or hang."""
         self.deferred = False
-        """Whether the broker did not look at the credentials, and wants them later."""
+        """Whether the broker deferred the verification of the credentials."""
         self.quiet = False
-        """Whether nothing had happened to the connection when a wait was over a moment ago."""
-        # Without what pyzmq does for other kinds of sockets at each frame.
+        """Whether a wait that was just over has found no change of the connection."""
+        # The direct call avoids work that pyzmq does for other kinds of sockets at each frame.
         self._send = partial(backend.Socket.send, self.socket)
         self._has_input = [(self.socket, _POLLIN)]
         self._reading = [(self.socket, _POLLIN), (self._monitor, _POLLIN)]
@@ -155,23 +155,23 @@ class Link:
 
     @property
     def files(self) -> tuple[int, int]:
-        """What to watch to learn that something may have come. See `pending`."""
+        """Return the files to watch for readiness. See `pending`."""
         return int(self.socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to take.
+        """Return whether commands or changes can be received.
 
-        The files are edge-triggered: they become readable when something changes, and any look at the socket,
-        even sending, may take that sign away. So the one that watches them has to ask here afterwards.
+        The files are edge-triggered: they become readable when something changes, and any use of the socket,
+        even sending, may clear that state. So a watcher has to call this afterwards.
         """
         return any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in (self.socket, self._monitor))
 
     def changes(self) -> Iterator[bool]:
-        """What happened to the connection: True where it was made, False where it broke or failed.
+        """Yield changes of the connection: True for a new one, False for one that broke or failed.
 
         Raises:
-            AccessRefused: the broker does not take this client.
+            AccessRefused: the broker refuses this client.
         """
         while self._monitor.poll(0):
             # pyzmq can read this too, but would import asyncio for it: the number of the event comes first.
@@ -191,10 +191,10 @@ class Link:
         return Inquiry(self._url, _MECHANISMS[int(self.socket.get(zmq.MECHANISM))])
 
     def receive(self) -> Iterator[list[bytes]]:
-        """The commands that are there, without waiting."""
+        """Yield available commands, without waiting."""
         receive = self.socket.recv
         for count in range(RECEIVE_COMMANDS):
-            # Behind a first one there often is none, and the exception costs more than to ask.
+            # A second command is rare, and the exception costs more than a poll.
             if count and not zmq.zmq_poll(self._has_input, 0):
                 return
             try:
@@ -202,14 +202,14 @@ class Link:
             except zmq.Again:
                 return
             frames = [part.bytes]
-            # Libzmq's own frame says whether another follows, which to ask the socket takes longer.
+            # The frame itself has the flag, which the socket returns more slowly.
             while part.more:
                 part = receive(copy=False)
                 frames.append(part.bytes)
             yield frames
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Send a command without waiting. False if the connection takes none now."""
+        """Send a command without waiting. Return False if the connection takes none now."""
         try:
             last = len(frames) - 1
             for place, frame in enumerate(frames):
@@ -220,9 +220,9 @@ class Link:
         return True
 
     def wait(self, timeout: float | None, *, sending: bool, wake_fd: int | None = None) -> None:
-        """Wait for something to take, or to send, or until `timeout` seconds are over, or a while.
+        """Wait until receiving, or `sending`, is possible; for `timeout` seconds or a while at most.
 
-        `wake_fd` is a file that ends the wait too, when it becomes readable.
+        `wake_fd` is a file that ends the wait as well, when it becomes readable.
         """
         sources: list[tuple[Any, int]] = self._writing if sending else self._reading
         if wake_fd is not None:
@@ -233,7 +233,7 @@ class Link:
         self.quiet = (self._monitor, _POLLIN) not in ready
 
     def close(self) -> None:
-        """Close it at once. What was not sent is dropped."""
+        """Close the link at once. Unsent commands are dropped."""
         _open.discard(self)
         self.socket.disable_monitor()
         self._monitor.close(0)

@@ -1,14 +1,13 @@
-"""Publishing in bulk: batched, pipelined, and confirmed if asked for. What both edges share.
+"""Publishing in bulk: batched, pipelined, and confirmed on request; the common part of both edges.
 
-A batch is shipped when it is full (by messages or bytes), when anything is waited for, and when the last one
-went out a *linger* ago; small ones go several at a time. So a fast publisher fills its batches, and a slow
-one has every message sent at once. A blocking program needs no timer: at most the messages of one linger stay
-behind when it stops publishing without leaving the `with`, flushing, or waiting. On an event loop a timer
-sends them.
+A batch is shipped when it is full (by messages or bytes), when a call waits, and a *linger* after the last
+one; small batches go several at a time. So a fast publisher fills its batches, and a slow one has every
+message sent at once. A blocking program needs no timer: at most the messages of one linger stay behind when
+it stops publishing without leaving the `with`, flushing, or waiting. On an event loop a timer sends them.
 
 With the assurance `stored` every batch has a number, and is kept until the broker has it on disk. When the
-window of unconfirmed batches is full, publishing waits, before the message is taken: a call that fails or is
-cancelled has taken nothing.
+window of unconfirmed batches is full, publishing waits before the message is added: a call that fails or is
+cancelled has added nothing.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from malamute.errors import Closed, MalamuteError, TooLarge
 from malamute.protocol.batch import Body, Frame, Headers
 
 TOGETHER = 32
-"""Messages that are shipped together at least, however small the batches that they make."""
+"""Minimum messages that are shipped together, if batches are smaller."""
 
 Carry = Callable[[Sequence[str], Sequence[Frame], Command | None], None]
-"""How a batch gets into the session: a publish to one stream, or a send to one mailbox."""
+"""Submits a batch to the session: a publish to one stream, or a send to one mailbox."""
 
 
 class PublisherBase:
@@ -77,11 +76,11 @@ class PublisherBase:
 
     @property
     def unseen_error(self) -> MalamuteError | None:
-        """The first refusal since the last flush."""
+        """Return the first refusal since the last flush."""
         return next((command.error for command in self._unsettled if command.error is not None), None)
 
     async def _publish(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
-        """Publish one message: the command that carries it, and its place there."""
+        """Publish one message; return the command that carries it, and its place there."""
         due = self._is_due()
         if due:
             await self._admit()
@@ -90,10 +89,10 @@ class PublisherBase:
             await self._ship()
         return placed
 
-    # Of the three steps, only the first and the last may wait.
+    # Three steps, of which only the first and the last may wait.
 
     def _is_due(self) -> bool:
-        """Whether the next message is shipped at once. `_admit` has to let it in then."""
+        """Return whether the next message is shipped at once. `_admit` has to admit it then."""
         return self._batch.last or monotonic() >= self._due
 
     def _check(self) -> None:
@@ -102,11 +101,11 @@ class PublisherBase:
             raise Closed("publisher is closed: make another one with Client.publisher")
 
     async def _admit(self) -> None:
-        """Wait until one more message can be taken. Raises as `publish` does."""
+        """Wait until one more message can be added. Raises as `publish` does."""
         self._check()
         await self._make_room()
         while self._batch.full:
-            # Together with one more they could be too large.
+            # A batch with one more message could be too large.
             await self._ship()
             await self._make_room()
 
@@ -114,7 +113,7 @@ class PublisherBase:
         await self._driver.make_room(numbered=self._stored, timeout=self._timeout)
 
     def _add(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
-        """Take a message."""
+        """Add a message."""
         within = self._batch.add(subject, body, headers) % self._most
         if self._batch.apart:
             within = 0
@@ -123,7 +122,7 @@ class PublisherBase:
         return self._commands[-1], within
 
     async def _ship(self) -> None:
-        """Ship what was taken. Those that found no room go with the next."""
+        """Ship the batch. A batch without room goes with the next."""
         if self._batch.records and self._driver.session.outbox.room(numbered=self._stored):
             self._hand_over()
             await self._driver.ship()
@@ -173,7 +172,7 @@ class PublisherBase:
                 await self._flush()
             finally:
                 self._closed = True
-                self._due = 0.0  # whatever is published now is due at once, and refused
+                self._due = 0.0  # later messages are due at once, and refused
                 self._driver.before_wait.pop(self, None)
 
     async def _wait(self, command: Command, timeout: Span | None) -> None:
@@ -208,7 +207,7 @@ class PublisherBase:
         self._keep(command)
 
     def _keep(self, command: Command) -> None:
-        # Those that are done well are dropped now and then, so that a long run does not collect them all.
+        # Successful commands are dropped now and then, so that a long run does not collect them all.
         self._unsettled.append(command)
         if len(self._unsettled) > 2 * self._driver.session.outbox.window_commands:
             self._unsettled = [c for c in self._unsettled if not c.done or c.error is not None]

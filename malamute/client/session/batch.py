@@ -1,7 +1,7 @@
-"""Messages on their way into a command: packed one by one as they come, shipped as columns.
+"""Messages before their command: packed one by one on arrival, shipped as columns.
 
 Packing is the hottest path of a publisher, so a message costs one call of the packer, its checks, and two
-appends. What can be refused is refused here, where the message is known: the broker refuses whole batches.
+appends. Invalid messages are refused here, where each is known: the broker refuses whole batches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from malamute.protocol.limits import SUBJECT_BYTES_MAX
 from malamute.protocol.texts import shown
 
 BATCH_BYTES = 64 * 1024
-"""A batch is shipped when its records have this many bytes."""
+"""Bytes of records with which a batch is shipped."""
 
 _HEADER_TYPES = frozenset({str, int, float, bool, type(None)})
 _SUBJECT_SAFE = SUBJECT_BYTES_MAX // 4
@@ -58,7 +58,7 @@ def _of_model(value: Any) -> Any:
 
 
 def is_stored(assurance: str) -> bool:
-    """Whether this assurance asks for a confirmation. Raises `InvalidValue` for one that there is not."""
+    """Return whether this assurance asks for a confirmation. Raises `InvalidValue` for an unknown one."""
     try:
         return _ASSURANCES[assurance]
     except (KeyError, TypeError):
@@ -67,7 +67,7 @@ def is_stored(assurance: str) -> bool:
 
 
 def record_of(headers: Headers | None, body: Body) -> bytes:
-    """Pack headers and body. Raises `InvalidValue` for what cannot be a header or a body."""
+    """Pack headers and body. Raises `InvalidValue` for an invalid header or body."""
     try:
         if headers:
             for name, value in headers.items():
@@ -76,12 +76,12 @@ def record_of(headers: Headers | None, body: Body) -> bytes:
         if type(body) is bytes:
             return pack_plain((headers or None, body))
     except (AttributeError, TypeError, ValueError, OverflowError):
-        pass  # said below, by what is wrong
+        pass  # the error is raised below, with the cause
     return _odd_record(headers, body)
 
 
 def _odd_record(headers: Headers | None, body: Body) -> bytes:
-    """Pack what is not of plain types, or find out what is wrong."""
+    """Pack values of derived types, or raise the error with the cause."""
     plain, frames = _plain_headers(headers), _frames(body)
     try:
         return pack_plain((plain or None, *frames))
@@ -93,7 +93,7 @@ def _odd_record(headers: Headers | None, body: Body) -> bytes:
 
 
 def _plain_headers(headers: Headers | None) -> dict[str, Any]:
-    """Headers as a map of plain types. Those of classes derived from them mean the same."""
+    """Return headers as a map of plain types. Values of derived classes mean the same."""
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
@@ -145,7 +145,7 @@ def _frames(body: Any) -> list[bytes]:
 
 
 def check_subject(subject: str) -> str:
-    """Return a subject as plain text. Raises `InvalidValue` or `TooLarge` unless it can be one."""
+    """Return a subject as plain text. Raises `InvalidValue` or `TooLarge` for an invalid one."""
     if type(subject) is not str:
         if not isinstance(subject, str):
             raise InvalidValue(f"invalid subject {shown(subject)}: expected text")
@@ -170,12 +170,12 @@ def records_of(headers_list: Sequence[Headers | None] | None, bodies: Sequence[B
     try:
         return [*map(pack_plain, zip(headers_list or repeat(None), bodies, strict=False))]
     except (TypeError, ValueError, OverflowError):
-        # One by one, to find out which it is.
+        # One by one, to find the invalid one.
         return [*map(record_of, headers_list or repeat(None), bodies)]
 
 
 def _are_plain(headers_list: Sequence[Headers | None]) -> bool:
-    # Three passes in C over what is nearly always right; the slow way finds out what is wrong.
+    # Three passes in C over columns that are nearly always right; the slow way finds an error.
     if not {dict}.issuperset(map(type, headers_list)):
         return False
     maps = cast("Sequence[dict[str, Any]]", headers_list)
@@ -184,8 +184,8 @@ def _are_plain(headers_list: Sequence[Headers | None]) -> bool:
 
 
 def check_subjects(subjects: Sequence[str]) -> Sequence[str]:
-    """Return subjects as plain text. Raises `InvalidValue` or `TooLarge` unless these can be subjects."""
-    # As in `_are_plain`: passes in C over what is nearly always right.
+    """Return subjects as plain text. Raises `InvalidValue` or `TooLarge` for an invalid one."""
+    # As in `_are_plain`: passes in C over subjects that are nearly always right.
     if _TEXT.issuperset(map(type, subjects)) and (
         max(map(len, subjects), default=0) <= _SUBJECT_SAFE and all(map(str.isascii, subjects))
     ):
@@ -194,7 +194,7 @@ def check_subjects(subjects: Sequence[str]) -> Sequence[str]:
 
 
 def check_columns(*columns: Sequence[Any] | None) -> None:
-    """Raise `InvalidValue` unless these are columns of one length; None stands for none."""
+    """Raise `InvalidValue` unless the arguments are columns of one length; None stands for none."""
     try:
         lengths = {len(column) for column in columns if column is not None}
     except TypeError:
@@ -221,7 +221,7 @@ class Batch:
     )
 
     def __init__(self, most: int, most_bytes: int) -> None:
-        """`most_bytes` is what one message may have at the most."""
+        """Limit the batch to `most` messages, and each message to `most_bytes`."""
         self.most = most
         self.most_bytes = most_bytes
         self._full_bytes = min(BATCH_BYTES, most_bytes)
@@ -229,11 +229,11 @@ class Batch:
         self.records: list[Frame] = []
         self.size_bytes = 0
         self.full = False
-        """Whether it is to be shipped."""
+        """Whether the batch is to be shipped."""
         self.last = most == 1
-        """Whether one more message makes it full, if not more than that."""
+        """Whether one more message makes the batch full, or more than that."""
         self.apart = False
-        """Whether its last message goes as a command of its own: with the others it would be too large."""
+        """Whether the last message goes as a command of its own: with the others it would be too large."""
 
     def add(self, subject: str, body: Body, headers: Headers | None) -> int:
         """Add a message, and return its place. Raises `InvalidValue` or `TooLarge`, and adds nothing then."""
@@ -257,7 +257,7 @@ class Batch:
         return place
 
     def pop(self) -> tuple[list[str], list[Frame]]:
-        """Return its subjects and records, and empty it."""
+        """Return the subjects and records, and empty the batch."""
         taken = self.subjects, self.records
         self.subjects, self.records, self.size_bytes = [], [], 0
         self.full, self.last, self.apart = False, self.most == 1, False
@@ -267,7 +267,7 @@ class Batch:
 def split_evenly(
     subjects: Sequence[str], records: Sequence[Frame], most: int, most_bytes: int
 ) -> Iterable[tuple[Sequence[str], Sequence[Frame]]]:
-    """Cut long columns where a batch of these messages would be full, or have more than `most_bytes`."""
+    """Cut long columns into commands of `most` messages and `most_bytes` at most."""
     start = size_bytes = 0
     for place, record in enumerate(records):
         if start < place and size_bytes + len(record) > most_bytes:

@@ -1,20 +1,20 @@
-"""Congestion control: how many bytes may be on their way, so that no queue stands on the path.
+"""Congestion control: the bytes that may be in flight, so that no queue builds up on the path.
 
-What is on its way beyond the *bandwidth-delay product* - what the path takes in a second, times the seconds
-that an answer takes where nothing waits - only waits in a queue. The window is
+Bytes in flight beyond the *bandwidth-delay product* - the bytes that the path takes in a second, times the
+seconds of an answer without queues - only wait in a queue. The window is
 
     delivery rate * (2 * round trip + TARGET_SECONDS)
 
 with the two estimates of BBR: the highest *delivery rate* of the last rounds and the shortest *round trip* of
 the last two intervals. Twice the round trip, because answers come in bunches: while the broker handles one
-half of what is on its way, the other is to arrive. The target is CoDel's word: the queueing delay that is
-accepted, so that the path stays busy while a process waits for a processor. A window of this form needs no
-phase of start-up: as long as the path takes all that it gets, each is at least twice the one before.
+half of the bytes in flight, the other is to arrive. The target is CoDel's term: the accepted queueing delay,
+so that the path stays busy while a process waits for a processor. A window of this form needs no phase of
+start-up: as long as the path takes all that it gets, each is at least twice the one before.
 
-Only a sender that fills its window learns what the path takes; what others measure (BBR: they are
-*application-limited*) says what they have sent.
+Only a sender that fills its window learns the rate of the path; others (BBR: they are *application-limited*)
+measure their own rate.
 
-Where the window is always full, a queue of our own stands in every round trip. So at the beginning of an
+Where the window is always full, every round trip includes the sender's own queue. So at the beginning of an
 interval the window is the least one, until one round trip was measured with little before it.
 
 Sources: BBR (Cardwell et al., ACM Queue 14/5, 2016; draft-cardwell-iccrg-bbr-congestion-control), its rate
@@ -28,23 +28,23 @@ from math import inf
 from typing import NamedTuple
 
 TARGET_SECONDS = 0.015
-"""The queueing delay that is accepted: some slices of the time that a system gives to one process."""
+"""The accepted queueing delay: some slices of the time that a system gives to one process."""
 
 INITIAL_BYTES = 64 * 1024
 """The window until it was full for the first time."""
 
 LEAST_BYTES = 4 * 1024
-"""The least window. One command may always be on its way, however large it is."""
+"""The minimum window. One command may always be in flight, however large it is."""
 
 RATE_ROUNDS = 3
-"""Round trips with a full window after which the rate of those before them is forgotten, or twice as many."""
+"""Round trips with a full window after which the rate of earlier ones is forgotten; up to twice as many."""
 
 INTERVAL_SECONDS = 1.0
 INTERVAL_ROUND_TRIPS = 100
-"""How long an interval is at least: a round trip with a small window must cost little of it."""
+"""Minimum round trips of an interval: a round trip with a small window must cost little of it."""
 
 MARKS_A_ROUND_TRIP = 8
-"""How many measurements begin within a round trip, at about the most."""
+"""Approximate maximum of measurements that begin within a round trip."""
 
 _INSTANT = 1e-6
 """The time between two moments that a clock cannot tell apart."""
@@ -60,11 +60,11 @@ class _Mark(NamedTuple):
     limited: bool
     """Whether the window was full then."""
     alone: bool
-    """Whether little was on its way before."""
+    """Whether few bytes were in flight before."""
 
 
 class CongestionWindow:
-    """The window of what is sent and answered in order. Times are in seconds, from any beginning."""
+    """The window of bytes that are sent and answered in order. Times are in seconds, from any beginning."""
 
     __slots__ = (
         "_answered",
@@ -83,31 +83,31 @@ class CongestionWindow:
 
     def __init__(self, most_bytes: int) -> None:
         self.bytes = min(INITIAL_BYTES, most_bytes)
-        """How much may be without an answer. What is sent while there is less than that may go beyond."""
+        """The bytes that may be without an answer. The command that reaches this limit may exceed it."""
         self._most_bytes = most_bytes
         self._marks: deque[_Mark] = deque()
         self._sent = self._answered = 0
         self._answered_at = 0.0
-        # Of each, the best before the current period, and of it.
+        # Of each, the best before the current period, and the best of the current one.
         self._rates = 0.0, 0.0
         self._round_trips = inf, inf
         self._rounds = self._round_ends = 0
         self._interval_ends = 0.0
         self._probing = False
-        """Whether the window is the least one, until a round trip was measured with little before it."""
+        """Whether the window is the minimum, until a round trip with little in flight was measured."""
 
     @property
     def rate(self) -> float:
-        """The bytes that the path takes in a second; 0 while that is not known."""
+        """Return the bytes that the path takes in a second; 0 while that is unknown."""
         return max(self._rates)
 
     @property
     def round_trip(self) -> float:
-        """The seconds until an answer where nothing waits; infinity while that is not known."""
+        """Return the seconds until an answer without queues; infinity while that is unknown."""
         return min(self._round_trips)
 
     def observe(self, sent: int, answered: int, now: float) -> None:
-        """Take note of how many bytes were sent and answered by now, since the beginning."""
+        """Note the bytes sent and answered until now, since the beginning."""
         if answered > self._answered:
             self._measure(answered, now)
         if sent > self._sent:

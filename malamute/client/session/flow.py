@@ -1,9 +1,9 @@
-"""What is on its way to the broker, of all that a session sends on one connection.
+"""The bytes in flight to the broker, of all that a session sends on one connection.
 
-A confirmation says when something is on the disk, and what is not confirmed gets none. How much waits until
-the broker takes it up, neither tells. So the session asks: it sends a PING after each part of its window, and
-the broker, which handles what comes on a connection in order, answers PONG once it has taken up all before
-it. The disk has no part in that: subscribers do not wait for it, and it narrows nothing.
+A confirmation means durable, and unconfirmed commands get none. Neither has the number of bytes that wait for
+the broker. So the session sends a PING after each part of its window, and the broker, which handles a
+connection in order, answers PONG once it has received everything before it. The disk has no part in that:
+subscribers do not wait for it, and it limits nothing.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Protocol
 from malamute.client.session.congestion import CongestionWindow
 
 PARTS = 4
-"""Parts of the window, after each of which the broker is asked."""
+"""Parts of the window, with a PING after each."""
 
 PART_BYTES = 32 * 1024
-"""The least part that is worth a question, unless the window is full: a client that makes one request after
-the other seldom asks."""
+"""The minimum part for a PING, unless the window is full: a client with one request after the other seldom
+sends one."""
 
 COMMAND_BYTES = 128
-"""What a command costs on its way besides its records."""
+"""The cost of a command in flight besides its records."""
 
 
 class Question(Protocol):
-    """One of several that are answered in order."""
+    """A PING, of several that are answered in order."""
 
     done: bool
 
 
 class PathFlow:
-    """The bytes that were sent on a connection, and those that the broker has taken up.
+    """The bytes sent on a connection, and those that the broker has received.
 
-    `most_bytes` may be on their way at the most, however fast they are taken up.
+    At most `most_bytes` may be in flight, however fast they are received.
     """
 
     __slots__ = ("_asked", "_questions", "_received", "_sent", "window")
@@ -46,22 +46,22 @@ class PathFlow:
 
     @property
     def under_way(self) -> int:
-        """The bytes of which it is not known that the broker has taken them up."""
+        """Return the bytes that the broker may not have received."""
         return self._sent - self._received
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to be sent now."""
+        """Return whether no more is to be sent now."""
         return self._sent - self._received >= self.window.bytes
 
     def add(self, size_bytes: int) -> None:
-        """So much is given to the connection: a command, or more of it."""
+        """Count bytes given to the connection: a command, or more of it."""
         self._sent += size_bytes
 
     def observe(self, now: float, ask: Callable[[], Question]) -> None:
-        """Take note of the answers that came, and ask if that is due. `now` is in seconds.
+        """Count the answers so far, and send a PING if one is due. `now` is in seconds.
 
-        `ask` puts a question to the broker, behind all that was sent.
+        `ask` sends it, behind everything sent before.
         """
         questions, window = self._questions, self.window
         if questions and questions[0][0].done:

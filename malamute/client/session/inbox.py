@@ -1,7 +1,7 @@
-"""The sources of one session: its subscriptions, its offers to work and its mailbox, and what they deliver.
+"""The sources of one session: its subscriptions, its offers to work and its mailbox, with their deliveries.
 
-Each source counts for itself (`sources`); what the broker has to know goes to the outbox. Nothing is said
-while the session is not open: `resume` sets every source up again, from where it was.
+Each source counts for itself (`sources`); commands for the broker go to the outbox. No command is sent while
+the session is not open: `resume` sets every source up again, from its position.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Inbox:
         self._next_source = MAILBOX + 1
         self._closing = False
         self._mail_unread = False
-        """Whether the mail that waits is to go back, as soon as nothing is awaited."""
+        """Whether waiting mail is to be released as soon as no reply is awaited."""
         self._mail_timeout = 0.0
 
-    # To begin and to end
+    # Begin and end
 
     def subscribe(
         self,
@@ -71,12 +71,12 @@ class Inbox:
         committed: bool = False,
         existing: bool = False,
     ) -> StreamSource:
-        """Subscribe. It stands when `open` is set, and was refused when `ended` is.
+        """Subscribe. The result is accepted when `open` is set, and was refused when `ended` is.
 
         Raises:
-            InvalidName: the stream or the cursor is no valid name.
-            TooLarge: the criteria are none, or too many.
-            InvalidValue: another value cannot be sent. Nothing is kept of the call then.
+            InvalidName: the name of the stream or the cursor is invalid.
+            TooLarge: the criteria are empty, or too many.
+            InvalidValue: another value cannot be sent. The call has no effect then.
         """
         check_name("name", stream)
         if cursor:
@@ -112,8 +112,8 @@ class Inbox:
     ) -> ConsumerSource:
         """Offer to work for a service, or to consume from a mailbox.
 
-        It stands when `open` is set, and was refused when `ended` is. `ack_timeout` is in milliseconds, 0 for
-        what the broker is configured for.
+        The offer is accepted when `open` is set, and was refused when `ended` is. `ack_timeout` is in
+        milliseconds, 0 for the broker's own.
         """
         check_name("name", name)
         offer = plain(
@@ -139,7 +139,7 @@ class Inbox:
             self._outbox.say(source.command())
 
     def open_mailbox(self, credit: int, credit_bytes: int) -> ConsumerSource:
-        """Begin to take mail, or go on with a window of this size.
+        """Open the mailbox, or resize its window.
 
         Raises:
             InvalidValue: the window cannot be granted, and is unchanged.
@@ -160,14 +160,14 @@ class Inbox:
         return self.mailbox
 
     def open_for_replies(self, credit: int, credit_bytes: int) -> None:
-        """See that replies and outcomes can come; the window is for a mailbox that was not open before."""
+        """Open the mailbox for replies and outcomes; the window is for one that was not open before."""
         if self.mailbox is None:
             self.open_mailbox(credit, credit_bytes).closed = True
         elif self.mailbox.paused:
             self._fund_mailbox()
 
     def _fund_mailbox(self) -> None:
-        """Grant the mailbox its window: now, or when what takes it away is confirmed."""
+        """Grant the mailbox its window: now, or when its drain is confirmed."""
         mailbox = self.mailbox
         assert mailbox is not None
         mailbox.paused = False
@@ -177,15 +177,15 @@ class Inbox:
     def close_mailbox(self) -> None:
         """Consume no more mail.
 
-        What was not handed out is released, as soon as no reply or outcome is awaited. Until then it would
-        only be redelivered, since replies and outcomes stand behind it.
+        Waiting mail is released as soon as no reply or outcome is awaited. Until then it would only be
+        redelivered, since replies and outcomes are behind it.
         """
         if self.mailbox is not None and not self.mailbox.closed:
             self.mailbox.closed = self._mail_unread = True
             self.return_mail()
 
     def return_mail(self) -> None:
-        """Release the mail that nobody consumes, if that is due."""
+        """Release waiting mail, if that is due."""
         if self._mail_unread and not self._pending_replies and not self._closing:
             assert self.mailbox is not None
             self._mail_unread = False
@@ -193,7 +193,7 @@ class Inbox:
             self._drain(self.mailbox)
 
     def cancel(self, source: Source) -> None:
-        """End a subscription or an offer. What it held goes back to the queue."""
+        """End a subscription or an offer. Its unsettled messages return to the queue."""
         if not source.ended:
             if isinstance(source, ConsumerSource):
                 self._drain(source)
@@ -202,10 +202,10 @@ class Inbox:
             self._outbox.say(wire.Cancel(source.number))
 
     def drain(self) -> None:
-        """Consume nothing more: end subscriptions, and release the requests that wait.
+        """Consume no more: end subscriptions, and release waiting requests.
 
-        What was delivered of a stream can still be read, and what is held can still be settled. Mail stays
-        here until its block is left, or until the end. A session that has ended has nothing to drain.
+        Delivered messages of a stream can still be read, and held ones can still be settled. Mail stays here
+        until its block is left, or until the end. An ended session has nothing to drain.
         """
         if self._outbox.refusal is not None:
             return
@@ -219,13 +219,13 @@ class Inbox:
                 self.drain_offer(source)
 
     def drain_offer(self, source: ConsumerSource) -> None:
-        """Consume no more requests of an offer, and release those that wait. What is held can be settled."""
+        """Consume no more requests of an offer, and release waiting ones. Held ones can still be settled."""
         if not (source.draining or source.ended):
             self._drain(source)
         source.draining = True
 
     def close(self) -> None:
-        """Prepare the end of the session: what was not handed out is released, mail too."""
+        """Prepare the end of the session: waiting messages are released, mail too."""
         self._closing = True
         for source in self._all():
             source.draining = True
@@ -239,9 +239,9 @@ class Inbox:
             self._outbox.say(wire.Drain(source.number, source.give_up()))
 
     def drained(self, number: int) -> None:
-        """The broker has confirmed a drain.
+        """Handle the broker's confirmation of a drain.
 
-        Nothing more is delivered to the source, and what it had is back.
+        The source gets no more deliveries, and its waiting messages are back in the queue.
         """
         source = self.mailbox if number == MAILBOX else self._sources.get(number)
         if source is None or not source.drains:
@@ -249,36 +249,36 @@ class Inbox:
         source.drains -= 1
         mailbox = self.mailbox
         if source is mailbox and not mailbox.drains and not mailbox.paused and not self._closing:
-            # Somebody wants something of it again.
+            # The source is in use again.
             self._fund_mailbox()
 
     @property
     def is_drained(self) -> bool:
-        """Whether the broker has confirmed all drains."""
+        """Return whether the broker has confirmed all drains."""
         return not any(source.drains for source in self._all())
 
     def _all(self) -> list[Source]:
         mailbox = [] if self.mailbox is None else [self.mailbox]
         return [*self._sources.values(), *mailbox]
 
-    # What is said about messages
+    # Commands about messages
 
     def refill(self, source: Source) -> None:
-        """Grant what is due, if anything is. To be called when something was consumed."""
+        """Grant due credit, if any. To be called after consuming."""
         if grant := self.grant_due(source):
             self._outbox.say(wire.Credit(source.number, *grant))
 
     def grant_due(self, source: Source) -> tuple[int, int] | None:
-        """The messages and bytes that are due, if any are, for a command to grant."""
+        """Return the due messages and bytes of credit, if any, for a command to grant."""
         if not self._outbox.ready or source.ended or source.drains or self._closing:
             return None
         if source is self.mailbox:
-            # One that is drained still takes replies and outcomes.
+            # A drained mailbox still receives replies and outcomes.
             return None if self.mailbox.paused else source.window.refill()
         return None if source.draining else source.window.refill()
 
     def let_past(self) -> None:
-        """Let replies and outcomes be delivered past mail that nobody consumes."""
+        """Let replies and outcomes be delivered past unread mail."""
         if self.mailbox is not None:
             self.mailbox.release()
             if self.mailbox.paused:
@@ -287,7 +287,7 @@ class Inbox:
                 self.refill(self.mailbox)
 
     def acknowledge(self, source: ConsumerSource) -> None:
-        """Send the acknowledgements that wait at a source; the first carries the credit that is due there."""
+        """Send the waiting acknowledgements of a source; the first carries the credit that is due there."""
         if self._outbox.ready and source.acks:
             for ack in source.pop_acks():
                 if isinstance(ack, wire.Ack) and (grant := self.grant_due(source)):
@@ -295,16 +295,16 @@ class Inbox:
                 self._outbox.say(ack)
 
     def pop_ranges(self) -> Ranges:
-        """The acknowledgements of the mailbox, for a command to carry.
+        """Return the acknowledgements of the mailbox, for a command to carry.
 
-        None while a reply waits to be taken: all that have come together are acknowledged together.
+        None while a reply waits to be popped: replies received together are acknowledged together.
         """
         if self.mailbox is None or not self._outbox.ready or self._pending_replies.unread:
             return []
         return self.mailbox.pop_ranges()
 
     def acknowledge_all(self) -> None:
-        """Send all acknowledgements that wait."""
+        """Send all waiting acknowledgements."""
         for source in self._all():
             if isinstance(source, ConsumerSource) and source.acks:
                 self.acknowledge(source)
@@ -317,30 +317,30 @@ class Inbox:
         self.refill(source)
 
     def release(self, source: ConsumerSource, sequence: int) -> None:
-        """Give a message back as if it had never been delivered."""
+        """Release a message as if it had never been delivered."""
         if source.give_back(sequence):
             self._outbox.say(wire.Release(source.number, [[sequence, sequence]]))
         self.refill(source)
 
     def report(self, source: ConsumerSource, sequences: Iterable[int]) -> None:
-        """Report that these are still worked on, as far as they are ours."""
+        """Report progress on messages, as far as they are outstanding here."""
         for ranges in ranges_of(source.among_outstanding(sequences)):
             self._outbox.say(wire.Progress(source.number, ranges))
 
-    # What comes in
+    # Deliveries and answers
 
     def deliver(self, deliver: wire.Deliver) -> bool:
-        """Take a delivery. Returns whether there was anybody to take it.
+        """Handle a delivery. Return whether its source exists.
 
-        Raises `ConnectionLost` when one before it was lost on the way: nothing is taken then.
+        Raises `ConnectionLost` after a lost delivery before it, without a change of state.
         """
         source = self.mailbox if deliver.source == MAILBOX else self._sources.get(deliver.source)
         if source is None or not (source.open or source is self.mailbox):
-            # Nothing comes before OK: it was left over from an older connection.
+            # A delivery before OK is left over from an older connection.
             return False
         columns = unpack_payload(deliver.payload, deliver.large)
         if source.drains:
-            # It was on its way when we drained: the broker has taken it back.
+            # The delivery crossed the drain: the broker has taken it back.
             return True
         if isinstance(source, ConsumerSource):
             self._deliver_queued(source, columns)
@@ -352,19 +352,20 @@ class Inbox:
 
     def _deliver_queued(self, source: ConsumerSource, columns: Columns) -> None:
         mailbox = source is self.mailbox
-        # While somebody waits for a reply, mail that nobody takes must not use up the credit before it.
+        # While a reply is awaited, unread mail must not use up the credit before it.
         awaited = mailbox and bool(self._pending_replies)
         acks = source.acks
         for item in source.arrive(columns, counted=not awaited):
             if not (mailbox and self._pending_replies.accept(source, item)):
                 source.waiting.append(item)
         if source.acks > acks and not (awaited and source.acks < ACKS_MAX):
-            # It is finished already. A waiting call acknowledges it beside what it waits for; no other would.
+            # The message was settled earlier. A waiting call acknowledges it with its own command; no other
+            # call would.
             self.acknowledge(source)
         self.refill(source)
 
     def recall(self, recall: wire.Recall) -> None:
-        """Let go of what the broker took back."""
+        """Drop the messages that the broker recalled."""
         source = self.mailbox if recall.source == MAILBOX else self._sources.get(recall.source)
         if isinstance(source, ConsumerSource):
             taken = source.recall(recall.ranges, comes_again=recall.reason == "timeout")
@@ -373,7 +374,7 @@ class Inbox:
             self.refill(source)
 
     def gap(self, gap: wire.Gap) -> None:
-        """Go on behind messages that are unavailable."""
+        """Advance behind unavailable messages."""
         source = self._sources.get(gap.source)
         if not (isinstance(source, StreamSource) and source.open):
             return
@@ -394,11 +395,11 @@ class Inbox:
             source.state = switch.state
             self._emit(Switched(source.stream, switch.state, switch.sequence))
             if switch.state == "replay" and source.window.spent:
-                # It was live until its credit was used up: its consumer is too slow.
+                # The subscription was live until its credit was used up: its consumer is too slow.
                 self._emit(Slow(source.stream, source.waiting))
 
     def opened(self, number: int, value: Any) -> None:
-        """The broker accepted a subscription or an offer."""
+        """Note that the broker accepted a subscription or an offer."""
         if source := self._sources.get(number):
             was_limited = isinstance(source, StreamSource) and source.limited
             source.opened(value)
@@ -408,17 +409,17 @@ class Inbox:
                 self._emit(Limited(source.stream))
 
     def refused(self, number: int, error: MalamuteError) -> bool:
-        """The broker refused a subscription or an offer. Returns whether it was known."""
+        """Note that the broker refused a subscription or an offer. Return whether it was known."""
         source = self._sources.pop(number, None)
         if source is not None:
             source.end(error)
         return source is not None
 
     def reply_refused(self, completes: tuple[int, int] | None) -> None:
-        """A final reply was refused: its request has to be answered again when it is redelivered.
+        """Note a refused final reply: its request has to be answered again when it is redelivered.
 
-        None stands for a reply without a number. It is not known which one that was, and one error may stand
-        for several: so every request that is redelivered is answered again.
+        None stands for an unnumbered reply, which the error does not identify, and one error may stand for
+        several: so every redelivered request is answered again.
         """
         if completes is not None:
             number, sequence = completes
@@ -433,10 +434,10 @@ class Inbox:
         source = self._sources.get(number)
         return source if isinstance(source, ConsumerSource) else None
 
-    # From one connection to the next
+    # Reconnects
 
     def restart(self, replies: Iterable[tuple[int, int]]) -> None:
-        """The connection is over. `replies` are the requests whose final replies are still to be sent."""
+        """Reset the sources after a lost connection. `replies` are requests with an unsent final reply."""
         for source in self._all():
             source.restart()
         for number, sequence in replies:
@@ -444,12 +445,12 @@ class Inbox:
                 offer.answered.add(sequence)
 
     def resume(self, mail_timeout: float) -> None:
-        """The session is open: set everything up again where it was. `mail_timeout` is in seconds."""
+        """Set all sources up again from their positions, in an open session. `mail_timeout` is in seconds."""
         if self._closing:
             return
         for source in self._sources.values():
             command = source.command()
-            # One that is drained is there for replies alone.
+            # A drained mailbox is open for replies alone.
             self._outbox.say(command._replace(credit=0, credit_bytes=0) if source.draining else command)
         self._mail_timeout = mail_timeout
         if self.mailbox is not None:
@@ -458,7 +459,7 @@ class Inbox:
                 self._fund_mailbox()
 
     def fail(self, error: MalamuteError) -> None:
-        """The session has ended: nothing more is delivered."""
+        """End all sources with an error."""
         for source in self._all():
             source.end(error)
 

@@ -1,4 +1,4 @@
-"""The messages that a program is handed: `Message`, `Mail`, and what both edges share of a request.
+"""Messages for a program: `Message`, `Mail`, and the common part of requests on both edges.
 
 A message is made from columns, in about a tenth of a microsecond; its headers and body stay packed until they
 are read. Mail and requests are settled through their *owner*, the consumer that handed them out.
@@ -26,17 +26,17 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Message:
-    """One message.
+    """One message of a stream or queue.
 
-    `sequence` is its number in the stream or queue, `time_ns` when the broker accepted it, in nanoseconds
-    since 1970 (UTC), `sender` the address of its sender or empty, `subject` its subject. `store` is the store
-    in which the sequence of a stream's message counts.
+    `sequence` is its number in the stream or queue, `time_ns` the time of its acceptance by the broker, in
+    nanoseconds since 1970 (UTC), `sender` the address of its sender or empty. `store` is the store of the
+    sequence, for a stream.
     """
 
     __slots__ = ("_opened", "_record", "_ttl", "sender", "sequence", "store", "subject", "time_ns")
 
     _ttl: int
-    """Milliseconds after its time; there is none if it does not expire."""
+    """Milliseconds from its time until it expires, if it does."""
 
     def __init__(
         self, sequence: int, time_ns: int, sender: str, subject: str, record: Frame, store: str = ""
@@ -50,7 +50,7 @@ class Message:
         self._opened: tuple[dict[str, Any], list[bytes]] | None = None
 
     def expiring(self, ttl: int) -> Message:
-        """Return it, which expires so many milliseconds after its time."""
+        """Return the message with a time to live in milliseconds."""
         self._ttl = ttl
         return self
 
@@ -61,11 +61,10 @@ class Message:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers; empty when there are none. One that is no text, number, boolean or None is left out.
+        """Return the headers; empty without any. Headers other than text, number, boolean or None are absent.
 
         Raises:
             Malformed: the record is damaged.
-
         """
         return self._open()[0]
 
@@ -77,7 +76,6 @@ class Message:
         Raises:
             InvalidValue: the header is of another type, or is missing and has no default.
             Malformed: the record is damaged.
-
         """
         value = self._open()[0].get(name, default)
         if type(value) is int and kind is float:
@@ -88,12 +86,12 @@ class Message:
 
     @property
     def frames(self) -> list[bytes]:
-        """The frames of the body, as they were published."""
+        """Return the frames of the body, as they were published."""
         return self._open()[1]
 
     @property
     def body(self) -> bytes:
-        """The body as one piece; its frames are joined when there are several."""
+        """Return the body as one piece; several frames are joined."""
         frames = self._open()[1]
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
@@ -130,27 +128,28 @@ class Message:
 
     @property
     def time(self) -> datetime:
-        """When the broker accepted it, in UTC, to the microsecond; `time_ns` has the nanoseconds."""
+        """Return the time of acceptance, in UTC, to the microsecond; `time_ns` has the nanoseconds."""
         return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
 
     @property
     def position(self) -> str:
-        """The start of a subscription that goes on behind a message of a stream, for a program to keep.
+        """Return the start of a subscription behind this message of a stream, for a program to keep.
 
-        It counts in the store of that message alone. At another broker, or one that has lost its store, a
-        subscription from there begins at the first message, behind a `Gap` with the reason `another-store`.
+        The position is valid in the store of this message alone. At another broker, or one that has lost its
+        store, a subscription from there begins at the first message, behind a `Gap` with the reason
+        `another-store`.
         """
         return f"after:{self.sequence}@{self.store}" if self.store else f"seq:{self.sequence + 1}"
 
     @property
     def ttl(self) -> float | None:
-        """After how many seconds from its time a message of a stream expires; None if it does not."""
+        """Return the seconds from its time until a message of a stream expires; None if it does not."""
         ttl = getattr(self, "_ttl", 0)
         return ttl / 1000 if ttl else None
 
     @property
     def expires(self) -> datetime | None:
-        """When a message of a stream expires, in UTC; None if it does not."""
+        """Return the time at which a message of a stream expires, in UTC; None if it does not."""
         ttl = getattr(self, "_ttl", 0)
         return self.time + timedelta(milliseconds=ttl) if ttl else None
 
@@ -160,7 +159,7 @@ class Message:
 
 
 class Rejection(NamedTuple):
-    """How a message is rejected: the last fields of REJECT."""
+    """The last fields of REJECT: the form of a rejection."""
 
     reason: str
     bounce: bool = False
@@ -170,22 +169,22 @@ class Settler(Protocol):
     """The consumer that handed out mail or a request, and settles it on the wire."""
 
     def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
-        """Acknowledge it, or reject it."""
+        """Acknowledge a message, or reject it."""
 
     def give_back(self, message: Mail, delay_ms: int) -> None:
-        """Have it redelivered after `delay_ms`; with -1 after the broker's backoff."""
+        """Have a message redelivered after `delay_ms`; with -1 after the broker's backoff."""
 
     def release(self, message: Mail) -> None:
-        """Have it redelivered at once, as if it had never been delivered."""
+        """Have a message redelivered at once, as if it had never been delivered."""
 
     def report(self, message: Mail) -> None:
-        """Report that it is still worked on."""
+        """Report progress on a message."""
 
 
 class Mail(Message):
     """A message of a mailbox, or a reply. `attempts` counts its deliveries, this one included.
 
-    `properties` are what the broker delivered beside the record.
+    `properties` were delivered beside the record.
     """
 
     __slots__ = ("_owner", "attempts", "properties")
@@ -208,52 +207,51 @@ class Mail(Message):
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was delivered before, and not acknowledged then."""
+        """Return whether the message was delivered before, without an acknowledgement."""
         return self.attempts > 1
 
     @property
     def correlation(self) -> int | str | None:
-        """The correlation that its sender or the request gave it; None when there is none."""
+        """Return the correlation from its sender or the request; None without one."""
         return self.properties.get("correlation")
 
     @property
     def final(self) -> bool:
-        """For a reply: whether it is the last one to its request."""
+        """Return whether a reply is the last one to its request."""
         return bool(self.properties.get("final", True))
 
     @property
     def outcome(self) -> str:
-        """For the report of a tracked message: how that was settled. `Delivery.outcome` has the words."""
+        """Return the outcome in the report of a tracked message. `Delivery.outcome` has the words."""
         return str(self.properties.get("outcome", ""))
 
     @property
     def bounced(self) -> str:
-        """For a message that has come back to its sender: the mailbox that it was in. Otherwise empty."""
+        """Return the mailbox from which a message has bounced; empty for any other message."""
         return str(self.properties.get(BOUNCED, ""))
 
     @property
     def settled(self) -> bool:
-        """Whether it was acknowledged, given back, rejected, or answered with a final reply."""
+        """Return whether the message was acknowledged, returned, rejected, or answered with a final reply."""
         return self._owner is None
 
-    # What can be said of a message. None of it waits, and only the first settles it. What is refused to its
+    # Settlement of a message. No call waits, and only the first settles the message. A call refused to its
     # caller, as to another thread, settles nothing.
 
     def ack(self) -> None:
-        """Acknowledge it: the broker removes it. A duplicate acknowledgement does nothing."""
+        """Acknowledge the message: the broker removes it. A duplicate acknowledgement does nothing."""
         if owner := self._owner:
             owner.finish(self)
             self._owner = None
 
     def nak(self, delay: Span | None = None) -> None:
-        """Give it back to be redelivered, to the next consumer, after `delay` (seconds, or a timedelta).
+        """Return the message for redelivery to the next consumer, after `delay` (seconds, or a timedelta).
 
-        Without a delay the broker's backoff grows with each attempt; after the last attempt that the broker
-        is configured for, the message becomes a dead letter.
+        Without a delay the broker's backoff grows with each attempt; after the broker's last attempt the
+        message becomes a dead letter.
 
         Raises:
             InvalidValue: the delay is no duration.
-
         """
         wait = -1 if delay is None else milliseconds("delay", delay)
         if owner := self._owner:
@@ -261,22 +259,21 @@ class Mail(Message):
             self._owner = None
 
     def reject(self, reason: str = "") -> None:
-        """Reject it for good: it becomes a dead letter. A sender that tracks it is given the reason.
+        """Reject the message for good: it becomes a dead letter. A sender that tracks it gets the reason.
 
         Raises:
             InvalidValue: the reason is no text, or too long.
-
         """
         self._reject(Rejection(reason))
 
     def bounce(self, reason: str = "") -> None:
-        """Give it back to its sender: it goes to the sender's mailbox, and says so by its property `bounced`.
+        """Bounce the message to its sender: to the sender's mailbox, with the property `bounced`.
 
-        If there is no room for it, it becomes a dead letter. A sender that tracks it is given the reason.
+        If that mailbox is full, the message becomes a dead letter. A sender that tracks it gets the reason.
 
         Raises:
-            InvalidValue: the reason is no text, or too long; or the message cannot be given back, since its
-                sender has no address, it has bounced already, or nobody has sent it to this mailbox.
+            InvalidValue: the reason is no text, or too long; or the message cannot bounce, since its sender
+                has no address, it has bounced already, or no client has sent it to this mailbox.
 
         """
         if words := why_not_bounced(self.sender, self.properties):
@@ -295,41 +292,39 @@ class Mail(Message):
             self._owner = None
 
     def release(self) -> None:
-        """Give it back unread: it is redelivered at once, and this does not count as an attempt."""
+        """Release the message unread: it is redelivered at once, and this does not count as an attempt."""
         if owner := self._owner:
             owner.release(self)
             self._owner = None
 
     def in_progress(self) -> None:
-        """Report that it is still worked on: its ack timeout begins anew."""
+        """Report progress: the ack timeout begins anew."""
         if self._owner is not None:
             self._owner.report(self)
 
 
 class ServiceRequest(Mail):
-    """A request to a service; `sender` is where the replies go. What both edges share of it."""
+    """A request to a service; `sender` is the address for replies. The common part of both edges."""
 
     __slots__ = ()
 
     def bounce(self, reason: str = "") -> None:
-        """Refuse to: a request is answered, or rejected.
+        """Refuse to bounce: a request is answered, or rejected.
 
         Raises:
             InvalidValue: always.
-
         """
         raise InvalidValue(f"request {self.sequence} cannot bounce: expected a reply, or `reject`")
 
     def check_open(self) -> None:
-        """Check that it has no final reply yet.
+        """Check that the request has no final reply yet.
 
         Raises:
-            NotOutstanding: it is completed.
-
+            NotOutstanding: the request is completed.
         """
         if self._owner is None:
             raise NotOutstanding(f"request {self.sequence} has its final reply already: expected one")
 
     def completed(self) -> None:
-        """Mark it as completed by its final reply. To be called by its owner."""
+        """Mark the request as completed by its final reply. To be called by its owner."""
         self._owner = None

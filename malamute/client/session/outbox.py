@@ -1,22 +1,21 @@
-"""The outbox of a session: commands on their way, retried over reconnects until they are answered.
+"""The outbox of a session: commands in flight, retried over reconnects until they are answered.
 
 A command that asks for a confirmation gets the next number of the session, and is kept with its frames until
 the broker has answered that number: stored, or refused. After every (re)connection all unsettled commands are
 sent again, in order and with their old numbers; the broker deduplicates them. So a confirmed command is never
-lost and never stored twice, whatever happens to the connection. HELLO says which numbers between them are
-settled: a broker that was killed may know nothing of one that it had refused.
+lost and never stored twice, in spite of any broken connection. HELLO names the settled numbers between them:
+a broker that was killed may have forgotten one that it had refused.
 
-The window bounds what is kept, in commands and in bytes. Commands without a number are kept only while there
-is no connection, *parked*, under the same bound of bytes. What is said besides, such as credit, is not kept:
-the session sets it up anew. While there is a connection, `flow` bounds what is on its way, of both kinds.
+The window bounds the kept commands, in number and in bytes. Commands without a number are kept only while
+there is no connection, *parked*, under the same bound of bytes. Other commands, such as credit, are not kept:
+the session sends them anew. While there is a connection, `flow` bounds the bytes in flight, of both kinds.
 
 A confirmation names ranges of numbers and the first sequence of each range; the sequence of every message in
 it follows by counting.
 
 A single message that is published while the one before it still waits to be sent is coalesced with it: both
-go as one command, with one number. The broker accepts or refuses a command as a whole, so only that is
-coalesced which it would not tell apart: messages of one session to one stream that come to it at one moment,
-and that are small together.
+go as one command, with one number. The broker accepts or refuses a command as a whole, so only messages are
+coalesced that it would treat alike: of one session, to one stream, at one moment, and small together.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ COALESCED_MESSAGES = 1000
 class Command:
     """One command until its answer. `count` is its stream messages: 0 for mailboxes and services.
 
-    `completes` is the request that a final reply completes: the source of the offer and the sequence. If it
-    is not `awaited`, nobody looks at its answer, and a refusal is an event.
+    `completes` is the request that a final reply completes: the source of the offer and the sequence. For a
+    command that is not `awaited` a refusal is an event.
     """
 
     __slots__ = (
@@ -77,7 +76,7 @@ class Command:
         self.error: MalamuteError | None = None
 
     def settle(self, sequence: int = 0, error: MalamuteError | None = None) -> None:
-        """It has its answer, and its frames are needed no more."""
+        """Note the answer; the frames are needed no more."""
         self.done = True
         self.sequence = sequence
         self.error = error
@@ -89,9 +88,9 @@ class Command:
 
 
 class Publication(Command):
-    """Single messages to one stream that go as one command. It takes more of them until it is sealed.
+    """Single messages to one stream that go as one command, which grows until it is sealed.
 
-    Each that is confirmed has a command of its own, which is settled with this one.
+    Each confirmed message has a command of its own, which is settled with this one.
     """
 
     __slots__ = ("parts", "records", "stream", "subjects", "ttl")
@@ -105,21 +104,21 @@ class Publication(Command):
         self.parts: list[Command] = []
 
     def seal(self) -> Sequence[Frame]:
-        """Return the frames to send. From now on it takes no more."""
+        """Return the frames to send. From now on no message is added."""
         if self.records:
             self.frames = encode(Publish(self.stream, self.number, self.subjects, self.records, self.ttl))
             self.subjects, self.records = [], []
         return self.frames
 
     def settle(self, sequence: int = 0, error: MalamuteError | None = None) -> None:
-        """Settle each of its messages: the sequences follow each other."""
+        """Settle each of the messages: their sequences are consecutive."""
         super().settle(sequence, error)
         for place, part in enumerate(self.parts):
             part.settle(sequence and sequence + place, error)
 
 
 class Outbox:
-    """The commands of a session: those to be sent next, and those that wait for their answers."""
+    """The commands of a session: unsent ones, and those that wait for their answers."""
 
     def __init__(self, window_commands: int = WINDOW_COMMANDS, window_bytes: int = WINDOW_BYTES) -> None:
         self.window_commands = window_commands
@@ -127,24 +126,24 @@ class Outbox:
         self.coalesced_bytes = COALESCED_BYTES
         self.next_number = 1
         self.ready = False
-        """Whether the session is open, so that what is said is sent."""
+        """Whether the session is open, so that commands are sent."""
         self.refusal: MalamuteError | None = None
-        """Why nothing more may be given; None while it may."""
+        """The reason why no command is accepted; None while they are."""
         self.flow = PathFlow(window_bytes)
-        """What is on its way on the connection of the moment."""
+        """The bytes in flight on the present connection."""
         self.known = False
-        """Whether the broker has stored any number of the session: it does not forget it then for a crash."""
+        """Whether the broker has stored any number of the session, which it keeps over a crash."""
         self.lost = 0
         """Messages without an answer when the session ended."""
         self._lowest = 1
         self._commands: dict[int, Command] = {}
         self._bytes = 0
         self.queue: deque[tuple[Sequence[Frame], Command | None]] = deque()
-        """What is to be sent; `next_to_send` has the frames of a publication that takes more."""
+        """Unsent commands; `next_to_send` has the frames of a publication that still grows."""
         self._offered = False
-        """Whether the socket was offered what is next."""
+        """Whether the socket was offered the next frames."""
         self._open: Publication | None = None
-        """The last that was given, while it takes more."""
+        """The last publication, while it grows."""
         self._parked: deque[Command] = deque()
         self._parked_bytes = 0
 
@@ -153,17 +152,17 @@ class Outbox:
 
     @property
     def messages(self) -> int:
-        """How many messages are not known to have left: those of unsettled commands, and what waits."""
+        """Return the number of messages that may not have left: those of unsettled and of unsent commands."""
         queued = (command for _, command in self.queue if command is not None and not command.number)
         return sum(max(1, command.count) for command in chain(self.kept(), queued))
 
     @property
     def unsettled(self) -> int:
-        """The lowest number without an answer, or else the next new number."""
+        """Return the lowest number without an answer, or else the next new number."""
         return self._lowest
 
     def settled(self) -> Ranges:
-        """The numbers above the lowest without an answer that have theirs: the first ranges of them."""
+        """Return the answered numbers above the lowest unanswered one: the first ranges of them."""
         ranges: list[list[int]] = []
         following = self._lowest
         for number in chain(self._commands, (self.next_number,)):
@@ -172,25 +171,25 @@ class Outbox:
             following = number + 1
         return ranges[:SETTLED_MAX]
 
-    # What the edge has to do
+    # Calls of the edge
 
     @property
     def flows(self) -> bool:
-        """Whether a connection stands that has taken all that it was offered, and may be given more."""
+        """Return whether a connection has taken all offered frames, and may be given more."""
         return self.ready and not self._offered and not self.flow.full
 
     @property
     def may_wait(self) -> bool:
-        """Whether all that is to be sent is one publication that takes more."""
+        """Return whether the only unsent command is a publication that still grows."""
         return len(self.queue) == 1 and self.queue[0][1] is self._open
 
     @property
     def blocked(self) -> bool:
-        """Whether something waits for a connection that stands, but takes no more."""
+        """Return whether frames wait for a connection that takes no more."""
         return self.ready and self._offered
 
     def next_to_send(self) -> Sequence[Frame] | None:
-        """The frames to send next, or None. They stay next until `sent`."""
+        """Return the frames to send next, or None. They stay next until `sent`."""
         if not self.queue:
             return None
         self._offered = True
@@ -204,19 +203,19 @@ class Outbox:
         return frames
 
     def sent(self) -> None:
-        """The socket took what was next."""
+        """Note that the socket took the next frames."""
         self._offered = False
         self.queue.popleft()
 
-    # What is given to it
+    # Commands
 
     def check(self) -> None:
-        """Raise what ended the session, if anything has."""
+        """Raise the error that ended the session, if any."""
         if self.refusal is not None:
             raise self.refusal
 
     def room(self, *, numbered: bool) -> bool:
-        """Whether there is room for one more command, on the path and in the window or where it is parked."""
+        """Return whether there is room for one more command: in flight, in the window, or parked."""
         if self.blocked or (self.ready and self.flow.full):
             return False
         if not numbered:
@@ -232,9 +231,9 @@ class Outbox:
         numbered: bool,
         first: Sequence[Frame] | None = None,
     ) -> None:
-        """Give it a command; a numbered one is kept under `next_number`, which `frames` carry already.
+        """Add a command; a numbered one is kept under `next_number`, which `frames` carry already.
 
-        `first` are the frames of the first attempt, if that carries what must not be sent again.
+        `first` are the frames of the first attempt, if it carries a part that must not be repeated.
         """
         self.check()
         self._open = None
@@ -254,9 +253,9 @@ class Outbox:
     def publish(
         self, stream: str, subject: str, record: Frame, command: Command | None, ttl: int = 0
     ) -> None:
-        """Give it a message, with `command` a confirmed one. It is coalesced with the last, if that waits.
+        """Add a message, confirmed with `command`. The last publication takes it, if that still grows.
 
-        `ttl` is its time to live in milliseconds; 0 is for ever.
+        `ttl` is the time to live in milliseconds; 0 is for ever.
         """
         publication, size_bytes = self._open, len(record)
         if (
@@ -286,7 +285,7 @@ class Outbox:
             self.flow.add(size_bytes)
 
     def say(self, message: Message) -> None:
-        """Say what is not kept: while the session is not open it is dropped."""
+        """Send a command that is not kept: while the session is not open it is dropped."""
         if self.ready:
             self._open = None
             self.queue.append((encode(message), None))
@@ -295,10 +294,10 @@ class Outbox:
         self._parked.append(command)
         self._parked_bytes += command.size_bytes
 
-    # From one connection to the next
+    # Reconnects
 
     def drop(self) -> None:
-        """The connection is over: forget what was meant for it, and park what is not numbered."""
+        """Handle a lost connection: forget its unkept commands, and park those without a number."""
         self.ready = self._offered = False
         self.flow = PathFlow(self.window_bytes)
         for _, command in self.queue:
@@ -311,7 +310,7 @@ class Outbox:
         self.queue.append((encode(hello), None))
 
     def send_again(self) -> None:
-        """Send all that is unsettled or parked: the session is open."""
+        """Send all unsettled and parked commands: the session is open."""
         self._open = None
         for command in self.kept():
             self.flow.add(command.size_bytes + COMMAND_BYTES)
@@ -320,14 +319,14 @@ class Outbox:
         self._parked_bytes = 0
 
     def kept(self) -> Iterator[Command]:
-        """Everything unsettled, in order, and then what is parked."""
+        """Yield all unsettled commands in order, and then the parked ones."""
         yield from self._commands.values()
         yield from self._parked
 
     # Answers
 
     def stored(self, ranges: Ranges) -> bool:
-        """Settle what a STORED names. Returns whether it named anything that was open."""
+        """Settle the numbers of a STORED. Return whether it named any open one."""
         before = len(self._commands)
         for first, last, sequence in ranges:
             for number in range(max(first, self._lowest), min(last, self.next_number - 1) + 1):
@@ -339,7 +338,7 @@ class Outbox:
         return len(self._commands) < before
 
     def answered(self, number: int) -> bool:
-        """Settle a number that has an answer of its own. Returns whether it was open."""
+        """Settle a number with an answer of its own. Return whether it was open."""
         command = self._commands.get(number)
         if command is not None:
             self.known = True
@@ -347,14 +346,14 @@ class Outbox:
         return command is not None
 
     def refused(self, number: int, error: MalamuteError) -> Command | None:
-        """Settle one number with an error. The result is its command, if it was open."""
+        """Settle one number with an error. Return its command, if it was open."""
         command = self._commands.get(number)
         if command is not None:
             self._settle(command, 0, error)
         return command
 
     def fail(self, error: MalamuteError) -> None:
-        """The session is over: nothing will be answered any more."""
+        """End the session with an error: no command will be answered any more."""
         self.lost = self.messages
         self.ready = self._offered = False
         self.refusal = error

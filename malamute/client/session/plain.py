@@ -1,8 +1,8 @@
 """Plain copies of a caller's values, which can be sent at any time.
 
-A command is said again at each reconnect, when its caller is gone. So it is encoded before anything of it is
-kept, and what is kept is what the broker would read: values of plain types, which nobody else can change, and
-which meet the rules of the wire.
+A command is repeated at each reconnect, after its call has returned. So it is encoded first, and the kept
+copy is as the broker would read it: values of plain types, which no caller can change, and which meet the
+rules of the wire.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
 def frames_of(message: Message) -> list[Frame]:
-    """The frames of a command with values of a caller.
+    """Return the frames of a command with values of a caller.
 
     Raises:
-        InvalidValue: one of them cannot be sent.
+        InvalidValue: a value cannot be sent.
     """
     try:
         return encode(message)
@@ -34,11 +34,11 @@ def frames_of(message: Message) -> list[Frame]:
 
 
 def plain(message: AnyMessage) -> AnyMessage:
-    """The command as the broker would read it.
+    """Return the command as the broker would read it.
 
     Raises:
-        InvalidValue: a value cannot be sent, or is none that the command may have.
-        TooLarge: a value goes past a limit of the wire.
+        InvalidValue: a value cannot be sent, or is invalid for the command.
+        TooLarge: a value exceeds a limit of the wire.
     """
     frames = frames_of(message)
     try:

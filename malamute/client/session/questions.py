@@ -1,12 +1,11 @@
-"""Queries to the broker, changes asked of it, withdrawals and pings: those that have no answer yet.
+"""Open queries, changes, withdrawals and pings of a session.
 
 A question is retried on a new connection, but not a withdrawal that the broker may have: it would withdraw
-what was sent since, and be answered that nothing is there although the first attempt has found something.
+messages sent since, and answer that there are none although the first attempt has found some.
 
-A change is a command with a number, kept in the outbox: however often it is sent, the broker makes it once
-and answers it with what it came to. Nobody must be surprised by a change that is made late, so one whose
-caller has given up is sent as a dry run from then on, under its number: that takes the place of the change,
-unless it was made before.
+A change is a command with a number, kept in the outbox: the broker makes it once, in spite of retries, and
+answers with its result. A late change must surprise no caller, so an abandoned one is sent as a dry run from
+then on, under its number: the dry run replaces the change, unless that was made before.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ _WITHDRAWAL_LOST = (
 
 
 class PendingQuery:
-    """A question to the broker, until its answer."""
+    """A query to the broker, until its answer."""
 
     __slots__ = ("asking", "done", "error", "said", "value")
 
     def __init__(self, asking: Asking) -> None:
         self.asking = asking
         self.said = False
-        """Whether the broker may have it."""
+        """Whether the broker may have the query."""
         self.done = False
         self.value: Any = None
         self.error: MalamuteError | None = None
 
     def settle(self, value: Any = None, error: MalamuteError | None = None) -> None:
-        """It has its answer."""
+        """Note the answer."""
         self.done, self.value, self.error = True, value, error
 
 
 class PendingChange(Command):
-    """A change asked of the broker. `value` is what it came to."""
+    """A change requested of the broker. `value` is its result."""
 
     __slots__ = ("asking", "said", "value")
 
@@ -57,25 +56,25 @@ class PendingChange(Command):
         super().__init__()
         self.asking = asking
         self.said = False
-        """Whether the broker may have it."""
+        """Whether the broker may have the change."""
         self.value: Any = None
 
     def settle(self, sequence: int = 0, error: MalamuteError | None = None) -> None:
-        """It has its answer, or nobody waits for one: the first counts."""
+        """Note the answer, or the end of the wait for one: the first counts."""
         if self.done:
             self.frames = ()
         else:
             super().settle(sequence, error)
 
     def void(self, error: MalamuteError) -> None:
-        """Nobody waits for it any more: whatever is sent from now on does not make it."""
+        """Note that the caller has given up: from now on only a dry run is sent."""
         arguments = {**self.asking.arguments, "dry_run": True}
         self.settle(error=error)
         self.frames = encode(self.asking._replace(arguments=arguments))
 
 
 class Questions:
-    """Those of one session, which it asks again on a new connection."""
+    """The open queries of one session, which are repeated on a new connection."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -85,16 +84,16 @@ class Questions:
         self._pings: deque[PendingQuery] = deque()
 
     def query(self, topic: str, arguments: Mapping[str, Any]) -> PendingQuery:
-        """Ask the broker about itself."""
+        """Query the broker about itself."""
         return self._ask(lambda ref: wire.Query(ref, topic, arguments))
 
     @property
     def may_change(self) -> bool:
-        """Whether one more change may be asked for."""
+        """Return whether one more change may be requested."""
         return len(self._changes) < CHANGES_MAX and self._outbox.room(numbered=True)
 
     def change(self, topic: str, arguments: Mapping[str, Any]) -> PendingChange:
-        """Ask the broker to change something, which it does once."""
+        """Request a change of the broker, which is made once."""
         self._outbox.check()
         change = PendingChange(plain(wire.Change(self._outbox.next_number, topic, arguments)))
         frames = encode(change.asking)
@@ -104,7 +103,7 @@ class Questions:
         return change
 
     def withdraw(self, kind: str, name: str, correlation: int | str) -> PendingQuery:
-        """Take back what was sent under a correlation and is not settled; the answer is how many."""
+        """Withdraw unsettled messages with a correlation; the answer is their number."""
         return self._ask(lambda ref: wire.Withdraw(ref, kind, name, correlation))
 
     def _ask(self, make: Callable[[int], Asking]) -> PendingQuery:
@@ -117,7 +116,7 @@ class Questions:
         return query
 
     def ping(self) -> PendingQuery:
-        """Ask whether everything before this has reached the broker. Pings are answered in order."""
+        """Send a ping, answered after everything sent before it. Pings are answered in order."""
         self._outbox.check()
         query = PendingQuery(wire.Ping())
         self._pings.append(query)
@@ -125,44 +124,44 @@ class Questions:
         return query
 
     def asked(self) -> Iterator[Asking]:
-        """The questions that are open."""
+        """Yield the open queries."""
         return (query.asking for query in self._asked.values())
 
     def pings(self) -> Iterator[Asking]:
-        """The pings that are open."""
+        """Yield the open pings."""
         return (query.asking for query in self._pings)
 
     def answered(self, ref: int, value: Any) -> None:
-        """The answer to a question, if somebody waits for it."""
+        """Note the answer to a query, if it is still open."""
         query = self._asked.pop(ref, None)
         if query is not None:
             query.settle(value)
 
     def refused(self, ref: int, error: MalamuteError) -> bool:
-        """A question was refused. Returns whether somebody waits for its answer."""
+        """Note the refusal of a query. Return whether it is awaited."""
         query = self._asked.pop(ref, None)
         if query is not None:
             query.settle(error=error)
         return query is not None
 
     def changed(self, number: int, value: Any) -> bool:
-        """The answer to a change. Returns whether it was open."""
+        """Note the answer to a change. Return whether it was open."""
         change = self._changes.pop(number, None)
         if change is not None and not change.done:
             change.value = value
         return self._outbox.answered(number)
 
     def change_refused(self, number: int, error: MalamuteError) -> bool:
-        """A change was refused. Returns whether anybody waits for it."""
+        """Note the refusal of a change. Return whether it is awaited."""
         change = self._changes.pop(number, None)
         awaited = change is not None and not change.done
         self._outbox.refused(number, error)
         return awaited
 
     def resume(self, *, doubtful: bool) -> None:
-        """The session is open again, and all changes without an answer are about to be sent.
+        """Resume in an open session, before all unanswered changes are sent again.
 
-        `doubtful` is that the broker has forgotten the session, and with it what it has made of them.
+        `doubtful` means that the broker has forgotten the session, and the results of its changes.
         """
         for change in self._changes.values():
             if doubtful and change.said and not change.done:
@@ -180,12 +179,12 @@ class Questions:
             query.said = True
 
     def pong(self) -> None:
-        """The answer to the first ping."""
+        """Note the answer to the first ping."""
         if self._pings:
             self._pings.popleft().settle()
 
     def abandon(self, query: PendingQuery | PendingChange) -> None:
-        """Nobody waits for this answer any more."""
+        """Note that an answer is no longer awaited."""
         if isinstance(query, PendingChange):
             if not query.done:
                 query.void(Closed("change was given up: nothing waits for its result any more"))
@@ -193,6 +192,6 @@ class Questions:
             self._asked.pop(getattr(query.asking, "ref", 0), None)
 
     def fail(self, error: MalamuteError) -> None:
-        """None of them will be answered."""
+        """End all open queries with an error."""
         for query in (*self._asked.values(), *self._pings):
             query.settle(error=error)

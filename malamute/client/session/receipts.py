@@ -1,4 +1,4 @@
-"""What became of a message, for its sender: receipts, and the outcomes of tracked messages.
+"""Results of sending: receipts, and the outcomes of tracked messages.
 
 A receipt is a command and a place in it. The sequence of a message follows from the first one of its command
 by counting.
@@ -11,7 +11,7 @@ from malamute.errors import MalamuteError
 
 
 class Confirmation:
-    """What became of one message of a command, at a place in it. What the receipts of both edges share."""
+    """The confirmation of one message, at a place in its command; common to the receipts of both edges."""
 
     __slots__ = ("_command", "_place")
 
@@ -21,23 +21,22 @@ class Confirmation:
 
     @property
     def done(self) -> bool:
-        """Whether the broker has answered, with a confirmation or a refusal."""
+        """Return whether the broker has answered, with a confirmation or a refusal."""
         return self._command.done
 
     @property
     def error(self) -> MalamuteError | None:
-        """Why the broker refused it; None while there is no answer, and when it is durable."""
+        """Return the broker's refusal; None without an answer, and for a durable message."""
         return self._command.error
 
     @property
     def sequence(self) -> int:
-        """Its sequence in the stream; 0 until it is confirmed, and where there is none.
+        """Return the sequence in the stream; 0 until it is confirmed, and where there is none.
 
-        There is none for mail and requests, and for a publish that was confirmed again after a reconnect.
+        Mail and requests have none, nor has a publish confirmed again after a reconnect.
 
         Raises:
             MalamuteError: the broker refused the message with this error.
-
         """
         if self._command.error is not None:
             raise self._command.error
@@ -50,7 +49,7 @@ class Confirmation:
 
 
 class OutcomeTracking:
-    """A message whose sender waits for its outcome: the name it goes by, and the outcome once it is known."""
+    """A message whose outcome is awaited: its tracker, and the outcome once it is known."""
 
     __slots__ = ("command", "outcome", "reason", "tracker")
 
@@ -62,12 +61,12 @@ class OutcomeTracking:
 
     @property
     def done(self) -> bool:
-        """Whether it has its outcome, or was refused."""
+        """Return whether the message has its outcome, or was refused."""
         return bool(self.outcome) or self.command.error is not None
 
 
 class SentBase:
-    """What became of a message to a mailbox, or of a request. What both edges share of it."""
+    """The result of a message to a mailbox, or of a request; the common part of both edges."""
 
     __slots__ = ("_command", "_tracking")
 
@@ -77,29 +76,28 @@ class SentBase:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will be known: with `confirmed` the outcome is, else the confirmation."""
+        """Return whether the result is final: the outcome with `confirmed`, else the confirmation."""
         return self._command.done if self._tracking is None else self._tracking.done
 
     @property
     def tracker(self) -> str:
-        """The name that it is tracked by; empty without the assurance `confirmed`."""
+        """Return the tracker of the message; empty without the assurance `confirmed`."""
         return "" if self._tracking is None else self._tracking.tracker
 
     @property
     def error(self) -> MalamuteError | None:
-        """Why the broker refused it; None while there is no answer, and when it was accepted."""
+        """Return the broker's refusal; None without an answer, and for an accepted message."""
         return self._command.error
 
     @property
     def outcome(self) -> str:
-        """How it was settled.
+        """Return the outcome.
 
         `acknowledged`, `expired`, `rejected`, `bounced`, `dead-lettered`, `withdrawn`, `moved` or `purged`.
         Empty until that is known, and without the assurance `confirmed`.
 
         Raises:
             MalamuteError: the broker refused the message with this error.
-
         """
         if self._command.error is not None:
             raise self._command.error
@@ -107,7 +105,7 @@ class SentBase:
 
     @property
     def reason(self) -> str:
-        """The reason that came with the outcome, such as that of a rejection."""
+        """Return the reason that came with the outcome, such as that of a rejection."""
         return "" if self._tracking is None else self._tracking.reason
 
     def __repr__(self) -> str:

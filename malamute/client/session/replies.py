@@ -1,12 +1,11 @@
-"""Replies to our requests, and the outcomes of what we sent: what is delivered as mail and is none.
+"""Replies to requests, and outcomes of sent messages: deliveries in the mailbox that are no mail.
 
-Both are distinguished from mail by what they answer, a correlation or a tracker that this session has made,
-and by what only the broker writes, the service that replied or the outcome. Consumers of mail do not see
-them.
+Both are distinguished from mail by a correlation or a tracker that this session has made, and by a property
+that only the broker writes, the service that replied or the outcome. Consumers of mail do not see them.
 
-A worker of a service knows the correlations of its requests, and may send anything with them: as mail, or as
-the reply of another service to a request of its own. So a reply counts only if it is from the service that
-was asked, and a correlation is made from the name of the service and the secret of the session: no other
+A worker of a service knows the correlations of its requests, and may send any message with them: as mail, or
+as the reply of another service to a request of its own. So a reply counts only if it is from the requested
+service, and a correlation is made from the name of the service and the secret of the session: no other
 service can name one, and none of them reveals the routing id.
 """
 
@@ -22,22 +21,22 @@ from malamute.client.session.sources import ConsumerSource, Item
 from malamute.errors import MalamuteError
 
 MARKS_MAX = 1_000
-"""Services whose marks are remembered; those of others are made again."""
+"""Maximum services with remembered marks; others are computed anew."""
 
 UNREAD_MAX = 100
-"""Replies that wait here unacknowledged. Past it they are acknowledged as they come: nobody else could use
-them, and a program that iterates late, or never, must not fill the broker with what is delivered."""
+"""Maximum replies that wait here unacknowledged. Further ones are acknowledged on arrival: no other client
+could use them, and a program that iterates late, or never, must not fill the broker with delivered replies.
+"""
 
 TAKEN_MAX = 1_000
-"""Outcomes that are remembered, as many as the broker sends before they are acknowledged. An older one with a
+"""Maximum remembered outcomes, as many as the broker sends before they are acknowledged. An older one with a
 tracker of the program's own is mail if it is redelivered."""
 
 
 class PendingRequest:
     """A request to a service, until its final reply, and the replies that wait here.
 
-    `command` says whether the request itself was accepted, and `tracking`, if it is tracked, how it was
-    settled.
+    `command` has the broker's answer to the request itself, and `tracking`, for a tracked one, its outcome.
     """
 
     __slots__ = ("command", "complete", "correlation", "last", "service", "tracking", "waiting")
@@ -53,7 +52,7 @@ class PendingRequest:
 
 
 class PendingReplies:
-    """The replies and outcomes that one session waits for. `secret` is known to nobody but the broker."""
+    """The replies and outcomes that one session waits for. `secret` is known to the broker alone."""
 
     def __init__(self, secret: bytes) -> None:
         def mark(service: str) -> str:
@@ -65,26 +64,26 @@ class PendingReplies:
         self._requests: dict[str, PendingRequest] = {}
         self._trackings: dict[str, OutcomeTracking] = {}
         self._taken: deque[tuple[str, int]] = deque(maxlen=TAKEN_MAX)
-        """The last trackers whose outcomes have come, with the sequences of those."""
+        """The last trackers with an outcome, with the sequence of each outcome."""
         self.outcomes = 0
-        """How many wait for an outcome at this moment."""
+        """Number of present waits for an outcome."""
         self.unread = 0
-        """Replies that have come and were not taken yet."""
+        """Replies received and not popped yet."""
         self.abandoned: deque[PendingRequest] = deque()
-        """Requests whose replies the program has dropped, in any thread, and that are to be forgotten."""
+        """Requests whose replies the program has dropped, in any thread, to be forgotten."""
         self._early: set[int] = set()
-        """Sequences of unread replies that are acknowledged already."""
+        """Sequences of unread replies that are already acknowledged."""
 
     def __bool__(self) -> bool:
-        """Whether anybody waits for something at this moment."""
+        """Return whether any reply or outcome is awaited."""
         return bool(self._requests) or self.outcomes > 0
 
     def new_request(self, service: str) -> PendingRequest:
-        """Return a pending request to a service; it counts from `begin` on."""
+        """Return a pending request to a service, which counts from `begin` on."""
         return PendingRequest(service, f"{self._mark(service)}-{self._number()}")
 
     def new_tracker(self) -> str:
-        """A tracker for a message that is about to be sent."""
+        """Return a tracker for a message to be sent."""
         return f"{self._trackers}-{self._number()}"
 
     def _number(self) -> int:
@@ -93,16 +92,16 @@ class PendingReplies:
         return number
 
     def begin(self, pending: PendingRequest) -> bool:
-        """The request was sent: replies may be delivered. Returns whether it is the only one now."""
+        """Note that the request was sent: replies may be delivered. Return whether it is the only one now."""
         self._requests[pending.correlation] = pending
         return len(self._requests) == 1
 
     def track(self, tracking: OutcomeTracking) -> None:
-        """The message was sent: its outcome may be delivered."""
+        """Note that the message was sent: its outcome may be delivered."""
         self._trackings[tracking.tracker] = tracking
 
     def pop(self, pending: PendingRequest, mailbox: ConsumerSource) -> Item:
-        """The next reply to a request. It is acknowledged: nobody else could use it."""
+        """Return the next reply to a request, and acknowledge it: no other client could use it."""
         self.unread -= 1
         item = pending.waiting.popleft()
         if item.sequence in self._early:
@@ -112,21 +111,21 @@ class PendingReplies:
         return item
 
     def forget(self, pending: PendingRequest) -> bool:
-        """Drop a pending request. Returns whether its replies were awaited."""
+        """Drop a pending request. Return whether its replies were awaited."""
         return self._requests.pop(pending.correlation, None) is not None
 
     def refused(self, command: Command | None) -> None:
-        """The message of this command was refused: it has no outcome."""
+        """Note that the message of this command was refused: it has no outcome."""
         for tracker in [t for t, tracking in self._trackings.items() if tracking.command is command]:
             del self._trackings[tracker]
 
     def fail(self, error: MalamuteError) -> None:
-        """The session has ended: nothing more is delivered."""
+        """End all waits with an error."""
         for tracking in self._trackings.values():
             tracking.command.error = tracking.command.error or error
 
     def accept(self, mailbox: ConsumerSource, item: Item) -> bool:
-        """Accept an item if it is a reply or an outcome. Returns whether it was one."""
+        """Accept an item if it is a reply or an outcome. Return whether it was one."""
         return self._accept_reply(mailbox, item) or self._accept_outcome(mailbox, item)
 
     def _accept_reply(self, mailbox: ConsumerSource, item: Item) -> bool:
@@ -135,20 +134,20 @@ class PendingReplies:
         if not isinstance(service, str) or not isinstance(correlation, str):
             return False
         if "outcome" in properties:
-            # That of a request has the correlation of its replies.
+            # The outcome of a request has the correlation of its replies.
             return False
         pending = self._requests.get(correlation)
         if (pending.service != service) if pending else not correlation.startswith(self._mark(service)):
             return False
         if pending is not None and item.attempts > 1 and item.sequence <= pending.last:
-            # One that waits here still is acknowledged when it is taken. Any other was taken already, before
-            # the connection broke and its acknowledgement was lost.
+            # A reply that still waits here is acknowledged when it is popped. Any other was popped before the
+            # connection broke and its acknowledgement was lost.
             taken = not pending.waiting or item.sequence < pending.waiting[0].sequence
             if taken or item.sequence in self._early:
                 mailbox.finish(item.sequence)
             return True
         if pending is None:
-            # It is late.
+            # The reply is late.
             mailbox.finish(item.sequence)
             return True
         pending.last = item.sequence
@@ -165,7 +164,7 @@ class PendingReplies:
         if "outcome" not in properties:
             return False
         tracker = str(properties.get("tracker", ""))
-        # A tracker may be in use again by now, for a message whose outcome this is not.
+        # A tracker may be in use again by now, for another message.
         taken = item.attempts > 1 and (tracker, item.sequence) in self._taken
         tracking = None if taken else self._trackings.pop(tracker, None)
         if tracking is not None:
@@ -173,6 +172,6 @@ class PendingReplies:
             self._taken.append((tracker, item.sequence))
         elif not (taken or tracker.startswith(self._trackers)):
             return False
-        # If it is no news, it was taken already before the acknowledgement was lost.
+        # A known outcome was popped before its acknowledgement was lost.
         mailbox.finish(item.sequence)
         return True

@@ -1,4 +1,4 @@
-"""The URLs to connect to, and the backoff of reconnects: which URL is next, and how long to wait before.
+"""The URLs to connect to, and the backoff of reconnects: the next URL, and the wait before it.
 
 URLs are tried in the order given, one after the other; after the last comes the first again, a *round* later.
 The first round begins at once, every later one after a backoff that doubles from round to round. A lost
@@ -30,7 +30,7 @@ class Route:
         self._round = 0
 
     def next(self, chance: float) -> tuple[str, float]:
-        """The URL to try, and the seconds to wait before. `chance` is a random number from 0 to 1."""
+        """Return the URL to try, and the seconds to wait before. `chance` is a random number from 0 to 1."""
         url, wait = self.urls[self._place], 0.0
         if not self._place and self._round:
             wait = min(WAIT * 2.0 ** min(self._round - 1, 16), WAIT_MAX) * (1 + chance) / 2
@@ -41,7 +41,7 @@ class Route:
         return url, wait
 
     def arrived(self) -> None:
-        """The broker has answered: when this connection breaks, it begins with the first URL again."""
+        """Note that the broker has answered: after this connection the first URL is tried first."""
         self._place, self._round = 0, 1
 
     def __str__(self) -> str:
@@ -49,9 +49,9 @@ class Route:
 
 
 def urls_of(url: str | Sequence[str]) -> list[str]:
-    """One URL, several in a text with commas between them, or a sequence of them.
+    """Return one URL, several in a text with commas between them, or a sequence of them, as a list.
 
-    Of a `malamute://` URI the broker counts. Raises `InvalidName` when it is none.
+    Only the broker of a `malamute://` URI counts. Raises `InvalidName` for an invalid one.
     """
     parts = (part.strip() for part in (url.split(",") if isinstance(url, str) else url))
     return [endpoint_of(part) if part.lower().startswith(SCHEME) else part for part in parts if part]

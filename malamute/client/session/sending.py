@@ -1,7 +1,7 @@
-"""What a session can send: messages to streams and mailboxes, requests and their replies, and commits.
+"""Commands that a session sends: messages to streams and mailboxes, requests, replies, and commits.
 
-Each becomes one command in the outbox. A request and a tracked message have an end that comes as mail, so
-that they open the mailbox, and see that mail which nobody takes is not in its way.
+Each becomes one command in the outbox. Replies and outcomes arrive as mail, so requests and tracked messages
+open the mailbox, and let them past unread mail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPLIES_CREDIT_BYTES = 8 * 1024 * 1024
 
 
 class Sending:
-    """What one session sends. `limits` are those of the broker."""
+    """Sending by one session. `limits` are those of the broker."""
 
     def __init__(self, address: str, outbox: Outbox, inbox: Inbox, pending_replies: PendingReplies) -> None:
         self.limits = Limits()
@@ -46,7 +46,7 @@ class Sending:
         command: Command | None = None,
         ttl: int = 0,
     ) -> None:
-        """Publish to a stream, as one command; with `command`, confirmed. They expire after `ttl` ms."""
+        """Publish messages as one command; with `command`, confirmed. `ttl` is in milliseconds."""
         if command is not None:
             command.count = len(subjects)
         self._carry(wire.Publish, stream, subjects, records, command, ttl)
@@ -71,7 +71,7 @@ class Sending:
         command: Command | None,
         ttl: int = 0,
     ) -> None:
-        """Publish what a publisher has gathered: if that is one message, with others that wait.
+        """Publish the batch of a publisher: a single message joins others that wait.
 
         `ttl` is in milliseconds, 0 for none.
         """
@@ -88,16 +88,17 @@ class Sending:
         command: Command | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Send to a mailbox; with `command`, confirmed. All of them have the same `options`."""
+        """Send to a mailbox; with `command`, confirmed. All messages have the same `options`."""
         properties = [options] * len(subjects) if options else None
         self._carry(wire.Send, address, subjects, records, command, properties)
 
     def send_tracked(
         self, address: str, subject: str, record: Frame, command: Command, options: Mapping[str, Any]
     ) -> OutcomeTracking:
-        """Send one message to a mailbox, confirmed, whose outcome comes to the tracking.
+        """Send one message to a mailbox, confirmed; the result gets its outcome.
 
-        The tracker may be among the options; otherwise it gets one. Raises `InvalidValue` without an address.
+        The tracker may be among the options; otherwise one is generated. Raises `InvalidValue` without an
+        address.
         """
         tracking = self._tracking(options, command)
         self.send(address, [subject], [record], command, {**options, "tracker": tracking.tracker})
@@ -112,7 +113,7 @@ class Sending:
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
-        """While somebody waits for an outcome, it can come past mail that nobody takes."""
+        """Let outcomes past unread mail during the block."""
         self._pending_replies.outcomes += 1
         self._inbox.let_past()
         try:
@@ -131,10 +132,10 @@ class Sending:
         tracked: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> PendingRequest:
-        """Send one request. The replies come to the result; `forget` it when they matter no more.
+        """Send one request. The result collects the replies; `forget` it when they matter no more.
 
-        A `tracked` one has to be numbered, and its outcome comes there too. Raises `InvalidValue`
-        for it without an address.
+        A `tracked` one has to be numbered, and the result gets its outcome, too. Raises `InvalidValue` for a
+        tracked one without an address.
         """
         self.forget_abandoned()
         self._check(service, len(record))
@@ -149,7 +150,7 @@ class Sending:
             self._pending_replies.track(pending.tracking)
         self._open_mailbox()
         if self._pending_replies.begin(pending):
-            # The reply may stand behind mail that nobody takes now.
+            # The reply may be behind unread mail.
             self._inbox.let_past()
         return pending
 
@@ -157,7 +158,7 @@ class Sending:
         self._inbox.open_for_replies(REPLIES_CREDIT, REPLIES_CREDIT_BYTES)
 
     def pop_reply(self, pending: PendingRequest) -> Item:
-        """The next reply to a request. It is acknowledged: nobody else could use it."""
+        """Return the next reply to a request, and acknowledge it: no other client could use it."""
         mailbox = self._inbox.mailbox
         assert mailbox is not None
         item = self._pending_replies.pop(pending, mailbox)
@@ -165,7 +166,7 @@ class Sending:
         return item
 
     def forget(self, pending: PendingRequest) -> None:
-        """Nobody waits for these replies any more: what still comes is acknowledged and dropped."""
+        """Stop waiting for replies: later ones are acknowledged and dropped."""
         if self._pending_replies.forget(pending):
             while pending.waiting:
                 self.pop_reply(pending)
@@ -207,8 +208,8 @@ class Sending:
         """Set a cursor of a stream behind a sequence, confirmed; of this store, if one is named.
 
         Raises:
-            InvalidName: the cursor is no valid name.
-            InvalidValue: the sequence is none.
+            InvalidName: the name of the cursor is invalid.
+            InvalidValue: the sequence is invalid.
         """
         check_name("cursor", cursor)
         frames = encode(plain(wire.Commit(stream, self._outbox.next_number, cursor, sequence, store)))

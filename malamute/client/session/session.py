@@ -1,26 +1,26 @@
-"""The session: the whole mind of a client, without a socket, a clock, a thread or chance.
+"""The session: all decisions of a client, without a socket, a clock, a thread or chance.
 
-An edge owns one session and one DEALER socket whose routing id is the session's `identity`. It reports what
-happens to the connection (`connected`, `disconnected`) and what is received (`receive`), and after each of
+An edge owns one session and one DEALER socket whose routing id is the session's `identity`. The edge reports
+changes of the connection (`connected`, `disconnected`) and received commands (`receive`), and after each of
 these and after each command it has to
 
     - report the time (`look_at_clock`);
     - send what `outbox.next_to_send` shows, calling `outbox.sent` for each that the socket took;
     - hand `pop_events` to the user;
-    - look again at whatever it waits for.
+    - check its waits again.
 
-Here is the life of a session, from one connection to the next, and the dispatch of what the broker says. What
-a client can do is in its parts, each of which knows only those before it:
+This module has the life of a session, from one connection to the next, and the dispatch of the broker's
+commands. The calls of a client are in its parts, each of which knows only those before it:
 
     outbox           commands on their way, and kept until they are answered
-    pending_replies  what waits for a reply, or for an outcome
-    inbox            subscriptions, offers and the mailbox: to begin and end them, and what they deliver
+    pending_replies  waits for replies and outcomes
+    inbox            subscriptions, offers and the mailbox: begin, end, and deliveries
     sending          publish, send, request, reply, commit
     questions        query, change (once, as a command in the outbox), withdraw, ping
 
-Commands never wait. They return something to look at (`Command.done`, `Source.open`, `Query.done`,
+Commands never wait. They return an object to look at (`Command.done`, `Source.open`, `Query.done`,
 `PendingRequest.waiting`); the edge's only art is to wait until it has changed. When `error` is set the
-session is over, and everything that was waited for has that error.
+session is over, and every awaited object has that error.
 
     LOST ──connected──▶ OPENING ──WELCOME──▶ READY ──▶ ENDED     by an error, or BYE and its OK
       ▲                    │ ▲                 │
@@ -30,8 +30,8 @@ session is over, and everything that was waited for has that error.
 *Resync* is HELLO on a connection that still stands: for a gap in a source, for a command that reached a
 broker which does not know us any more (405), for a number that left a gap (421). After WELCOME everything is
 set up again, in one place (`_resume`), whether the connection was new or not: sources from their positions
-with fresh credit, questions without answer, and all unsettled commands with their old numbers.
-A resync that helps nothing is tried `RESYNCS_MAX` times, and then the session ends with the error.
+with fresh credit, questions without answer, and all unsettled commands with their old numbers. After
+`RESYNCS_MAX` resyncs without success the session ends with the error.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from malamute.protocol.messages import BY_TYPE, VERSION
 from malamute.protocol.position import store_name
 
 RESYNCS_MAX = 5
-"""Resyncs in a row that brought nothing, before the session gives up."""
+"""Resyncs in a row without success before the session gives up."""
 
 
 class State(enum.Enum):
-    """Where a session stands."""
+    """The state of a session."""
 
     LOST = "lost"
     OPENING = "opening"
@@ -86,7 +86,7 @@ class ClientSession:
         for what, name in (("address", address), ("user to act as", act_as)):
             if name:
                 check_name(what, name)
-        # HELLO is said at each reconnect: what it cannot hold is refused here.
+        # HELLO is sent at each reconnect: a value that it cannot carry is refused here.
         plain(wire.Hello([VERSION], address, software, 1, 1, 0, [], token, act_as))
         self.identity = identity
         self.address = address
@@ -100,7 +100,7 @@ class ClientSession:
         self.broker = b""
         self.incarnation = 0
         self.user = ""
-        """Whose session it is, as the broker said last."""
+        """The user of the session, as the broker said last."""
         self.closing = False
         self._events: list[Event] = []
         self._resyncs = 0
@@ -111,7 +111,7 @@ class ClientSession:
         self.sending = Sending(address, self.outbox, self.inbox, self.pending_replies)
         self.questions = Questions(self.outbox)
 
-    # What the edge reports
+    # Reports of the edge
 
     def connected(self) -> None:
         """The transport is connected, anew or for the first time: send HELLO."""
@@ -126,7 +126,7 @@ class ClientSession:
             self._resyncs = 0
 
     def receive(self, frames: Sequence[Frame]) -> None:
-        """Take what came in. Never raises for what a broker sent."""
+        """Handle received frames. Never raises for frames of a broker."""
         try:
             message = decode(frames)
             handler = _HANDLERS[self.state].get(type(message))
@@ -137,12 +137,12 @@ class ClientSession:
             self._events.append(Refusal(error))
 
     def look_at_clock(self, now: float) -> None:
-        """Adapt what may be on its way to what the broker has taken up by now, in seconds."""
+        """Adapt the window to the bytes that the broker has received by `now`, in seconds."""
         if self.outbox.ready and self.outbox.refusal is None:
             self.outbox.flow.observe(now, self.questions.ping)
 
     def pop_events(self) -> Sequence[Event]:
-        """What happened since the last call."""
+        """Return the events since the last call."""
         if not self._events:
             return ()
         events = [*self._events]
@@ -150,7 +150,7 @@ class ClientSession:
         return events
 
     def close(self) -> None:
-        """Give back what was not handed out, and say BYE when the broker has confirmed that.
+        """Release waiting messages, and send BYE when the broker has confirmed that.
 
         The session has ended, with the error `Closed`, when the broker has answered.
         """
@@ -166,11 +166,11 @@ class ClientSession:
             self.outbox.say(wire.Bye())
 
     def end(self, error: MalamuteError) -> None:
-        """End it at once, without a word to the broker; nothing happens if it has ended."""
+        """End the session at once, without a command to the broker; nothing happens if it has ended."""
         if self.error is None:
             self._end(error)
 
-    # From one connection to the next
+    # Reconnects
 
     def _hello(self, reason: str) -> None:
         self._drop(reason)
@@ -192,7 +192,7 @@ class ClientSession:
         )
 
     def _is_current(self, attempt: int) -> bool:
-        """Whether an answer is to the last HELLO, and not to one on a connection before; 0 is not known."""
+        """Return whether an answer is to the last HELLO, and not to an earlier one; 0 is unknown."""
         return attempt in (0, self._attempt)
 
     def _drop(self, reason: str) -> None:
@@ -229,7 +229,7 @@ class ClientSession:
         self.outbox.ready = True
         self.inbox.resume(mail_timeout)
         self.outbox.send_again()
-        # A withdrawal comes behind what it takes back.
+        # A withdrawal comes behind the messages that it withdraws.
         for asking in self.questions.asked():
             self.outbox.say(asking)
         for ping in self.questions.pings():
@@ -242,7 +242,7 @@ class ClientSession:
         for part in (self.outbox, self.questions, self.pending_replies, self.inbox):
             part.fail(error)
 
-    # What the broker says
+    # Commands of the broker
 
     def _stored(self, stored: wire.Stored) -> None:
         if self.outbox.stored(stored.ranges):
@@ -278,7 +278,7 @@ class ClientSession:
             self._resync(gap)
 
     def _ignore(self, message: wire.Message) -> None:
-        """What belongs to the time before our last HELLO, or needs no answer."""
+        """Ignore a command from before the last HELLO, or without need of an answer."""
 
     def _pinged(self, ping: wire.Ping) -> None:
         if ping.token:
@@ -309,7 +309,8 @@ class ClientSession:
         return self.inbox.refused(error.ref, error)
 
     def _drain_refused(self, error: MalamuteError) -> bool:
-        # It is drained all the same: the disk does not know that what went back was not looked at.
+        # The drain holds in spite of the error: the broker only cannot store that released messages were
+        # unread.
         self._drained(error.ref)
         return False
 
@@ -344,7 +345,7 @@ _REFUSED: dict[int, Callable[[ClientSession, MalamuteError], bool]] = {
     _DRAIN: ClientSession._drain_refused,
     _WITHDRAW: ClientSession._query_refused,
 }
-"""What handles a refusal, by the command that it is about."""
+"""Handlers of refusals, by the refused command."""
 
 _Handlers = dict[type[Any], Callable[[ClientSession, Any], None]]
 
@@ -360,7 +361,7 @@ _STALE: _Handlers = {
     wire.Answer: lambda session, answer: session.questions.answered(answer.ref, answer.value),
     wire.Error: ClientSession._refused,
 }
-"""Without a WELCOME, only the outcomes of earlier commands count."""
+"""Commands that count without a WELCOME: only outcomes of earlier commands."""
 
 _HANDLERS: dict[State, _Handlers] = {
     State.LOST: {**_STALE, wire.Welcome: ClientSession._ignore},

@@ -1,25 +1,26 @@
-"""The sources of deliveries, seen by the client: streams, and queues (the mailbox, and offers to work).
+"""The client's view of sources of deliveries: streams, and queues (the mailbox, and offers to work).
 
 A *stream source* has a position, `last`. Every delivery names the one before it (`after`); if that is not the
 position, something was lost on the way and the session resumes. A GAP moves the position and is an event; one
-that lies behind the position says that the broker has lost what it had delivered. Batches stay columns until
-a consumer pops a chunk of them; a chunk is consumed, and its credit due again, when the next one is popped.
-So a slow consumer holds one window, and a fast one is never paused.
+behind the position reports that the broker has lost delivered messages. Batches stay columns until a consumer
+pops a chunk of them; a chunk is consumed, and its credit due again, when the next one is popped. So a slow
+consumer holds one window, and a fast one is never paused.
 
 A *queue source* hands out single messages, each to be finished (acknowledged, or answered). A message is
 
     waiting      delivered, and not handed out yet
     held         handed out, and not finished
-    outstanding  delivered on this connection and not finished: what the broker lets us acknowledge
+    outstanding  delivered on this connection and not finished: it can be acknowledged
 
-When the connection breaks the broker takes back what is outstanding, and redelivers it later. What was
-waiting here is dropped. What is held stays with its consumer, so its redelivery is a duplicate and not handed
-out again. What was finished in between, acknowledged or rejected, is settled as soon as it is redelivered.
-What was given back in between is where it belongs. A RECALL takes back single messages in the same way.
+When the connection breaks the broker takes back outstanding messages, and redelivers them later. Waiting
+messages are dropped here. Held ones stay with their consumer, so their redelivery is a duplicate and not
+handed out again. Messages finished in between, acknowledged or rejected, are settled as soon as they are
+redelivered. Messages released in between are already in the queue. A RECALL takes back single messages in the
+same way.
 
-A request is completed by a reply, which may cross its own redelivery on the way. The order of the wire says
-which came first at the broker: if the reply did, it is refused before the redelivery arrives, and the request
-has to be done again; if not, the reply is good, and the redelivery that arrives afterwards is dropped.
+A request is completed by a reply, which may cross its own redelivery on the way. The order of the wire tells
+the order at the broker: a reply refused before the redelivery arrives was late, and the request has to be
+done again; otherwise the reply is good, and the redelivery that arrives afterwards is dropped.
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ from malamute.protocol.position import StorePosition
 from malamute.protocol.start import SEQ, Start
 
 CHUNK_MESSAGES = 1000
-"""Messages taken out of a window at once, at most."""
+"""Maximum messages popped from a window at once."""
 
 ACKS_MAX = 100
-"""Acknowledgements that wait to be sent, at most."""
+"""Maximum acknowledgements that wait to be sent."""
 
 FINISHED_MAX = 100_000
-"""Messages remembered as finished while they could not be acknowledged. Past it they may be handed out
-again."""
+"""Maximum messages remembered as finished while they could not be acknowledged. Further ones may be handed
+out again."""
 
 REPORTED_GAPS_MAX = 100
-"""Gaps that are remembered as reported. Past it the oldest may be reported again."""
+"""Maximum remembered gaps. Beyond it the oldest may be reported again."""
 
 _UNCOUNTED = -1
 """In place of the size of an outstanding message that is not counted as held."""
 
 
 class Source:
-    """What all sources have: an id, a window of credit, and an end."""
+    """The common part of sources: an id, a window of credit, and an end."""
 
     def __init__(self, number: int, window: Window) -> None:
         self.number = number
@@ -67,26 +68,26 @@ class Source:
         self.open = False
         self.ended = False
         self.draining = False
-        """Whether nothing more is to be taken from here."""
+        """Whether the source is draining: no more is to be consumed."""
         self.drains = 0
-        """Drains that the broker has not confirmed: what comes until then is no longer for us."""
+        """Number of unconfirmed drains: deliveries until then are no longer for this client."""
         self.error: MalamuteError | None = None
 
     def end(self, error: MalamuteError | None = None) -> None:
-        """Nothing more comes from here."""
+        """End the source."""
         self.ended = True
         self.error = error
 
     def restart(self) -> None:
-        """The connection broke: forget what belonged to it."""
+        """Handle a lost connection: forget its state."""
         raise NotImplementedError
 
     def command(self) -> Subscribe | Offer:
-        """The command that begins it, or begins it again where it was."""
+        """Return the command that begins the source, or resumes it at its position."""
         raise NotImplementedError
 
     def opened(self, value: Any) -> None:
-        """The broker accepted that command."""
+        """Note that the broker accepted that command."""
         self.open = True
 
 
@@ -101,23 +102,23 @@ class StreamSource(Source):
         self.first: int | None = None
         self.last: int | None = None
         self.store = ""
-        """The store that the position is of; empty before the broker has accepted the subscription."""
+        """The store of the position; empty before the broker has accepted the subscription."""
         self.had = 0
-        """The last message that has come; 0 before there is one."""
+        """The sequence of the last received message; 0 before there is one."""
         self.waiting = 0
         self.popped = 0
-        """How many messages were handed out, or are about to be."""
+        """Number of messages handed out, with those of the present call."""
         self.limited = self._narrowed = False
         self.gaps = 0
         self.recent_gaps: deque[Gap] = deque(maxlen=REPORTED_GAPS_MAX)
         self.gap_places: deque[int] = deque(maxlen=REPORTED_GAPS_MAX)
-        """How many messages had come before each of them."""
+        """For each gap, the number of messages before it."""
         self.state = ""
-        """`live` or `replay`, as the broker said it last; empty while it has said neither."""
+        """`live` or `replay`, as the broker reported last; empty before a report."""
         self._reported: list[tuple[int, int]] = []
-        """The gaps in what had come, with no two that touch."""
+        """Reported gaps among received messages, with no two that touch."""
         self._batches: deque[tuple[Columns, str]] = deque()
-        """Return the waiting deliveries, and the store that they are of."""
+        """The waiting deliveries, each with its store."""
         self._offset = 0
         self._chunk = (0, 0)
         self._asked = 0
@@ -126,28 +127,28 @@ class StreamSource(Source):
             self.last = start.value - 1
 
     def command(self) -> Subscribe:
-        """SUBSCRIBE, from the position on if there is one."""
+        """Return SUBSCRIBE, from the position on if there is one."""
         subscribe = self._subscribe
         self._asked = 0 if self.last is None else self.last + 1
         if self.last is not None and self.store:
-            # At another broker it begins as it was asked for.
+            # At another broker the subscription begins with its original start.
             subscribe = subscribe._replace(resume=str(StorePosition(self.last, self.store)))
         if self.first is not None:
-            # The stream was there: one in memory is there again after a restart of the broker.
+            # The stream exists: one in memory exists again after a restart of the broker.
             subscribe = subscribe._replace(existing=False)
         credit, credit_bytes = self.window.grant()
         return subscribe._replace(credit=credit, credit_bytes=credit_bytes, had=self.had)
 
     def restart(self) -> None:
-        """Batches that wait here are good: the position is behind them."""
+        """Keep waiting batches: the position is behind them."""
         self.open = False
         self.state = ""
 
     def opened(self, value: Any) -> None:
-        """Take the position that the broker names, if there is none yet.
+        """Accept the broker's position, if there is none yet.
 
-        A first sequence below what was asked for means that the broker has lost its store: all of it is new.
-        One beyond means that there never was anything before it: the stream was created again.
+        A first sequence below the requested one means that the broker has lost its store: all messages are
+        new. One beyond means that there never was a message before it: the stream was created again.
         """
         super().opened(value)
         self.limited, self._narrowed = self._narrowed, False
@@ -159,11 +160,11 @@ class StreamSource(Source):
             self._reported.clear()
 
     def narrow(self) -> None:
-        """The broker accepts a part of what was asked for, with its next answer."""
+        """Note that the broker's next answer accepts only a part of the selection."""
         self._narrowed = True
 
     def deliver(self, after: int, columns: Columns) -> bool:
-        """Accept a delivery. Returns False, and changes nothing, if it does not follow the one before."""
+        """Accept a delivery. Return False, without a change, if it does not follow the one before."""
         if after != self.last or not len(columns):
             return False
         self.last = self.had = columns.each_sequence()[-1]
@@ -173,10 +174,10 @@ class StreamSource(Source):
         return True
 
     def gap(self, first: int, last: int) -> bool:
-        """These messages are unavailable. Returns False if that is known already.
+        """Note unavailable messages. Return False if the gap is already known.
 
-        What lies at the position or before it was delivered, and was taken back; or a GAP of an older
-        connection is read late, of which a larger one was the outcome.
+        Messages at the position or before were delivered, then taken back; or a GAP of an older connection is
+        read late, after a larger one that includes it.
         """
         is_news = self._is_news(first, last)
         if self.last is None or last > self.last:
@@ -186,18 +187,18 @@ class StreamSource(Source):
         return True
 
     def begin_anew(self, last: int) -> None:
-        """Go on behind `last` in another store than before."""
+        """Continue behind `last` in another store than before."""
         self.last, self.had = last, 0
         self._reported.clear()
 
     def note_gap(self, gap: Gap) -> None:
-        """Remember a gap behind what has come until now."""
+        """Remember a gap behind the messages received until now."""
         self.gaps += 1
         self.recent_gaps.append(gap)
         self.gap_places.append(self.popped + self.waiting)
 
     def _is_news(self, first: int, last: int) -> bool:
-        """Whether a gap was not reported yet. It is from now on."""
+        """Return whether a gap is new, and remember it."""
         near = [gap for gap in self._reported if gap[0] <= last + 1 and first <= gap[1] + 1]
         if any(gap[0] <= first and last <= gap[1] for gap in near):
             return False
@@ -212,9 +213,9 @@ class StreamSource(Source):
         self._chunk = (0, 0)
 
     def pop_messages(self) -> Iterator[Message]:
-        """Pop the next chunk of messages. It counts as held until `consume`.
+        """Yield the next chunk of messages. The chunk counts as held until `consume`.
 
-        They are made while the iterator is driven: a message that is dropped at once costs no memory.
+        Messages are made while the iterator is driven: a message that is dropped at once costs no memory.
         """
         most = left = self._chunk_messages()
         parts: list[Iterator[Message]] = []
@@ -228,7 +229,7 @@ class StreamSource(Source):
         return parts[0] if len(parts) == 1 else chain.from_iterable(parts)
 
     def pop_columns(self) -> Columns:
-        """Pop a run of messages as columns, when some are waiting. It counts as held until `consume`."""
+        """Return a run of waiting messages as columns. The run counts as held until `consume`."""
         part = self._cut(self._chunk_messages())
         self.waiting -= len(part)
         self.popped += len(part)
@@ -306,12 +307,12 @@ class ConsumerSource(Source):
         self.name = "" if offer is None else offer.service
         """The service; empty for the mailbox."""
         self.ack_timeout = 0.0
-        """Seconds after which the broker takes back what is neither settled nor reported on; 0 is never."""
+        """Seconds after which the broker takes back messages without a settlement or a report; 0 is never."""
         self.waiting: deque[Item] = deque()
         self.closed = False
-        """For the mailbox: whether it is open for replies and outcomes alone, and nobody takes mail."""
+        """Whether the mailbox is open for replies and outcomes alone."""
         self.paused = False
-        """For the mailbox: whether it has no credit, since nobody takes or awaits anything."""
+        """Whether the mailbox has no credit, since neither mail nor replies are awaited."""
         self._outstanding: dict[int, int] = {}
         self._held: set[int] = set()
         self._finished: dict[int, Rejection | None] = {}
@@ -321,20 +322,20 @@ class ConsumerSource(Source):
         self._rejects: dict[int, Rejection] = {}
 
     def command(self) -> Offer:
-        """OFFER, with the whole window: nothing is outstanding on a new connection."""
+        """Return OFFER, with the whole window: no message is outstanding on a new connection."""
         assert self._offer is not None
         credit, credit_bytes = self.window.grant()
         return self._offer._replace(credit=credit, credit_bytes=credit_bytes)
 
     def opened(self, value: Any) -> None:
-        """The broker accepted the offer, and named the ack timeout in force."""
+        """Note that the broker accepted the offer, with the ack timeout in force."""
         super().opened(value)
         self.ack_timeout = value / 1000 if type(value) is int else 0.0
 
     def give_up(self) -> Ranges:
-        """Expect nothing more, and release what was not handed out. Returns what is still held, as ranges.
+        """Stop, and release waiting messages. Return the held ones, as ranges.
 
-        There may be more gaps in that than a command can name: the last range spans some of them then.
+        With more gaps than a command can name, the last range spans some of them.
         """
         self.waiting.clear()
         for sequence in [*self._outstanding.keys() - self._held]:
@@ -344,7 +345,7 @@ class ConsumerSource(Source):
         return [*ranges[0][:-1], [ranges[0][-1][0], ranges[-1][-1][1]]] if ranges else []
 
     def restart(self) -> None:
-        """The broker has taken back what was outstanding."""
+        """Handle a lost connection: the broker has taken back outstanding messages."""
         self.open = False
         self.drains = 0
         self.waiting.clear()
@@ -357,26 +358,27 @@ class ConsumerSource(Source):
         self._outstanding.clear()
 
     def arrive(self, columns: Columns, *, counted: bool = True) -> list[Item]:
-        """Take a delivery. The result is what is new here; the caller puts it where it waits.
+        """Accept a delivery. Return its new items, which the caller stores.
 
-        What is not counted as held uses no credit up while it waits here.
+        Items not counted as held use up no credit while they wait.
         """
         return [item for item in map(_item, columns.rows()) if self._is_new(item, counted)]
 
     def _is_new(self, item: Item, counted: bool) -> bool:
         if item.sequence in self._outstanding:
-            # The broker gives nothing out twice: the first one was left over from an older connection.
+            # A second delivery of an outstanding message was left over from an older connection.
             return False
         size_bytes = len(item.subject) + len(item.record)
         self.window.arrived(1, size_bytes)
         self._outstanding[item.sequence] = size_bytes if counted else _UNCOUNTED
         if not counted:
             self.window.consumed(1, size_bytes)
-        # Only a redelivery can be one of ours; a queue that was lost and created again counts from 1 again.
+        # Only a redelivery can be a known message; a queue that was lost and created again counts from 1
+        # again.
         if item.attempts == 1:
             return True
         if item.sequence in self._acks or item.sequence in self._rejects:
-            # It was redelivered before it was said how it is settled, which is good for this delivery, too.
+            # The settlement made before the redelivery is good for this delivery, too.
             self._drop(item.sequence)
             return False
         if item.sequence in self._finished:
@@ -390,11 +392,11 @@ class ConsumerSource(Source):
 
     @property
     def has_one(self) -> bool:
-        """Whether there is a message for the program to take."""
+        """Return whether a message waits to be handed out."""
         return bool(self.waiting) and not self.draining and not self.closed
 
     def hand_out(self) -> Item:
-        """The next waiting message, which is held from now on."""
+        """Return the next waiting message, which is held from now on."""
         item = self.waiting.popleft()
         self._held.add(item.sequence)
         return item
@@ -402,7 +404,7 @@ class ConsumerSource(Source):
     def finish(self, sequence: int, *, acknowledge: bool = True, rejection: Rejection | None = None) -> None:
         """Acknowledge a message, or reject it, now or when it is redelivered.
 
-        Not to `acknowledge` is for a request that is completed by its reply.
+        Without `acknowledge` a request is completed by its reply.
         """
         if not self._drop(sequence):
             if not acknowledge:
@@ -416,11 +418,11 @@ class ConsumerSource(Source):
             self._acks.append(sequence)
 
     def give_back(self, sequence: int) -> bool:
-        """Give a message back to the queue. Returns whether the broker has it still outstanding here."""
+        """Return a message to the queue. The result is whether the broker has it still outstanding here."""
         return self._drop(sequence)
 
     def _drop(self, sequence: int) -> bool:
-        """Hold it no more. Returns whether it was outstanding."""
+        """Hold a message no more. Return whether it was outstanding."""
         self._held.discard(sequence)
         size_bytes = self._outstanding.pop(sequence, None)
         if size_bytes is not None and size_bytes != _UNCOUNTED:
@@ -428,9 +430,9 @@ class ConsumerSource(Source):
         return size_bytes is not None
 
     def recall(self, ranges: Ranges, *, comes_again: bool) -> list[int]:
-        """The broker took these back. The result is those that it had from here.
+        """Handle a recall. Return the sequences that were outstanding here.
 
-        What is held stays in its owner's hands, since it may be redelivered while its handler is at work.
+        Held messages stay in their owner's hands, since they may be redelivered while the handler is at work.
         """
         taken = [s for first, last in ranges for s in self._within(first, last)]
         held = self._held.intersection(taken) if comes_again else ()
@@ -448,11 +450,11 @@ class ConsumerSource(Source):
         return [sequence for sequence in self._outstanding if first <= sequence <= last]
 
     def among_outstanding(self, sequences: Iterable[int]) -> list[int]:
-        """Those of them that are outstanding."""
+        """Return the outstanding ones among these sequences."""
         return [sequence for sequence in sequences if sequence in self._outstanding]
 
     def release(self) -> None:
-        """Count nothing that arrived before as held, so that more may come past it."""
+        """Count no earlier arrival as held, so that replies may come past them."""
         for sequence, size_bytes in self._outstanding.items():
             if size_bytes != _UNCOUNTED:
                 self.window.consumed(1, size_bytes)
@@ -460,11 +462,11 @@ class ConsumerSource(Source):
 
     @property
     def acks(self) -> int:
-        """How many acknowledgements and rejections wait to be sent."""
+        """Return the number of acknowledgements and rejections that wait to be sent."""
         return len(self._acks) + len(self._rejects)
 
     def pop_ranges(self) -> Ranges:
-        """The acknowledgements for a command to carry; none if they are more than it may have."""
+        """Return the acknowledgements for a command to carry; none if they are more than it may have."""
         if not 0 < len(self._acks) <= RANGES_MAX:
             return []
         (ranges,) = ranges_of(self._acks)
@@ -472,7 +474,7 @@ class ConsumerSource(Source):
         return ranges
 
     def pop_acks(self) -> list[Ack | Reject]:
-        """The acknowledgements as few commands, and the rejections."""
+        """Return the acknowledgements as few commands, and the rejections."""
         acks = [Ack(self.number, ranges) for ranges in ranges_of(self._acks)]
         rejects = [Reject(self.number, [[s, s]], *rejection) for s, rejection in self._rejects.items()]
         self._acks.clear()
@@ -481,7 +483,7 @@ class ConsumerSource(Source):
 
 
 def ranges_of(sequences: Iterable[int]) -> list[Ranges]:
-    """Sequences as ranges, cut to what one command may have."""
+    """Return sequences as ranges, cut to the limit of one command."""
     ranges: list[list[int]] = []
     for sequence in sorted(sequences):
         if ranges and ranges[-1][1] == sequence - 1:

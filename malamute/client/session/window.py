@@ -1,7 +1,7 @@
-"""The window of a source: how much credit the broker has there, in messages and in bytes.
+"""The window of a source: the broker's credit there, in messages and in bytes.
 
 A window has a size. At every moment `open` (granted, not yet arrived) and `held` (arrived, not yet consumed)
-together are at most that size, so the memory of a slow consumer is bounded by what it chose. When half of the
+together are at most that size, so the memory of a slow consumer is bounded by its choice. When half of the
 window has been consumed, one grant gives that half back; never one command for each message.
 
 The broker stops after the message that uses up the bytes, so the open bytes may fall below zero by one
@@ -25,31 +25,31 @@ class Window:
         self._held = self._held_bytes = 0
 
     def grant(self) -> tuple[int, int]:
-        """What to grant to a source that has nothing: the window, less what is held from before."""
+        """Return the grant for a source without credit: the window, less messages held from before."""
         self._open = _less(self.messages, self._held)
         self._open_bytes = _less(self.bytes, self._held_bytes)
         return self._open, self._open_bytes
 
     @property
     def spent(self) -> bool:
-        """Whether nothing of it is open: the source may send no more."""
+        """Return whether the credit is used up: the source may send no more."""
         limits = ((self.messages, self._open), (self.bytes, self._open_bytes))
         return any(size != UNLIMITED and left <= 0 for size, left in limits)
 
     def arrived(self, messages: int, size_bytes: int) -> None:
-        """Count what a delivery used."""
+        """Count the use of credit by a delivery."""
         self._open -= messages
         self._open_bytes -= size_bytes
         self._held += messages
         self._held_bytes += size_bytes
 
     def consumed(self, messages: int, size_bytes: int) -> None:
-        """Count what is not held any more."""
+        """Count messages that are no longer held."""
         self._held -= messages
         self._held_bytes -= size_bytes
 
     def forget(self) -> None:
-        """Count nothing as held: the broker takes back what was."""
+        """Count no message as held: the broker has taken them back."""
         self._held = self._held_bytes = 0
 
     def resize(self, messages: int, size_bytes: int) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class Window:
         return grant
 
     def refill(self) -> tuple[int, int] | None:
-        """The messages and bytes to grant now; None while less than half a window is due."""
+        """Return the messages and bytes to grant now; None while less than half a window is due."""
         messages, size_bytes = self.messages, self.bytes
         messages = 0 if messages == UNLIMITED else max(0, messages - self._open - self._held)
         size_bytes = (

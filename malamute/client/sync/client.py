@@ -1,6 +1,6 @@
 """The edge for blocking programs: `connect` and `Client`.
 
-Every call asks one thing of the pure session and waits for the answer where it matters. A call that waits
+Every call gives the pure session one command and waits for the answer where it matters. A call that waits
 does not notice a broken connection: it continues when the client has reconnected, until its time is over.
 """
 
@@ -70,9 +70,9 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOpt
 class Client(ClientBase):
     """A connection to a broker. Made by `connect`; a context manager that closes it at the end.
 
-    A client belongs to the thread that made it. Every call raises `Closed` when the client is closed, the
-    error that ended the session when one did, and `LinkError` in another thread or after a fork. A `timeout`
-    is in seconds; None is the client's own.
+    A client belongs to the thread that made it. Every call raises `Closed` on a closed client, the error that
+    ended the session, and `LinkError` in another thread or after a fork. A `timeout` is in seconds; None is
+    the client's own.
     """
 
     _driver: BlockingDriver
@@ -98,11 +98,11 @@ class Client(ClientBase):
     ) -> int:
         """Publish one message, and return its sequence.
 
-        `assurance` is `none` or `stored`. With `none` the call waits only while too much is on its way to the
-        broker: a refusal is an event, and the result is 0. With `stored` it returns when the message is
-        durable; the result is 0 only if it was confirmed again after a reconnect. `publisher` is much faster
-        for many messages. After the time `ttl` (seconds, or a timedelta) the message expires: nobody gets it
-        any more, now or in a replay. The stream may be configured for less.
+        `assurance` is `none` or `stored`. With `none` the call waits only while too many bytes are in flight
+        to the broker: a refusal is an event, and the result is 0. With `stored` it returns when the message
+        is durable; the result is 0 only if it was confirmed again after a reconnect. `publisher` is much
+        faster for many messages. After the time `ttl` (seconds, or a timedelta) the message expires, for
+        subscriptions and replays alike. The stream may have a shorter limit.
 
         `body` is bytes, or text in UTF-8. `json` takes its place: a value, a dataclass or a model, with the
         header `content-type: application/json`; `Message.json` reads it.
@@ -112,11 +112,10 @@ class Client(ClientBase):
             InvalidValue: the subject, a header, the body or the time cannot be sent.
             TooLarge: the subject or the message exceeds a limit.
             TimedOut: the confirmation did not come in time.
-            TryLater: too much is on its way or unconfirmed, or the broker is full.
+            TryLater: too much is in flight or unconfirmed, or the broker is full.
             AccessRefused: the user may not publish to the stream, or not this subject.
             QuotaExceeded: the quota of the user is used up; `retry_after` has the seconds to wait for a rate.
-            ConnectionLost: the broker is away, and no more can be kept for it.
-
+            ConnectionLost: the broker is away, and the window is full.
         """
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
@@ -164,23 +163,22 @@ class Client(ClientBase):
         return self._driver.do(lambda: Publisher(self._driver, self._to_stream(stream, ttl), **options))
 
     def demand(self, stream: str, *, refresh: Span = DEMAND_REFRESH_SECONDS) -> Demand:
-        """Return what is wanted of a stream without a journal: the rest need not be published.
+        """Return the demand for a stream without a journal: other messages need not be published.
 
-        `refresh` says how old the knowledge of that may be, in seconds: a new subscription may miss so much
-        of what nobody has wanted before. Of a stream with a journal everything is wanted, since somebody may
-        read it later.
+        `refresh` is the maximum age of the answer in seconds: a new subscription may miss as many seconds of
+        messages without earlier demand. All messages of a stream with a journal are in demand, since they may
+        be read later.
 
         Raises:
             InvalidValue: `refresh` is negative or no number.
-
         """
         return Demand(self._driver, stream, self._demand_of(stream), refresh=refresh)
 
     def subscribe(self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]) -> Subscription:
         """Subscribe to the messages of a stream whose subject matches any of the patterns.
 
-        Without patterns it is all messages. Returns when the broker has accepted it. `SubscribeOptions`
-        describes the options: which messages, from where on, and how many may wait here.
+        Without patterns all messages match. Returns when the broker has accepted the subscription.
+        `SubscribeOptions` describes the options: selection, start, and credit.
 
         Messages are delivered while the broker still writes them to its disk. If it is killed before a
         message is durable, the message is lost though it was delivered: the event `Gap` reports that with the
@@ -192,10 +190,9 @@ class Client(ClientBase):
             InvalidSelector: a pattern or the match expression is wrong.
             InvalidValue: another option is wrong.
             AccessRefused: the user may read nothing of it.
-            NotFound: it is for an existing stream, and there is none.
+            NotFound: the option `existing` is set, and the stream is missing.
             TooMany, QuotaExceeded: a limit on subscriptions or patterns is reached.
             TimedOut: the broker did not answer in time.
-
         """
         source = self._driver.run(self._subscribe(stream, patterns, **options))
         return Subscription(self._driver, source)
@@ -244,9 +241,8 @@ class Client(ClientBase):
 
         Raises:
             NotFound: there were none.
-            ConnectionLost: the connection broke before the answer, and what was done is not known.
+            ConnectionLost: the connection broke before the answer, and the result is unknown.
             TimedOut: the broker did not answer in time.
-
         """
         return self._driver.run(self._withdraw(kind, name, correlation, timeout))
 
@@ -263,12 +259,10 @@ class Client(ClientBase):
         """Return the mailbox of this client's address.
 
         There is one: later calls return it again, with its new options. With `auto_ack` a message is
-        acknowledged when the next one is asked for. `MailboxOptions` says how many messages may be here
-        unacknowledged.
+        acknowledged when the next one is requested. `MailboxOptions` has the credit.
 
         Raises:
             InvalidValue: the client has no address, or an option is wrong.
-
         """
         source = self._driver.do(lambda: self._open_mailbox(**options))
         if self._mailbox is None:
@@ -279,21 +273,20 @@ class Client(ClientBase):
     def consume(
         self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[WorkOptions]
     ) -> Mailbox:
-        """Consume from a mailbox of any name, beside its owner and others: each message goes to one of them.
+        """Consume from any mailbox, as one of several consumers: each message goes to one of them.
 
-        Without patterns of `senders` it is all messages, otherwise those whose sender's address matches any
-        of them. Each call is another consumer. The credit is how many messages may be here unacknowledged, by
-        default one; `WorkOptions` describes the options. At the end of its block what was not acknowledged
-        goes to another consumer.
+        Without patterns of `senders` all messages match, otherwise those whose sender's address matches any
+        of them. Each call is another consumer. The credit is the number of unacknowledged messages here, by
+        default one; `WorkOptions` describes the options. At the end of its block unacknowledged messages go
+        to another consumer.
 
         Raises:
-            InvalidName: the mailbox is no valid name.
+            InvalidName: the name of the mailbox is invalid.
             AccessRefused: the client may not receive from it.
             InvalidSelector: a pattern is wrong.
             InvalidValue: another option is wrong.
             TooMany, QuotaExceeded: a limit on offers or patterns is reached.
             TimedOut: the broker did not answer in time.
-
         """
         source = self._driver.run(self._offer(name, senders, kind="mailbox", **options))
         mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
@@ -303,13 +296,12 @@ class Client(ClientBase):
     def receive(self, timeout: Span | None = None) -> Mail:
         """Return the next mail.
 
-        It is acknowledged when the one after it is asked for, or the client is closed. `timeout` is in
+        The message is acknowledged when the next one is requested, or the client is closed. `timeout` is in
         seconds; None waits without end.
 
         Raises:
             TimedOut: no mail came in time.
             InvalidValue: the client has no address.
-
         """
         mailbox = self._mailbox
         if mailbox is None or mailbox.closed:
@@ -339,16 +331,15 @@ class Client(ClientBase):
         `assurance` is `none`, `stored` or `confirmed`. With `stored` the request is sent again after a
         reconnect until it is durable on the broker, once; with `none` it may be lost, and a refusal is an
         event. `flush` returns when it is durable: until then it may be with this client only, which
-        reconnects in its calls. With `confirmed` the result reports how the request ended, too: the iterator
-        ends when the request has expired, say, `outcome` says so, and `wait` waits for it. That needs a
-        client with an address.
+        reconnects in its calls. With `confirmed` the result has the outcome of the request, too: the iterator
+        ends when the request has expired, for example, `outcome` is that, and `wait` waits for it. That needs
+        a client with an address.
 
         The iterator raises `TimedOut`, and the error that the broker refused the request with.
 
         Raises:
             InvalidName, InvalidValue, TooLarge, TryLater, ConnectionLost: as `publish`.
             AccessRefused, QuotaExceeded: as `publish`.
-
         """
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
@@ -362,17 +353,16 @@ class Client(ClientBase):
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Work:
         """Offer to work on the requests to a service whose subject matches any of the patterns.
 
-        Without patterns it is all requests. Returns when the broker has accepted the offer. `WorkOptions`
+        Without patterns all requests match. Returns when the broker has accepted the offer. `WorkOptions`
         describes the options.
 
         Raises:
-            InvalidName: the service is no valid name.
+            InvalidName: the name of the service is invalid.
             AccessRefused: the user may not work for it.
             InvalidSelector: a pattern is wrong.
             InvalidValue: another option is wrong.
             TooMany, QuotaExceeded: a limit on offers or patterns is reached.
             TimedOut: the broker did not answer in time.
-
         """
         source = self._driver.run(self._offer(service, patterns, **options))
         return Work(self._driver, source)
@@ -384,14 +374,13 @@ class Client(ClientBase):
     ) -> Callable[[ServiceHandler], ServiceHandler]:
         """Decorate a function that answers requests; `run` calls it with each, in a thread of its own.
 
-        What it returns is the body of the final reply (None is an empty one), unless it settled the request
-        itself. While it works, progress is reported every third of the ack timeout. An exception is logged,
-        and the request is redelivered after a backoff until it is a dead letter; `on_error` of
+        The result is the body of the final reply (None is an empty one), unless the function settled the
+        request itself. While it works, progress is reported every third of the ack timeout. An exception is
+        logged, and the request is redelivered after a backoff until it is a dead letter; `on_error` of
         `ServiceOptions` changes that.
 
         Raises:
             InvalidValue: an option is wrong.
-
         """
         return self._service_handler(self.work, name, patterns, **options)
 
@@ -400,9 +389,9 @@ class Client(ClientBase):
     ) -> Callable[[MessageHandler], MessageHandler]:
         """Decorate a function that handles the messages of a subscription.
 
-        `run` calls it with each, in order. `options` are those of `subscribe`. A `cursor` advances behind the
-        messages that were handled. An exception of the function is raised by `run`, and the cursor stays
-        before that message.
+        `run` calls it with each, in order. `options` are those of `subscribe`. A `cursor` advances behind
+        handled messages. An exception of the function is raised by `run`, and the cursor stays before that
+        message.
         """
         return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
@@ -420,15 +409,14 @@ class Client(ClientBase):
         )
 
     def run(self) -> None:
-        """Call the decorated functions with what is delivered, until `stop` is called.
+        """Call the decorated functions with each delivery, until `stop` is called.
 
-        They run in threads of their own while this one keeps the session going: they may take as long as they
-        need, and use this client. Returns when the handlers that were at work have returned.
+        Handlers run in threads of their own while this one keeps the session going: they may take as long as
+        they need, and use this client. Returns when the running handlers have returned.
 
         Raises:
             Exception: a handler of a subscription raised it.
             MalamuteError: the error that ended the session, or that a consumer could not be opened with.
-
         """
         self._driver.check()
         slots = [HandlerSlot(handling, handling.open()) for handling in self._handlers]
@@ -442,7 +430,7 @@ class Client(ClientBase):
                 slot.consumer.cancel()
 
     def stop(self) -> None:
-        """Let `run` return. It may be called by a handler, by another thread, or by a signal handler."""
+        """Let `run` return. A handler, another thread, or a signal handler may call this."""
         pool = self._pool
         if pool is not None:
             pool.stop()
@@ -450,10 +438,10 @@ class Client(ClientBase):
     def drain(self) -> None:
         """Begin a graceful shutdown: consume no more messages. The call does not wait; `run` returns, too.
 
-        Subscriptions end after what was already delivered. Requests that wait here go back unread, and so
-        does mail when its block ends. What is in hand can still be settled, and everything can still be
-        published; `close` does the rest. It may be called by a handler and by a signal handler, and does
-        nothing once the client has ended.
+        Subscriptions end after the delivered messages. Waiting requests are released unread, and so is mail
+        when its block ends. Messages in hand can still be settled, and publishing is still possible; `close`
+        completes the shutdown. A handler and a signal handler may call this, and the call does nothing once
+        the client has ended.
         """
         if self._driver.is_owner:
             super().drain()  # not by `do`, which would be a call under way
@@ -475,13 +463,12 @@ class Client(ClientBase):
         """Query the broker.
 
         Topics are `status`, `storage`, `streams`, `stream`, `clients` and more, as docs/protocol.md lists
-        them with their `arguments`. A list is returned whole, all pages of it. A value of
+        them with their `arguments`. A list is returned whole, with all its pages. A value of
         `malamute.protocol.admin` such as `StreamQuery(name="weather")` does as well; it returns values then.
 
         Raises:
             TimedOut: the broker did not answer in time.
             Refused: the broker refused the query.
-
         """
         return self._driver.run(self._ask(topic, arguments, timeout, change=False))
 
@@ -497,27 +484,24 @@ class Client(ClientBase):
         """Change something in the broker.
 
         Topics are `cursor.set`, `stream.retain` and more, as docs/protocol.md lists them with their
-        `arguments`; with `dry_run=True` nothing is changed. Returns what was done, once it is durable. The
-        change is made once, however often the connection breaks.
+        `arguments`; with `dry_run=True` nothing is changed. Returns the result, once it is durable. The
+        change is made once, in spite of broken connections.
 
         Raises:
             TimedOut: the broker did not answer in time. The change was made before that, or is not made at
                 all.
-            ConnectionLost: the broker has forgotten this session, and whether the change was made is not
-                known.
+            ConnectionLost: the broker has forgotten this session, and whether the change was made is unknown.
             Refused: the broker refused the change.
-
         """
         return self._driver.run(self._ask(topic, arguments, timeout, change=True))
 
     def flush(self, timeout: Span | None = None) -> None:
-        """Wait until the broker has everything that this client was given, confirmed where asked for.
+        """Wait until the broker has all messages and commands of this client, confirmed where requested.
 
         Refusals are reported by receipts and events, not here.
 
         Raises:
             TimedOut: the broker did not answer in time.
-
         """
         self._driver.run(self._flush(timeout))
 
@@ -527,7 +511,7 @@ class Client(ClientBase):
         Closing twice does nothing.
 
         Raises:
-            TimedOut: the broker did not answer in time. The connection is closed, and what was not confirmed
+            TimedOut: the broker did not answer in time. The connection is closed, and unconfirmed messages
                 may be lost.
 
         """

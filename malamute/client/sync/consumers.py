@@ -1,7 +1,7 @@
-"""What a blocking program receives from: subscriptions, the mailbox, replies, and requests to work on.
+"""Consumers of a blocking program: subscriptions, the mailbox, replies, and requests to work on.
 
-All of them are iterators and context managers, cancelled at the end of the block. `link/consumers` has how
-they work.
+All of them are iterators and context managers, cancelled at the end of the block. `link/consumers` has the
+mechanism.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Scope:
     """A context manager that cancels at the end of the block."""
 
     def cancel(self) -> None:
-        """End it."""
+        """End the consumer."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -44,7 +44,7 @@ class _Scope:
 
 
 class _ThreadSafeConsumer(QueueConsumer):
-    """Messages that may be settled by the handler that has them, in whichever thread it runs."""
+    """Messages that may be settled by their handler, in any thread."""
 
     _driver: BlockingDriver
 
@@ -53,19 +53,19 @@ class _ThreadSafeConsumer(QueueConsumer):
         self._driver.do(super().finish, message, rejection)
 
     def give_back(self, message: Mail, delay_ms: int) -> None:
-        """Give one message back, for a while in milliseconds, or as long as the broker says for -1."""
+        """Return one message after a delay in milliseconds, or after the broker's backoff for -1."""
         self._driver.do(super().give_back, message, delay_ms)
 
     def release(self, message: Mail) -> None:
-        """Give one message back untouched."""
+        """Release one message as if it had never been delivered."""
         self._driver.do(super().release, message)
 
     def report(self, message: Mail) -> None:
-        """Report that one message is still worked on."""
+        """Report progress on one message."""
         self._driver.do(super().report, message)
 
     def has_one(self) -> bool:
-        """For handlers: whether a message is here. Raises what ended the queue."""
+        """For handlers: return whether a message is here. Raises the error that ended the queue."""
         if not self._source.waiting and self._source.error is not None:
             raise self._source.error
         return self._source.has_one
@@ -116,22 +116,20 @@ class Subscription(SubscriptionBase, _Scope):
 
         Raises:
             TimedOut: no message came in time.
-            Closed: the subscription is cancelled, and nothing is left of it.
-
+            Closed: the subscription is cancelled, and no message is left.
         """
         for message in self._ready:
             return message
         return self._driver.run(self._receive(timeout))
 
     def take(self, most: int, timeout: Span | None = None) -> list[Message]:
-        """Return up to `most` of the next messages: those that are here, after waiting for one at least.
+        """Return up to `most` of the next messages: the available ones, after waiting for at least one.
 
         The list is empty when none came within `timeout` seconds (None waits without end), or when the
         subscription is cancelled.
 
         Raises:
             MalamuteError: the error that ended the session or the subscription.
-
         """
         return self._driver.run(self._take(most, timeout))
 
@@ -143,41 +141,39 @@ class Subscription(SubscriptionBase, _Scope):
     def columns(self, timeout: Span | None = None, *, enough: Callable[[], object] = bool) -> Columns | None:
         """Return the next run of messages as columns, without an object for each.
 
-        None when the subscription is cancelled, or when nothing is here and `enough()` is true. `timeout` is
-        in seconds; None waits without end. What another call has begun to return is not in it.
+        None when the subscription is cancelled, or when no message is here and `enough()` is true. `timeout`
+        is in seconds; None waits without end. Messages that another call has begun to return are not in it.
 
         Raises:
             TimedOut: no message came in time.
-
         """
         return self._driver.run(self._columns(timeout, enough))
 
     def commit(self, message: Message | int, *, timeout: Span | None = None) -> None:
-        """Advance the subscription's cursor on the broker behind a message: all up to it is done with.
+        """Advance the subscription's cursor on the broker behind a message: all up to it is processed.
 
         `message` is a message or its sequence, `timeout` in seconds. Returns when the position is durable.
 
         Raises:
             InvalidValue: the subscription has no cursor.
             TimedOut: the confirmation did not come in time.
-
         """
         self._driver.run(self._commit(message, timeout))
 
     def cancel(self) -> None:
-        """End the subscription. What has come already can still be taken."""
+        """End the subscription. Messages already received can still be read."""
         self._driver.do(super().cancel)
 
 
 class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
 
-    With `auto_ack` a message is acknowledged when the next one is asked for, and the last one when the
+    With `auto_ack` a message is acknowledged when the next one is requested, and the last one when the
     mailbox or the client is closed. Otherwise each has to be acknowledged with its `ack()`; the broker
     delivers no more than the credit while they are not.
 
-    It is closed at the end of its block: mail that the program has not had is released, as if it had never
-    been delivered, and what it has had can still be settled. `Client.mailbox` opens it again.
+    The mailbox is closed at the end of its block: unread mail is released, as if it had never been delivered,
+    and mail in hand can still be settled. `Client.mailbox` opens it again.
     """
 
     _driver: BlockingDriver
@@ -206,7 +202,7 @@ class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
         return Mail(*self._source.hand_out(), self)
 
     def cancel(self) -> None:
-        """Close the mailbox, or the block: acknowledge what was handed out last, and give back the rest."""
+        """Close the mailbox, or the block: acknowledge the last message handed out, and release others."""
         self._driver.do(super().cancel)
 
     def __exit__(
@@ -216,7 +212,7 @@ class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
 
 
 class Request(ServiceRequest):
-    """A request to a service. `sender` is where the replies go."""
+    """A request to a service. `sender` is the address for replies."""
 
     __slots__ = ("_work",)
 
@@ -299,7 +295,7 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
         return Receipt(command, 0, self._wait_for)
 
     def cancel(self) -> None:
-        """Cancel the offer: requests that are not finished go back to the queue."""
+        """Cancel the offer: unfinished requests return to the queue."""
         self._driver.do(super().cancel)
 
     def _wait_for(self, command: Command, timeout: Span | None) -> None:
@@ -310,7 +306,7 @@ class Replies(ReplyStream, _Scope):
     """The replies to one request, as they are delivered. Made by `Client.request`.
 
     The iterator ends after the final reply, and with the assurance `confirmed` also when the request has
-    ended without one: `outcome` says how. It raises `TimedOut` when neither has happened in time, counted
+    ended without one: `outcome` has its name. It raises `TimedOut` when neither has happened in time, counted
     from the request on, and the error that the broker refused the request with.
     """
 
@@ -339,5 +335,5 @@ class Replies(ReplyStream, _Scope):
         return self._driver.run(self._outcome(timeout))
 
     def cancel(self) -> None:
-        """Wait for no more replies: those that still come are dropped."""
+        """Stop waiting for replies: later ones are dropped."""
         self._driver.do(super().cancel)

@@ -1,4 +1,4 @@
-"""What a blocking program need not publish."""
+"""Demand of a stream, for blocking programs: messages without demand need not be published."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from malamute.client.sync.driver import BlockingDriver
 
 
 class Demand(DemandBase):
-    """What is wanted of one stream. Made by `Client.demand`."""
+    """The demand for one stream. Made by `Client.demand`."""
 
     def __init__(self, driver: BlockingDriver, stream: str, ask: Ask, *, refresh: Span) -> None:
         super().__init__(stream, ask, refresh=refresh)
         self._driver = driver
 
     def wants(self, subject: str) -> bool:
-        """Whether anybody may want a message with this subject.
+        """Return whether a subscription may match a message with this subject.
 
-        Once in a while it asks the broker, and waits for its answer. If there is none, the answer is yes.
+        Once in a while the broker is queried. Without its answer the result is true.
 
         Raises:
             AccessRefused: the user may not publish to the stream.
-            InvalidName: the stream is no valid name.
-
+            InvalidName: the name of the stream is invalid.
         """
         if self._is_old:
             self._driver.run(self._refresh())

@@ -24,17 +24,17 @@ from malamute.protocol.batch import Frame
 T = TypeVar("T")
 
 HOLD_SECONDS = 2e-4
-"""How long a program that does something else leaves behind what is held."""
+"""Time for which a program that does something else leaves held commands behind."""
 
 BLOCKED_SECONDS_MAX = 1.0
-"""How long until what a connection does not take is tried again for a program that does something else: at
-first soon, and then ever less often."""
+"""Maximum time until frames that a connection did not take are tried again for a program that does something
+else: at first soon, and then ever less often."""
 
 _SUSPENDED = "a call of the blocking edge was suspended"
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
-    """Do what a coroutine says whose waits block, so that one step takes it to its end."""
+    """Run a coroutine whose waits block, so that one step takes it to its end."""
     try:
         call.send(None)
     except StopIteration as end:
@@ -44,19 +44,19 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 
 
 class PendingCall(NamedTuple):
-    """What a suspended call waits for. `timeout` is in seconds, None for no end."""
+    """The wait of a suspended call. `timeout` is in seconds, None for no end."""
 
     done: Callable[[], object]
     timeout: float | None
     what: str
 
     def late(self) -> TimedOut:
-        """The error when that did not come in time."""
+        """Return the error after the timeout."""
         return TimedOut(f"{self.what}: nothing within {self.timeout} s")
 
 
-# Which call of the owner is under way: none, one whose waits block, or one of the pool, which they suspend.
-# Plain integers, since these are set with each call.
+# The present call of the owner: none, one whose waits block, or one of the pool, which they suspend. Plain
+# integers, since these are set with each call.
 _NONE, _BLOCKS, _SUSPENDS = 0, 1, 2
 
 
@@ -65,13 +65,13 @@ class OwnerCalls(Protocol):
 
     @property
     def wake_fd(self) -> int:
-        """What becomes readable when they do."""
+        """Return the file that becomes readable when a thread makes a call."""
 
     def has(self, thread: int) -> bool:
-        """Whether this thread is of the pool."""
+        """Return whether this thread is of the pool."""
 
     def owner_call(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Have a call made by the owner's thread, and wait for its result."""
+        """Have the owner's thread make a call, and wait for its result."""
 
 
 # The owner has lent the socket.
@@ -83,27 +83,27 @@ class BlockingDriver(Driver):
 
     When a call returns that holds messages for others to join, it *lends* the socket: `Sender`, a thread of
     the process, sends them if the program makes no other call soon. Every other call finds that its thread is
-    not the owner any more, reclaims the socket, and first sends what is held. So one thread at a time has the
-    socket and the session, and calls that hold nothing know nothing of it.
+    not the owner any more, reclaims the socket, and first sends held commands. So one thread at a time has
+    the socket and the session, and calls that hold nothing know nothing of it.
     """
 
     hold_seconds = HOLD_SECONDS
     pool: OwnerCalls | None = None
     _call = _NONE
     """The session is changed in calls alone. A signal handler, or the program's handler of events, may call
-    the client while another call is under way; so each call restores what it found."""
+    the client while another call is under way; so each call restores the former value."""
 
     def __init__(self, session: ClientSession, connection: Connection, timeout: float) -> None:
         super().__init__(session, connection, timeout)
         self._thread = self._owner
-        # Held by the owner at all times, but for those when it has lent the socket. A signal handler may
-        # find itself anywhere between, so it can be acquired again by the thread that has it.
+        # Held by the owner at all times, except while the socket is lent. A signal handler may run anywhere
+        # in between, so the lock can be acquired again by the thread that has it.
         self._lock = RLock()
         self._lock.acquire()
         self._holds = self._sender_asked = False
 
     def publish_unconfirmed(self, stream: str, subject: str, record: Frame) -> bool:
-        """Publish a message whose parts were checked, if nothing is in its way. Returns whether it was."""
+        """Publish a checked message, if nothing is in its way. Return whether it was published."""
         if get_ident() != self._thread:
             return False
         interrupted = self._call
@@ -118,7 +118,7 @@ class BlockingDriver(Driver):
             if self._holds:
                 self._holds = False
                 if interrupted:
-                    # The call that was interrupted does not know of it.
+                    # The interrupted call does not know of this message.
                     self.send()
                 else:
                     self._lend()
@@ -135,7 +135,7 @@ class BlockingDriver(Driver):
             return
         self._owner = _LENT
         self._lock.release()
-        # Not before: the sender forgets that it was asked, and then looks whether the socket is lent.
+        # The order matters: the sender forgets the request first, and then looks whether the socket is lent.
         if not self._sender_asked:
             self._sender_asked = True
             sender().ask(self)
@@ -152,7 +152,7 @@ class BlockingDriver(Driver):
         return True
 
     def _reclaim(self) -> bool:
-        """Take back what was lent, and send what is held. Returns whether the caller is the owner."""
+        """Reclaim the socket, and send held commands. Return whether the caller is the owner."""
         if get_ident() != self._thread or not self._take_back():
             return False
         self.send()
@@ -162,17 +162,17 @@ class BlockingDriver(Driver):
 
     @property
     def thread(self) -> int:
-        """The thread that uses this client."""
+        """Return the thread that uses this client."""
         return self._thread if self._owner == _LENT else self._owner
 
     def take_over(self) -> None:
-        """Let the caller own it: nobody else uses it any more."""
+        """Make the caller the owner: no other thread uses the client any more."""
         if self._owner == _LENT:
             self._lock.acquire()
         self._thread = self._owner = get_ident()
 
     def send_lent(self) -> bool:
-        """Send what is held, if the socket is lent. Returns whether the connection takes no more."""
+        """Send held commands, if the socket is lent. Return whether the connection takes no more."""
         self._sender_asked = False
         if not self._lock.acquire(blocking=False):
             return False
@@ -187,11 +187,10 @@ class BlockingDriver(Driver):
     # Calls
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Do what a call says; for a thread of the pool, in the owner's thread.
+        """Run a call; for a thread of the pool, in the owner's thread.
 
         Raises:
             LinkError: the caller is another thread, or the process was forked.
-
         """
         if get_ident() != self._owner and not self._reclaim():
             return self._run_for_another(call)
@@ -236,13 +235,14 @@ class BlockingDriver(Driver):
         """Drain the session: now, or in the next iteration if a call of the owner is under way."""
         super().drain()
         if not self.closed and not self._call:
-            # Without a look at what was received: a handler of events could publish into what is interrupted.
+            # No iteration comes before: a handler of events could publish in the middle of the interrupted
+            # call.
             self.do(self._drain_session)
             self.do(self.send)
 
     @contextmanager
     def suspending(self) -> Iterator[None]:
-        """While a call of the pool is driven: its waits do not block, they suspend it."""
+        """Drive a call of the pool during the block: its waits do not block, they suspend it."""
         interrupted = self._call
         self._call = _SUSPENDS
         try:
@@ -263,7 +263,7 @@ class BlockingDriver(Driver):
         while not done():
             if self.session.error is not None:
                 raise self.session.error
-            # A caller that waits has looked at all there was: its acknowledgements can be sent.
+            # A caller that waits has read all messages: its acknowledgements can be sent.
             self.prepare()
             now = monotonic()
             until = min(deadline, self.connection.due)
@@ -275,24 +275,24 @@ class BlockingDriver(Driver):
                 raise self.session.error or PendingCall(done, timeout, what).late()
 
     async def pause(self) -> None:
-        """There is nobody else."""
+        """Do nothing: there are no other tasks."""
 
     def changed(self) -> None:
-        """Nobody waits while the caller is busy."""
+        """Do nothing: no wait runs while the caller is busy."""
 
     def within(self, seconds: float) -> None:
-        """Nothing runs while the caller is busy: it is sent with the next wait."""
+        """Do nothing: pending commands are sent with the next wait."""
 
 
 class Sender:
-    """A thread that sends what blocking programs have left behind while they do something else."""
+    """A thread that sends held commands of blocking programs while they do something else."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[BlockingDriver] = SimpleQueue()
         Thread(target=self._run, name="malamute-sender", daemon=True).start()
 
     def ask(self, driver: BlockingDriver) -> None:
-        """Have what a driver holds sent soon."""
+        """Have the held commands of a driver sent soon."""
         self._asked.put(driver)
 
     def _run(self) -> None:
@@ -308,14 +308,14 @@ class Sender:
 
 
 def _send_lent(driver: BlockingDriver) -> bool:
-    # What is wrong with a connection its owner finds out with the next call.
+    # The owner finds out about a broken connection with the next call.
     with suppress(Exception):
         return driver.send_lent()
     return False
 
 
 sender = cache(Sender)
-"""The one of this process."""
+"""The sender of this process."""
 
 # In a forked child there is no such thread.
 os.register_at_fork(after_in_child=sender.cache_clear)

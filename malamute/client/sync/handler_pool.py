@@ -1,9 +1,9 @@
 """Handlers in blocking programs: they run on threads of a pool, and the owner of the client serves them.
 
-The owner's thread keeps the session going all the while: it hands messages to threads that are free,
-reports progress on what takes long, and settles what is done. So a handler may block for as long as it needs.
+The owner's thread keeps the session going all the while: it hands messages to threads that are free, reports
+progress on long work, and settles finished messages. So a handler may block for as long as it needs.
 
-A handler may use its client. Whatever it calls becomes an *owner call*: the coroutine of the call goes to the
+A handler may use its client. Each of its calls becomes an *owner call*: the coroutine of the call goes to the
 owner's thread, is driven there, and the handler waits for its result. An owner call that has to wait is
 suspended and continues in a later iteration, so that one never holds up another.
 """
@@ -28,7 +28,7 @@ from malamute.errors import Closed, MalamuteError, TimedOut
 
 
 class HandlerSlot:
-    """One handler at work: its consumer, and how many more messages it can take now."""
+    """One handler at work: its consumer, and the number of messages that it can accept now."""
 
     def __init__(self, registration: Registration, consumer: Subscription | Mailbox | Work) -> None:
         self.registration = registration
@@ -37,11 +37,11 @@ class HandlerSlot:
 
     @property
     def ready(self) -> bool:
-        """Whether a message waits and a thread is free."""
+        """Return whether a message waits and a thread is free."""
         return self.free > 0 and self.consumer.has_one()
 
     def pop(self) -> Message:
-        """The next message."""
+        """Return the next message."""
         self.free -= 1
         return self.consumer.pop_one()
 
@@ -62,7 +62,7 @@ def _handle(job: Job) -> None:
 
 
 class _OwnerCall:
-    """A call that a handler made."""
+    """A call of the client by a handler."""
 
     def __init__(self, call: Coroutine[Any, Any, Any]) -> None:
         self.call = call
@@ -97,11 +97,11 @@ class HandlerPool:
         self._members.add(threading.get_ident())
 
     def has(self, thread: int) -> bool:
-        """Whether this thread is of the pool."""
+        """Return whether this thread is of the pool."""
         return thread in self._members
 
     def owner_call(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Have a call made by the owner's thread, and wait for its result."""
+        """Have the owner's thread make a call, and wait for its result."""
         owner_call = _OwnerCall(call)
         self._new.append(owner_call)
         self.wake_owner()
@@ -116,18 +116,18 @@ class HandlerPool:
 
     @property
     def wake_fd(self) -> int:
-        """The file that becomes readable when the owner is to wake up."""
+        """Return the file that becomes readable when the owner is to wake up."""
         return self._inside.fileno()
 
     def stop(self) -> None:
-        """Take no more messages. `serve` returns when the handlers at work are done."""
+        """Receive no more messages. `serve` returns when the running handlers are done."""
         self._stopping = True
         self.wake_owner()
 
     def serve(self) -> None:
-        """Serve until `stop`, and until all that was begun is done.
+        """Serve until `stop`, and until all begun work is done.
 
-        Raises what a handler of a stream raised, and what ended the session.
+        Raises the error of a stream handler, or of the session.
         """
         while not (self._stopping and not self._jobs and not self._suspended and not self._new):
             self._hear()
@@ -164,7 +164,7 @@ class HandlerPool:
         for slot in self._slots:
             while slot.ready:
                 job = Job(slot, slot.pop(), Future())
-                # It is known before it begins: what it does may interrupt this thread at once.
+                # The job is registered before it begins: its calls may interrupt this thread at once.
                 self._jobs[job] = self._next_report(job)
                 job.result.add_done_callback(lambda _: self.wake_owner())
                 self._executor.submit(_handle, job)
@@ -224,7 +224,7 @@ class HandlerPool:
                 owner_call.waiting = call.send(None) if error is None else call.throw(error)
         except StopIteration as end:
             owner_call.result.set_result(end.value)
-        except BaseException as error:  # it is the handler's, which made the call
+        except BaseException as error:  # the error belongs to the handler, which made the call
             owner_call.result.set_exception(error)
         else:
             assert owner_call.waiting is not None
@@ -233,11 +233,11 @@ class HandlerPool:
             self._suspended.append(owner_call)
 
     def close(self) -> None:
-        """End it. Handlers that are still at work get an error for whatever they ask of the client."""
+        """End the pool. Handlers that are still at work get an error for any call of the client."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         for job in self._jobs:
             if not job.result.done():
-                # Its handler has never begun, or it is left behind.
+                # The handler has never begun, or is left behind.
                 untouched(job.message)
         for owner_call in (*self._suspended, *self._new):
             owner_call.call.close()

@@ -1,4 +1,4 @@
-"""Publishing in bulk, for blocking programs. `link/publisher` has how it works."""
+"""Publishing in bulk, for blocking programs. `link/publisher` has the mechanism."""
 
 from __future__ import annotations
 
@@ -68,14 +68,13 @@ class Publisher(PublisherBase):
         self._driver.run(self._publish_many(subjects, bodies, headers_list))
 
     def flush(self, timeout: Span | None = None) -> None:
-        """Send what is left, and wait until all of it is confirmed, with the assurance `stored`.
+        """Send the last messages, and wait until all are confirmed, with the assurance `stored`.
 
         `timeout` is in seconds; None is the publisher's own.
 
         Raises:
             TimedOut: the confirmations did not come in time.
             MalamuteError: the error of the first batch that was refused since the last flush.
-
         """
         self._driver.run(self._flush(timeout))
 
@@ -92,7 +91,7 @@ class Publisher(PublisherBase):
         try:
             self.close()
         except MalamuteError:
-            # What went wrong in the block is what its author has to see.
+            # The exception of the block must not be hidden by a later one.
             if kind is None:
                 raise
 

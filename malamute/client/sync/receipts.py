@@ -1,4 +1,4 @@
-"""What a blocking program is handed for what it sent: receipts of messages, and the outcome of mail."""
+"""Results of sending for blocking programs: receipts of messages, and outcomes of mail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from malamute.client.session.receipts import Confirmation, OutcomeTracking, Sent
 
 
 class Receipt(Confirmation):
-    """What became of one message. Receipts are cheap: keep those that matter, drop the others."""
+    """The receipt of one message. Receipts are cheap: keep the ones that matter, drop the others."""
 
     __slots__ = ("_wait",)
 
@@ -32,7 +32,7 @@ class Receipt(Confirmation):
 
 
 class Sent(SentBase):
-    """What became of a message to a mailbox. Made by `Client.send`."""
+    """The outcome of a message to a mailbox. Made by `Client.send`."""
 
     __slots__ = ("_wait",)
 

@@ -31,8 +31,7 @@ TREND_LOOKS = 30
 
 STEADY = 0.02
 """A lag that has changed by no more than this fraction, or by 1, is steady: at such a rate a reader needs an
-hour to catch up.
-"""
+hour to catch up."""
 
 
 class StreamConsumer(NamedTuple):

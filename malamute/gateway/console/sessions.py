@@ -57,8 +57,7 @@ class ConsoleSessions:
         self._by_name: OrderedDict[str, ConsoleSession] = OrderedDict()
         self.anonymous = ConsoleSession(ANONYMOUS, clock())
         """The session of requests without a cookie. Its secret is on pages only, which no other site can
-        read.
-        """
+        read."""
 
     def __len__(self) -> int:
         return len(self._by_name)

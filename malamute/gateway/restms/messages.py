@@ -35,8 +35,7 @@ PROPERTIES = (
     "type",
 )
 """Properties that a sender may set. The sender is not among them: `user_id`, `app_id` and `sender_id` of a
-post are replaced by the sender that the broker has stamped.
-"""
+post are replaced by the sender that the broker has stamped."""
 
 _MEDIA = re.compile(r"[\x21-\x7e]+/[\x20-\x7e]+(;[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*)?")
 
