@@ -1,6 +1,6 @@
-"""The data pipeline on Spark: history exported to Parquet, a data source, and what is computed from them.
+"""The data pipeline on Spark: history exported to Parquet, a data source, and jobs over history.
 
-Nothing here is loaded before it is used: pyarrow and pyspark belong to the extra `malamute[spark]`.
+Libraries are imported when they are used: pyarrow and pyspark belong to the extra `malamute[spark]`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ __all__ = ["read_export", "register"]
 
 
 CHECK_PAGES = "parquet.page.verify-checksum.enabled"
-"""The option of Spark's reader to look at the checksums of pages, which it does not do by itself."""
+"""The option of Spark's reader to verify the checksums of pages, which is off by default."""
 
 
 def register(session: SparkSession) -> None:
-    """Make `spark.read.format("malamute")`, and writing and streams of that format, known to a session."""
+    """Register the format `malamute` for `spark.read`, for writing and for streams of a session."""
     from malamute.spark.source import MalamuteSource
 
     session.dataSource.register(MalamuteSource)
 
 
 def read_export(session: SparkSession, path: str, stream: str = "") -> DataFrame:
-    """An exported directory or URL, or one stream of it, as Spark reads Parquet by itself.
+    """Return an exported directory or URL, or one stream of it, as Spark reads Parquet by itself.
 
     The columns are those of the data source `malamute`. Spark's own reader is several times as fast and reads
     no column that a query does not need; but a file that is damaged ends the query, unless
-    `spark.sql.files.ignoreCorruptFiles` is set, and only contents of pages are looked at: what is wrong in
-    footers and heads of pages, or a file that is missing, it does not notice. Raises `NotFound` when nothing
-    was exported there.
+    `spark.sql.files.ignoreCorruptFiles` is set, and only contents of pages are verified: faults in footers
+    and heads of pages, or missing files, pass unnoticed. Raises `NotFound` for a place without an export.
     """
     from malamute.spark.export_location import ExportLocation
     from malamute.spark.manifest import exported_streams

@@ -1,8 +1,8 @@
-"""What happened: volume, order, senders, headers and queues of exported history, as tables.
+"""Analysis of exported history as tables: volume, order, senders, headers and queues.
 
-Tasks make partial sums of every row group (`partial_aggregates`, `analyze_events`), Spark brings together
-what belongs together, and tasks make the rows of all tables of that (`final_aggregates`). A query over little
-data costs what Spark needs to plan it, so what is left for Spark is small:
+Tasks make partial sums of every row group (`partial_aggregates`, `analyze_events`), Spark groups them, and
+tasks make the rows of all tables from the groups (`final_aggregates`). A query over little data costs as much
+as its planning, so Spark's part is small:
 
     streams         messages, bytes, rates, gaps, duplicates, and how far apart messages are
     volume          messages and bytes of each window and subject prefix
@@ -16,13 +16,13 @@ data costs what Spark needs to plan it, so what is left for Spark is small:
     queues          services and mailboxes: how often which outcome, and redeliveries    ┐
     queue_times     queue time, processing time, and the total of both                   │ from `$sys`
     consumers       subscriptions that fell behind or missed something                   │
-    events          how often what happened                                              ┘
-    damage          what could not be read
+    events          counts of events                                                     ┘
+    damage          unreadable parts
     measures        numbers that the caller has asked for, each by groups of its own
 
 A table is a directory of Parquet in the target. A sender is *late* when its longest silence, the one that
 lasts to the end of its stream included, is `LATE` times as long as 99 of 100 others of its silences, and
-a window long at least: what the report does not show is not late.
+a window long at least: silences too short for the report are not late.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 LATE = 10
 TOGETHER = 4
-"""Tables that are made at the same time."""
+"""Tables made at the same time."""
 
 ROWS_EACH = 250_000
-"""About so many rows of partial sums are put together by one task."""
+"""Approximate rows of partial sums merged by one task."""
 
 
 class AnalyzeOptions(NamedTuple):
-    """What is analysed, and how finely. `depth` is in parts of a subject."""
+    """The selection and resolution of an analysis. `depth` is in parts of a subject."""
 
     bounds: HistoryBounds = HistoryBounds()
     window_seconds: int = 60
@@ -62,7 +62,7 @@ class AnalyzeOptions(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A number that is summed up by groups: expressions in Spark's SQL on the columns of the history."""
+    """A number to be summed by groups: expressions in Spark's SQL on the columns of the history."""
 
     name: str
     number: str
@@ -147,12 +147,12 @@ TABLES = {
         "value as reason",
     ),
 }
-"""Each table: which rows of `final_aggregates` it has, and its columns."""
+"""The tables: their kinds of rows of `final_aggregates`, and their columns."""
 
 
 @contextmanager
 def analysed(spark: SparkSession, history: ExportedHistory, options: AnalyzeOptions) -> Iterator[Tables]:
-    """The tables, by name. What they share is read once and kept during the block."""
+    """Return the tables, by name. Common data is read once and kept during the block."""
     from pyspark import StorageLevel
 
     parts = _parts(spark, history, options).persist(StorageLevel.MEMORY_AND_DISK)
@@ -184,7 +184,7 @@ def _parts(spark: SparkSession, history: ExportedHistory, options: AnalyzeOption
 
 
 def _whole(parts: DataFrame) -> DataFrame:
-    """The rows of `final_aggregates`."""
+    """Return the rows of `final_aggregates`."""
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -206,7 +206,7 @@ def _whole(parts: DataFrame) -> DataFrame:
         place = f.when(f.col("kind").isin(*SPREAD), f.hash("value", "slot", "first"))
         parts = parts.repartition(count, "stream", "name", place)
     else:
-        parts = parts.coalesce(1)  # which needs no exchange
+        parts = parts.coalesce(1)  # without an exchange
     return parts.mapInArrow(lambda batches: whole(batches, known), from_arrow_schema(WHOLE))
 
 
@@ -234,7 +234,7 @@ def _tables(
 
 
 def volume(spark: SparkSession, history: ExportedHistory, window_seconds: int) -> DataFrame:
-    """Messages and bytes by stream, window and subject, and nothing else."""
+    """Return messages and bytes by stream, window and subject, and nothing else."""
     from pyspark.sql import functions as f
 
     window_ns = window_seconds * NS_PER_SECOND
@@ -253,11 +253,11 @@ def volume(spark: SparkSession, history: ExportedHistory, window_seconds: int) -
     return summed.selectExpr("stream", _seconds("slot", "window"), "subject", *_SUMS)
 
 
-# Order: when files hold the same sequences twice, what is missing in one may be in the other
+# Order: with the same sequences in two files, a gap in one may be filled by the other
 
 
 def _exact(tables: Tables, numbers: DataFrame, others: Column) -> dict[str, DataFrame]:
-    """The tables with the gaps and duplicates of some streams out of their sequences themselves."""
+    """Return the tables with exact gaps and duplicates of some streams, computed from all their sequences."""
     from pyspark.sql import functions as f
 
     gaps = _gaps(numbers).selectExpr("stream", "first", "last", "last - first + 1 as messages")
@@ -277,7 +277,7 @@ def _exact(tables: Tables, numbers: DataFrame, others: Column) -> dict[str, Data
 
 
 def _sequences(spark: SparkSession, history: ExportedHistory, streams: Sequence[str]) -> DataFrame:
-    """Every sequence of these streams once, and how many copies there are besides."""
+    """Return every sequence of these streams once, with the number of further copies."""
     from pyspark.sql import functions as f
 
     files = messages(spark, history, streams)
@@ -294,7 +294,7 @@ def _gaps(numbers: DataFrame) -> DataFrame:
 
 
 def messages(spark: SparkSession, history: ExportedHistory, streams: Sequence[str] = ()) -> DataFrame:
-    """The messages themselves, within the bounds, as Spark reads them."""
+    """Return the messages within the bounds, as Spark reads them."""
     from pyspark.sql import functions as f
 
     bounds = history.bounds
@@ -332,7 +332,7 @@ def _measure(spark: SparkSession, history: ExportedHistory, measure: Measure) ->
 def analyze(spark: SparkSession, history: ExportedHistory, target: str, options: AnalyzeOptions) -> Tables:
     """Write each table as a directory of Parquet in `target`, in place of one that is there.
 
-    Returns the tables as they were written.
+    Returns the written tables.
     """
     target = target.rstrip("/")
     with analysed(spark, history, options) as tables, ThreadPoolExecutor(TOGETHER) as threads:

@@ -1,16 +1,16 @@
-"""What the broker's own events show: how queues did, who fell behind, and what happened how often.
+"""Analysis of the broker's own events: queues, consumers that fell behind, and counts of events.
 
 The events are the stream `$sys`. `service.settled.NAME` and `mailbox.settled.NAME` have columns in the body,
-a msgpack map: for each message when it was queued, first delivered and settled, in nanoseconds, how often it
-was delivered, and what became of it. The subjects of all others begin with what they are about and what
-happened, and their headers say the rest. An event with the header `count` stands for so many. The rows are
-those of `partial_aggregates`, with more kinds:
+a msgpack map: for each message when it was queued, first delivered and settled, in nanoseconds, its
+deliveries, and its outcome. The subjects of all other events begin with their resource and the event, and
+their headers have details. An event with the header `count` stands for that many. The rows are those of
+`partial_aggregates`, with more kinds:
 
     queue            KIND NAME      value: outcome  messages; bytes: redeliveries
     queue_time       KIND NAME      slot: bucket    messages: from the enqueueing to the first delivery
     processing_time  KIND NAME      slot: bucket    messages: from the first delivery to the settlement
     total_time       KIND NAME      slot: bucket    messages: from the enqueueing to the settlement
-    event            what happened  value: to whom  messages: how often
+    event            event          value: resource messages: count
     consumer         stream         value: address  first: how often it fell behind; last: gaps;
                                                     messages: missed
 
@@ -43,7 +43,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 def partial_tables(parts: Iterator[HistoryPart | ExportDamage]) -> Iterator[pa.RecordBatch]:
-    """The rows of each row group of events. Damage is reported by who reads all streams."""
+    """Yield the rows of each row group of events. The reader of all streams reports damage."""
     for part in parts:
         if isinstance(part, HistoryPart):
             yield from _events(part.batch)
@@ -76,7 +76,7 @@ def _events(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _consumer(values: dict[str, Any]) -> tuple[str, str]:
-    """The stream, and who reads it."""
+    """Return the stream, and its reader."""
     name, stream = _text(values, "name"), _text(values, "stream")
     if stream:
         return stream, f"service {name}"
@@ -92,7 +92,7 @@ def _number(values: dict[str, Any], name: str) -> int:
 
 
 def _settled(queue: str, body: bytes) -> Iterator[pa.RecordBatch]:
-    """The messages of one queue that were settled together. What is no such body is skipped."""
+    """Yield the messages of one queue that were settled together. Any other body is skipped."""
     try:
         fields = unpack(body, items_max=len(body))
     except Malformed:

@@ -1,9 +1,9 @@
-"""Reading an exported file so that nothing of it is believed which is not as it was written.
+"""Verified reading of exported files: every byte is checked against the checksums of its writing.
 
 Theory. A file is written in blocks (`checksums`), which end where Parquet's pages do, and at each row group.
-Their checksums are in the footer, and that of the footer stands before it. So a reader checks what it reads
-and nothing else: also footers and heads of pages, for which Parquet has no checksum. A footer says of which
-stream and range it is, too, which has to be what the name of the file says.
+Their checksums are in the footer, and that of the footer stands before it. So a reader checks exactly the
+blocks that it reads: also footers and heads of pages, for which Parquet has no checksum. A footer has its
+stream and range, too, which have to agree with the name of the file.
 
 A file that an earlier version has exported has no such checksums. There all of it is held against the
 manifest before anything is read, each time that it is opened; without a manifest it is believed.
@@ -25,15 +25,15 @@ from malamute.spark.layout import range_of_file, stream_directory
 from malamute.spark.manifest import File, decode_blocks, decode_footer, find_footer
 
 UNREADABLE = (OSError, pa.ArrowException, StoreError)
-"""What is raised for a file, or a part of it, that is not there or not as it was written."""
+"""Errors for a file, or a part of it, that is missing or damaged."""
 
 
 class CheckedFile:
-    """An open file, as pyarrow wants one. Whenever something of a block is read, the block is looked at.
+    """An open file for pyarrow. Every block is verified when a part of it is read.
 
-    What is not as it was written is read as zeros, and raised by `whole`: pyarrow keeps an exception that is
-    raised under it for ever, and with that all that its frames hold. `tail` is what follows the blocks: the
-    footer, which whoever opens the file has looked at.
+    Damaged data is read as zeros, and raised by `whole`: pyarrow keeps an exception that is raised under it
+    for ever, with all objects of its frames. `tail` is the data behind the blocks: the footer, verified at
+    the opening.
     """
 
     def __init__(self, source: pa.NativeFile, blocks: Blocks, tail: bytes) -> None:
@@ -50,24 +50,24 @@ class CheckedFile:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Raises `StoreCorrupt` if anything that is read until the block ends is not as it was written."""
+        """Raise `StoreCorrupt` if any data read during the block is damaged."""
         self._fault = ""
         try:
             yield
-        except Exception:  # whatever zeros are to pyarrow
+        except Exception:  # any error that pyarrow raises for zeros
             if not self._fault:
                 raise
         if self._fault:
             raise StoreCorrupt(self._fault)
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        """The next bytes."""
+        """Return the next bytes."""
         footer, start = self._blocks.ends[-1], min(self._place, self._end)
         stop = self._end if size < 0 else min(start + size, self._end)
         self._place = stop
         if start < stop <= footer:
             return self._checked(start, stop)
-        # Who reads the footer reads more at once, and uses nothing of that.
+        # A reader of the footer reads more at once, and uses nothing of that.
         return bytes(max(footer - start, 0)) + self._tail[max(start - footer, 0) : max(stop - footer, 0)]
 
     def _checked(self, start: int, stop: int) -> bytes | memoryview:
@@ -88,24 +88,24 @@ class CheckedFile:
         return data[start - before : stop - before]
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Where to read next."""
+        """Set the next position."""
         self._place = offset + (0, self._place, self._end)[whence]
         return self._place
 
     def tell(self) -> int:
-        """Where the next byte is read."""
+        """Return the next position."""
         return self._place
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def writable(self) -> bool:
-        """It is not."""
+        """Return False."""
         return False
 
     def flush(self) -> None:
@@ -118,7 +118,7 @@ class CheckedFile:
 
 
 def whole(source: CheckedFile | pa.NativeFile) -> AbstractContextManager[None]:
-    """As the method of a `CheckedFile`; one of an earlier version was looked at when it was opened."""
+    """As the method of a `CheckedFile`; a file of an earlier version was verified at its opening."""
     return source.whole() if isinstance(source, CheckedFile) else nullcontext()
 
 
@@ -127,7 +127,7 @@ def open_checked(
 ) -> tuple[CheckedFile | pa.NativeFile, pq.FileMetaData]:
     """Open a file of an export for pyarrow, and read its footer.
 
-    `file` is what the manifest says of it; None if nothing does. Raises one of `UNREADABLE`.
+    `file` is its entry in the manifest; None without one. Raises one of `UNREADABLE`.
     """
     source = system.open_input_file(path)
     try:
@@ -140,7 +140,7 @@ def open_checked(
 def _checked(
     source: pa.NativeFile, path: str, file: File | None
 ) -> tuple[CheckedFile | pa.NativeFile, pq.FileMetaData]:
-    # What is behind the end that the manifest says was not written by us.
+    # Data behind the end in the manifest was not written by an export.
     size = file.size if file is not None and file.size else source.size()
     footer = find_footer(source, size)
     if footer is None and file is not None and (file.has_checksums or not _is_whole(source, file)):
@@ -158,6 +158,6 @@ def _checked(
 
 
 def _is_whole(source: pa.NativeFile, file: File) -> bool:
-    """Whether a file is what the manifest says, as far as it says that."""
+    """Return whether a file agrees with the size and checksum of its entry in the manifest, if any."""
     source.seek(0)
     return not file.size or measured(source) == (file.size, file.crc)

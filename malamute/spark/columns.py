@@ -1,7 +1,7 @@
 """Columns of messages into Arrow batches with the columns of `schema`.
 
-Chunks of a journal and deliveries of a broker may be small, and a batch has a price whatever its size. So
-messages are gathered as plain columns until there are enough for one batch.
+Chunks of a journal and deliveries of a broker may be small, and a batch of any size has a price. So messages
+are gathered as plain columns until there are enough for one batch.
 """
 
 from __future__ import annotations

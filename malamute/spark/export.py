@@ -1,9 +1,9 @@
-"""History as Parquet files, which any tool for data reads: what `malamute journal export` does.
+"""History as Parquet files, for any data tool: the work of `malamute journal export`.
 
-Theory. An export continues where the last one ended, so it may be run as often as one likes, and what it
-needs in memory is two batches and the part of a file that is not written yet. A file ends with its UTC date,
-at a size, or at the end of the range. `place` makes it visible as a whole, `manifest` accounts for it. So an
-export that is killed at any moment leaves whole files, and the next one continues behind the last of them.
+Theory. An export continues where the last one ended, so it may be repeated at any time, and its memory is two
+batches and the unwritten part of a file. A file ends with its UTC date, at a size, or at the end of the
+range. `place` makes it visible as a whole, `manifest` accounts for it. So an export that is killed at any
+moment leaves whole files, and the next one continues behind the last of them.
 
 Each batch is a row group, whose statistics give a reader its sequences, times and subjects. The numbers
 are stored as differences, which take next to nothing; texts that repeat are stored once for each group.
@@ -33,10 +33,10 @@ from malamute.spark.schema import Promoted
 
 FILE_ROWS = 4_000_000
 FILE_BYTES = 256 * 1024 * 1024
-"""A file ends once it has so many messages or bytes, with the batch that exceeds it."""
+"""Messages or bytes with which a file ends, with the batch that exceeds them."""
 
 LEFT_OUT = "left-out"
-"""The reason of a gap that an export has left because its start is behind it."""
+"""The reason of a gap between the last export and the start of this one."""
 
 DIFFERENCES = ("sequence", "time", "time_ns", "size")
 REPEATED = (
@@ -48,11 +48,11 @@ REPEATED = (
 )
 
 Progress = Callable[[int, int], None]
-"""Called with how many messages are done, and how many there are."""
+"""Called with the number of messages done, and the number of all."""
 
 
 class Exported(NamedTuple):
-    """What one export of a stream has done: the messages and files added, and what was unavailable.
+    """The result of one export of a stream: the messages and files added, and the gaps.
 
     If it is `limited`, rules keep more back from the user that exports.
     """
@@ -78,10 +78,10 @@ def export(
     until: str = "",
     progress: Progress = lambda done, total: None,
 ) -> Exported:
-    """Export what is new of a stream, from `since` on and before `until`, as `sequence_at` reads them.
+    """Export the new messages of a stream, from `since` and before `until`, as `sequence_at` reads them.
 
-    What was exported before stays as it is, with the headers that were promoted then. Raises `NotFound` for
-    an unknown stream, `StoreLocked` when another process exports it, `StoreError` and `StorageFull`.
+    Earlier files stay as they are, with their promoted headers. Raises `NotFound` for an unknown stream,
+    `StoreLocked` when another process exports it, `StoreError` and `StorageFull`.
     """
     now = time.time_ns()
     kept = range_of(history, stream)
@@ -97,7 +97,7 @@ def export(
         writer = _Writer(place, manifest, history.store())
         gaps: list[ExportGap] = []
         if manifest.files and manifest.last < first - 1 < last:
-            # Nobody asks for it, and later exports begin behind it.
+            # The caller does not want these messages, and later exports begin behind them.
             gaps.append(ExportGap(manifest.last + 1, first - 1, LEFT_OUT))
             writer.gaps += gaps
         with writer, ThreadPoolExecutor(1, "malamute-export") as thread:
@@ -146,7 +146,7 @@ def check_same_store(
 def _batches(
     history: HistorySource, stream: str, first: int, last: int, gatherer: Gatherer
 ) -> Iterator[pa.RecordBatch | ExportGap]:
-    """The batches of a range, and each gap before the batch that it is before or in."""
+    """Yield the batches of a range, and each gap before the batch that it is before or in."""
     for item in history.read(stream, first, last):
         if isinstance(item, Columns):
             gatherer.add(item)
@@ -159,7 +159,7 @@ def _batches(
 
 
 class _Writer:
-    """Writes batches to files and enters them in the manifest; a context that removes what is unfinished."""
+    """Writes batches to files and enters them in the manifest; a context that removes unfinished files."""
 
     def __init__(self, place: ExportLocation, manifest: Manifest, store: str) -> None:
         self._place = place
@@ -203,7 +203,7 @@ class _Writer:
 
 
 class ExportFile:
-    """A file that is being written: a row group for each batch."""
+    """A file being written: a row group for each batch."""
 
     def __init__(self, place: ExportLocation, manifest: Manifest, date: str, batch: pa.RecordBatch) -> None:
         self.date = date
@@ -224,13 +224,13 @@ class ExportFile:
                 sorting_columns=[pq.SortingColumn(0)],
                 write_page_checksum=True,
             )
-            # What begins a file belongs to no row group, and no reader reads it.
+            # The head of a file belongs to no row group, and no reader reads it.
             self._sink.end_block()
             self._stack = stack.pop_all()
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to finish it."""
+        """Return whether the file is to be finished."""
         return self._count >= FILE_ROWS or self._sink.size >= FILE_BYTES
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -242,7 +242,7 @@ class ExportFile:
         self._malformed += batch.column("headers").null_count
 
     def finish(self, gaps: Sequence[ExportGap], store: str = "", *, limited: bool) -> File:
-        """Make it visible. The gaps are those that were met since the file before."""
+        """Publish the file under its name. The gaps are those since the file before."""
         stream, promoted = self._manifest.stream, self._manifest.promoted
         within = tuple(gap for gap in gaps if gap.first <= self._last)
         times = self._first_time, self._last_time
@@ -256,13 +256,13 @@ class ExportFile:
         return File(self._sink.path, self._sink.size, self._sink.crc, part, has_checksums=True)
 
     def abandon(self) -> None:
-        """Remove it, while an exception is on its way."""
+        """Remove the file, after an exception."""
         self._parquet.is_open = False
         self._stack.__exit__(*sys.exc_info())
 
 
 def _with_statistics(schema: pa.Schema) -> list[str]:
-    """The columns whose least and greatest values each row group has, for readers to pass over it.
+    """Return the columns with statistics of each row group, by which readers skip it.
 
     Not floating-point numbers: statistics leave out NaN, which is the greatest number for Spark and others,
     so that they would pass over row groups that have it.
@@ -272,5 +272,5 @@ def _with_statistics(schema: pa.Schema) -> list[str]:
 
 
 def _position(batch: pa.RecordBatch, row: int) -> tuple[int, int]:
-    """The sequence and the time of a row."""
+    """Return the sequence and the time of a row."""
     return batch.column("sequence")[row].as_py(), batch.column("time_ns")[row].as_py()

@@ -1,8 +1,8 @@
 """The directory of an export, on this machine or at a URL of an object store (`s3://bucket/path`, `hdfs://…`).
 
 A file appears whole or not at all: it is written under a name that readers pass over, and renamed. Here it is
-fsynced before that, and its directory after, so that it is also there after a power loss. What a store at a
-URL promises is its own: those that are in use keep what they have confirmed.
+fsynced before that, and its directory after, so that it is also there after a power loss. Stores at a URL
+have promises of their own: those in use keep confirmed files.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from malamute.spark.dependencies import need
 from malamute.spark.layout import MANIFEST, SUFFIX, quoted
 
 TEMPORARY = "_writing."
-"""Begins the names of files that are being written."""
+"""The prefix of files being written."""
 
 
 class WrittenFile(NamedTuple):
-    """What was written: its bytes, and their CRC32."""
+    """A written file: its bytes, and their CRC32."""
 
     size: int
     crc: int
 
 
 class Sink:
-    """A file that is being written, and what is known of it so far. It has what pyarrow asks of a file."""
+    """A file being written, with its position and checksums, for pyarrow."""
 
     def __init__(self, path: str, stream: Any) -> None:
         self.path = path
-        """Where it will be; may be changed while it is being written, within its directory."""
+        """Its final path; may be changed during the writing, within its directory."""
         self._stream = stream
         self.size = 0
         self.crc = 0
@@ -61,14 +61,14 @@ class Sink:
         return view.nbytes
 
     def end_block(self) -> None:
-        """What is written from now on is looked at without what was written before."""
+        """End a block: later data is verified by itself."""
         if self.size > self.blocks.ends[-1]:
             self.blocks.ends.append(self.size)
             self.blocks.crcs.append(self.crc)
 
     @contextmanager
     def footer(self) -> Iterator[None]:
-        """What is written until the block ends is the footer: its checksum is written before it."""
+        """Write the footer during the block, with its checksum before it."""
         self._footer = bytearray()
         yield
         footer, self._footer = bytes(self._footer), None
@@ -76,7 +76,7 @@ class Sink:
         self.write(footer)
 
     def tell(self) -> int:
-        """How many bytes were written."""
+        """Return the number of written bytes."""
         return self.size + len(self._footer or b"")
 
     def flush(self) -> None:
@@ -88,7 +88,7 @@ class Sink:
 
 
 class ExportLocation:
-    """A directory, named by a path or a URL. Raises `ConfigError` for a URL that is none."""
+    """A directory, named by a path or a URL. Raises `ConfigError` for an invalid URL."""
 
     def __init__(self, target: str) -> None:
         need("numpy")
@@ -105,16 +105,16 @@ class ExportLocation:
 
     @property
     def system(self) -> Any:
-        """Its file system, as pyarrow has it."""
+        """Return its file system, as pyarrow has it."""
         return self._system
 
     def full(self, path: str) -> str:
-        """The path of a file, for `system`."""
+        """Return the path of a file, for `system`."""
         return f"{self.root}/{path}"
 
     @contextmanager
     def writing(self, path: str) -> Iterator[Sink]:
-        """Write a file, which is there when the block ends, unless by an exception."""
+        """Write a file, which appears at the end of the block, except after an exception."""
         folder, _, name = path.rpartition("/")
         temporary = f"{folder}/{TEMPORARY}{name}"
         with translated(path):
@@ -148,12 +148,12 @@ class ExportLocation:
                 self._system.delete_file(self.full(path))
 
     def is_there(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether a file exists."""
         with translated(path):
             return bool(self._system.get_file_info(self.full(path)).type == self._fs.FileType.File)
 
     def files(self, folder: str) -> list[str]:
-        """All files below a directory, in order; none if it is not there. Paths are relative to the place."""
+        """Return all files below a directory, in order, relative to the location; none without it."""
         selector = self._fs.FileSelector(self.full(folder), allow_not_found=True, recursive=True)
         with translated(folder):
             found = self._system.get_file_info(selector)
@@ -164,7 +164,7 @@ class ExportLocation:
         )
 
     def read(self, path: str) -> bytes:
-        """The whole of a small file. Raises `StoreError`."""
+        """Return the content of a small file. Raises `StoreError`."""
         with translated(path), self._system.open_input_stream(self.full(path), compression=None) as stream:
             data: bytes = stream.read()
             return data
@@ -180,14 +180,14 @@ class ExportLocation:
             sink.write(json.dumps(value, indent=1).encode())
 
     def folders(self) -> list[str]:
-        """The names of the directories in it."""
+        """Return the names of the directories in it."""
         selector = self._fs.FileSelector(self.root, allow_not_found=True)
         with translated(self.root):
             found = self._system.get_file_info(selector)
         return sorted(info.base_name for info in found if info.type == self._fs.FileType.Directory)
 
     def data_files(self, folder: str) -> list[str]:
-        """The Parquet files below a directory that readers see."""
+        """Return the Parquet files below a directory that readers see."""
         return [
             path
             for path in self.files(folder)
@@ -195,14 +195,14 @@ class ExportLocation:
         ]
 
     def clean(self, folder: str) -> None:
-        """Remove what a writer that was killed has left below a directory."""
+        """Remove leftovers of a killed writer below a directory."""
         for path in self.files(folder):
             if path.rpartition("/")[2].startswith(TEMPORARY):
                 self.remove(path)
 
     @contextmanager
     def lock(self, stream: str) -> Iterator[None]:
-        """Let nobody else on this machine write the same stream. Raises `StoreLocked`."""
+        """Lock a stream against other writers on this machine. Raises `StoreLocked`."""
         if not self.is_local:
             yield
             return
@@ -220,7 +220,7 @@ class ExportLocation:
 
 
 def measured(stream: Any) -> WrittenFile:
-    """The size and the CRC of what is left to read of a file."""
+    """Return the size and the CRC of the rest of a file."""
     size = crc = 0
     while piece := stream.read(1 << 20):
         crc = zlib.crc32(piece, crc)

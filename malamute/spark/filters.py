@@ -1,10 +1,10 @@
-"""Which rows a reader is asked for by the options `subject` and `where`, exactly and at every source.
+"""Row filters of the options `subject` and `where`, exact and equal at every source.
 
 Conditions of queries do not come here. Spark plans a source in Python once for a table, and again only where
-it has conditions to push down: whatever one query leaves in the source narrows the next one, and so a union
-of two parts, a join of a frame with itself, or a second question to a view would lose rows. So Spark looks at
-conditions itself, with its own notion of numbers, and what narrows is what every query of a frame has in
-common: its options.
+it has conditions to push down: a condition left in the source by one query would narrow the next one, and so
+a union of two parts, a join of a frame with itself, or a second query of a view would lose rows. So Spark
+evaluates conditions itself, with its own notion of numbers, and only the options narrow a source: all queries
+of a frame share them.
 
 A broker looks at these options itself. Rows of a data directory or an export are looked at here, as columns.
 """
@@ -22,7 +22,7 @@ from malamute.spark.history import ReadFilter
 
 
 class RowFilter:
-    """Keeps the rows that a filter wants."""
+    """Keeps the rows that match a filter."""
 
     def __init__(self, wanted: ReadFilter) -> None:
         self._index: Index | None = None
@@ -33,13 +33,13 @@ class RowFilter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it looks at."""
+        """Return the columns that the filter needs."""
         if self._where is not None:
             return ("subject", "sender", "headers")
         return ("subject",) if self._index is not None else ()
 
     def keeps(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are wanted."""
+        """Return the matching rows."""
         if not self.columns or not batch.num_rows:
             return batch
         kept = np.arange(batch.num_rows)
@@ -54,7 +54,7 @@ class RowFilter:
 
 
 def _encoded(batch: pa.RecordBatch, subjects: pa.DictionaryArray) -> pa.RecordBatch:
-    """Columns of conditions, with texts as dictionaries, as `Rows` wants them."""
+    """Return columns of conditions, with texts as dictionaries, as `Rows` wants them."""
     headers = batch.column("headers")
     fields = [headers.items.field(number) for number in range(headers.items.type.num_fields)]
     names = [headers.items.type.field(number).name for number in range(headers.items.type.num_fields)]

@@ -1,8 +1,8 @@
-"""What all row groups have together: rows of partial sums become rows of the tables.
+"""Final aggregates: rows of partial sums become rows of the tables.
 
 A task gets rows of `partial_aggregates` and `analyze_events` that belong together: all of a name in a stream,
-except of kinds that are only added up (`SPREAD`), of which those that are equal are enough. What has to be
-known of all rows is given (`Known`). It makes rows of these kinds:
+except of kinds that are only added up (`SPREAD`), of which equal rows are enough. Facts about all rows are in
+`Known`. The task makes rows of these kinds:
 
     stream    -          messages, bytes, first, last, first_time, last_time, gaps, missing, duplicates,
                          crossed, most: messages of the fullest window; p50, p95, p99: from one message to
@@ -65,7 +65,7 @@ class Known(NamedTuple):
 
 
 def whole(batches: Iterable[pa.RecordBatch], known: Known) -> Iterator[pa.RecordBatch]:
-    """The rows of the tables."""
+    """Yield the rows of the tables."""
     table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
     spans = _Grouped(_of(table, "run", "span"), ("stream", "name"), ("first", "last"))
     summed = _summed(pa.concat_tables([_of(table, *SUMMED), _steps(spans)]))
@@ -101,16 +101,16 @@ class _Grouped:
         return _numbers(self.rows, name)
 
     def each(self, function: np.ufunc, values: Numbers) -> Numbers:
-        """The sum, the least, the most of each group."""
+        """Return the sum, the least, or the most of each group."""
         found: Numbers = function.reduceat(values, self.starts) if len(self.starts) else values[:0]
         return found
 
     def spread(self, values: Numbers) -> Numbers:
-        """Of one value for each group, that of each row."""
+        """Return a value of each group for each of its rows."""
         return np.repeat(values, self.ends - self.starts + 1)
 
     def table(self, kind: str, keys: tuple[str, ...], columns: Mapping[str, Any]) -> pa.Table:
-        """A row for each group."""
+        """Return a row for each group."""
         firsts = self.rows.select(keys).take(pa.array(self.starts))
         kinds = pa.array([kind] * len(self.starts), pa.string())
         return pa.table({"kind": kinds, **dict(zip(keys, firsts.columns, strict=True)), **columns})
@@ -141,7 +141,7 @@ def _within(table: pa.Table, known: Known) -> pa.Table:
 
 
 def _steps(spans: _Grouped) -> pa.Table:
-    """How far apart messages of a stream, or of a sender, are from one row group to the next."""
+    """Return the times between messages of a stream, or of a sender, from one row group to the next."""
     places = np.delete(np.arange(spans.rows.num_rows), spans.starts)
     steps = spans["first_time"][places] - spans["last_time"][places - 1]
     columns = {
@@ -155,7 +155,7 @@ def _steps(spans: _Grouped) -> pa.Table:
 
 
 def _percentiles(counted: _Grouped) -> pa.Table:
-    """In seconds, of durations in buckets."""
+    """Return percentiles in seconds, of durations in buckets."""
     messages = counted["messages"]
     up_to = np.cumsum(messages)
     up_to -= counted.spread((up_to - messages)[counted.starts])
@@ -175,7 +175,7 @@ def _percentiles(counted: _Grouped) -> pa.Table:
 
 
 def _streams(table: pa.Table, apart: pa.Table, known: Known) -> Iterator[pa.Table]:
-    """The streams, and what is missing between their row groups."""
+    """Yield the streams, and the gaps between their row groups."""
     runs = _Grouped(_of(table, "run"), ("stream",), ("first", "last"))
     firsts, lasts = runs["first"], runs["last"]
     reached = np.concatenate(
@@ -219,7 +219,7 @@ def _streams(table: pa.Table, apart: pa.Table, known: Known) -> Iterator[pa.Tabl
 
 
 def _senders(spans: _Grouped, apart: pa.Table, known: Known) -> pa.Table:
-    """The senders."""
+    """Return the senders."""
     before, begins = spans["last_time"], spans["first_time"]
     following = np.roll(begins, -1)
     streams = spans.rows.column("stream").take(pa.array(spans.starts)).to_pylist()

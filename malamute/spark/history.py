@@ -1,10 +1,10 @@
-"""Where history comes from: a data directory, or a broker. Both are read in the same four ways.
+"""Sources of history: a data directory, or a broker, with the same four calls.
 
-A *run* is some messages that follow each other, as columns; a *gap* is a range of sequences that are
-unavailable, and why. `read` gives both in order, so that a reader knows what became of every sequence.
+A *run* is some consecutive messages, as columns; a *gap* is a range of unavailable sequences, with the
+reason. `read` yields both in order, so that every sequence is accounted for.
 
-The directory may be in use by a broker: it is opened for reading only. A broker is asked to replay; it is as
-far away as its clients are, and serves only what it would serve any slow subscriber.
+The directory may be in use by a broker: it is opened for reading only. A broker replays its streams; it may
+be remote, and serves them as to any slow subscriber.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from malamute.client.sync.consumers import Subscription
 
 READ_BYTES = 8 * 1024 * 1024
-"""What is read of a store in one transaction, or held of a broker's deliveries."""
+"""Bytes read of a store in one transaction, or buffered of a broker's deliveries."""
 
 CREDIT = 100_000
 """Messages of a broker that may wait here."""
 
 TIMEOUT_SECONDS = 30.0
-"""Seconds that a broker may take for anything it is asked for."""
+"""Seconds to wait for any answer of a broker."""
 
 
 class ExportGap(NamedTuple):
-    """Sequences, both ends included, that are unavailable, and why."""
+    """A range of unavailable sequences, both ends included, with the reason."""
 
     first: int
     last: int
@@ -44,14 +44,14 @@ class ExportGap(NamedTuple):
 
 
 class SequenceRange(NamedTuple):
-    """What there is of a stream, both ends included; an empty one ends before it begins."""
+    """The stored sequences of a stream, both ends included; an empty range ends before it begins."""
 
     first: int
     last: int
 
 
 class ReadFilter(NamedTuple):
-    """Which messages a reader can do without the others. What is given may still be more."""
+    """A filter for readers. A source may yield more messages than it matches."""
 
     criteria: Sequence[tuple[str, str]] = ()
     where: str = ""
@@ -61,32 +61,32 @@ ALL = ReadFilter()
 
 
 class HistorySource(Protocol):
-    """What has been published. `limited` are the streams that were read of which rules keep a part back."""
+    """A source of history. `limited` are the read streams of which rules withhold a part."""
 
     limited: set[str]
 
     def store(self) -> str:
-        """The name of the store in which its sequences count."""
+        """Return the name of the store of the sequences."""
 
     def streams(self) -> Mapping[str, SequenceRange]:
-        """Each stream, and what is there of it."""
+        """Return each stream, with its stored sequences."""
 
     def find_time(self, stream: str, time_ns: int) -> int:
-        """The first sequence at or after a time; one past the last if there is none."""
+        """Return the first sequence at or after a time; one past the last if there is none."""
 
     def read(
         self, stream: str, first: int, last: int, wanted: ReadFilter = ALL
     ) -> Iterator[Columns | ExportGap]:
-        """The messages of a range, in order, and the gaps between them."""
+        """Yield the messages of a range, in order, and the gaps between them."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the source."""
 
 
 def open_history(
     *, data: str = "", url: str = "", login: Login = ANYBODY
 ) -> AbstractContextManager[HistorySource]:
-    """The history in a data directory, or at a broker's URL, where `login` says who connects.
+    """Return the history in a data directory, or at a broker's URL with this `login`.
 
     Raises `ConfigError` for both or none.
     """
@@ -96,23 +96,23 @@ def open_history(
 
 
 def counts_in(position: str, store: str) -> bool:
-    """Whether positions in one store count in another: it is the same, or was restored since then.
+    """Return whether positions in one store are valid in another: the same one, or its restored copy.
 
-    What a restored store has lost is no position there, and what is new there lies beyond all that was. Of a
-    position that says nothing of its store nothing is known.
+    A restored store continues beyond all sequences of the original one, so lost positions are unused there. A
+    position without a store is not checked.
     """
     (before, _, older), (broker, _, newer) = position.partition("."), store.partition(".")
     return not before or (before == broker and int(older or 0) <= int(newer or 0))
 
 
 def check_store(position: str, history: HistorySource, whose: str, remedy: str) -> None:
-    """Raise `StoreError` unless a position counts in the store of a history; `whose` says what has it."""
+    """Raise `StoreError` unless a position is valid in the store of a history, on behalf of `whose`."""
     if not counts_in(position, found := history.store()):
         raise StoreError(f"{whose} is of the store {position}, and this is {found}: {remedy}")
 
 
 def range_of(history: HistorySource, stream: str) -> SequenceRange:
-    """What there is of a stream. Raises `NotFound`."""
+    """Return the stored sequences of a stream. Raises `NotFound`."""
     found = history.streams().get(stream)
     if found is None:
         raise NotFound(f"there is no stream {stream!r}")
@@ -126,7 +126,7 @@ def parse_point(words: str) -> Start:
 
 
 def sequence_at(history: HistorySource, stream: str, words: str, now_ns: int) -> int:
-    """The first sequence at a point, as `parse_point` reads it."""
+    """Return the first sequence at a point, as `parse_point` reads it."""
     start = parse_point(words)
     if start.kind == SEQ:
         return start.value
@@ -143,23 +143,23 @@ class StoreHistory:
         self.limited: set[str] = set()
 
     def store(self) -> str:
-        """The name of the store."""
+        """Return the name of the store."""
         return self._reader.store()
 
     def streams(self) -> Mapping[str, SequenceRange]:
-        """Each stream, and what is there of it."""
+        """Return each stream, with its stored sequences."""
         return {
             name: SequenceRange(state.first, state.last) for name, state in self._reader.streams().items()
         }
 
     def find_time(self, stream: str, time_ns: int) -> int:
-        """The first sequence at or after a time; one past the last if there is none."""
+        """Return the first sequence at or after a time; one past the last if there is none."""
         return self._reader.find_time(stream, time_ns)
 
     def read(
         self, stream: str, first: int, last: int, wanted: ReadFilter = ALL
     ) -> Iterator[Columns | ExportGap]:
-        """The messages of a range, in order, and the gaps between them."""
+        """Yield the messages of a range, in order, and the gaps between them."""
         while first <= last:
             found, kept = self._reader.read(stream, first, bytes_max=READ_BYTES)
             if not found:
@@ -208,23 +208,23 @@ class BrokerHistory:
         self.limited: set[str] = set()
 
     def store(self) -> str:
-        """The name of the store that the broker has now."""
+        """Return the name of the broker's present store."""
         return self._client.store
 
     def streams(self) -> Mapping[str, SequenceRange]:
-        """Each stream, and what is there of it, which its broker may be storing yet."""
+        """Return each stream, with its sequences, of which the last may not be durable yet."""
         rows = self._client.query(StreamsQuery())
         return {row.name: SequenceRange(row.first, row.last) for row in rows if row.journaled}
 
     def find_time(self, stream: str, time_ns: int) -> int:
-        """The first sequence at or after a time; one past the last if there is none."""
+        """Return the first sequence at or after a time; one past the last if there is none."""
         with self._client.subscribe(stream, start=f"time:{time_ns}", credit=1) as subscription:
             return subscription.first
 
     def read(
         self, stream: str, first: int, last: int, wanted: ReadFilter = ALL
     ) -> Iterator[Columns | ExportGap]:
-        """The messages of a range, in order, and the gaps between them."""
+        """Yield the messages of a range, in order, and the gaps between them."""
         if first > last:
             return
         self._events.clear()
@@ -260,7 +260,7 @@ class BrokerHistory:
 
 
 class _RangeReader:
-    """How far one replay of a range is.
+    """The state of one replay of a range.
 
     It is done when a message or a gap reaches the end, or when the subscription is live from behind the end
     on: it has had all that was wanted then. Events are reported when they arrive, which may be before
@@ -276,11 +276,11 @@ class _RangeReader:
         self.is_done = False
 
     def has_news(self) -> bool:
-        """Whether there is something to know before more messages come."""
+        """Return whether a gap or the end is known before further messages."""
         return self._is_complete or bool(self._events)
 
     def take(self, columns: Columns | None) -> Iterator[Columns | ExportGap]:
-        """Messages that have come, or None when nothing is there, as far as they belong to the range."""
+        """Yield received messages, or None for none, as far as they belong to the range."""
         for event in self._events:
             self._note(event)
         self._events.clear()

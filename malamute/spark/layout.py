@@ -1,13 +1,13 @@
-"""Where things are in an exported directory. Pure.
+"""Paths in an exported directory. Pure.
 
     DIR/stream=NAME/date=2024-05-31/00000000000000000001-00000000000000250000.parquet
     DIR/_manifest/stream=NAME.json
 
-In NAME the characters that mean something in a path are percent-encoded, and no others: Spark would not read
-what is not ASCII. A name that is too long for a directory is cut, and ends with `%7E` and its hash; the
-manifest and the files have it whole. A file holds the messages of one stream and one UTC date from its first
-to its last sequence, in order; the order of the names is the order of the sequences. What begins with `_` or
-`.` Spark does not see: the manifest, and files that are being written.
+In NAME the characters that mean something in a path are percent-encoded, and no others: Spark could not read
+escapes of other characters. A name that is too long for a directory is cut, and ends with `%7E` and its hash;
+the manifest and the files have it whole. A file holds the messages of one stream and one UTC date from its
+first to its last sequence, in order; the order of the names is the order of the sequences. Spark ignores
+names that begin with `_` or `.`: the manifest, and files being written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MANIFEST = "_manifest"
 STREAM, DATE, SUFFIX = "stream=", "date=", ".parquet"
 
 NAME_BYTES_MAX = 230
-"""The longest name of a directory that every file system takes, with room for what stands around it."""
+"""The longest name of a directory that every file system takes, with room for its prefix."""
 
 CUT_BYTES_MAX = 160
 """Bytes of a longer name that stand before its hash."""
@@ -41,7 +41,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def quoted(stream: str) -> str:
-    """A stream's name as part of a path that file systems can hold."""
+    """Return a stream's name as part of a path that file systems can hold."""
     name = _encoded(stream)
     if len(name.encode()) <= NAME_BYTES_MAX:
         return name
@@ -57,12 +57,12 @@ def _encoded(stream: str) -> str:
 
 
 def stream_directory(stream: str) -> str:
-    """The directory of a stream, relative to the export."""
+    """Return the directory of a stream, relative to the export."""
     return STREAM + quoted(stream)
 
 
 def manifest_path(stream: str) -> str:
-    """The manifest of a stream, relative to the export."""
+    """Return the manifest of a stream, relative to the export."""
     return f"{MANIFEST}/{stream_directory(stream)}.json"
 
 
@@ -72,12 +72,12 @@ def value_of(directory: str) -> str:
 
 
 def date_of(time_ns: int) -> str:
-    """The UTC date of a broker's time."""
+    """Return the UTC date of a broker's time."""
     return (_EPOCH + timedelta(seconds=time_ns // NS_PER_SECOND)).date().isoformat()
 
 
 def range_of_file(path: str) -> tuple[int, int] | None:
-    """The first and the last sequence of a file, by its name; None if it has another one."""
+    """Return the first and the last sequence in the name of a file; None for any other name."""
     numbers = path.rpartition("/")[2].removesuffix(SUFFIX).split("-")
     if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
         return None
@@ -85,5 +85,5 @@ def range_of_file(path: str) -> tuple[int, int] | None:
 
 
 def file_path(stream: str, date: str, first: int, last: int) -> str:
-    """The file of a range of sequences, relative to the export."""
+    """Return the path of a file with a range of sequences, relative to the export."""
     return f"{stream_directory(stream)}/{DATE}{date}/{first:020}-{last:020}{SUFFIX}"

@@ -1,4 +1,4 @@
-"""Who connects to a broker: what a program on one machine says, for tasks that run on others."""
+"""Credentials for a broker: given on one machine, for tasks that run on others."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Login:
-    """The options of `malamute.connect` that say who it is. Nothing shows them: no text, no log, no plan."""
+    """The options of `malamute.connect` with credentials. No text, log or plan shows them."""
 
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Login:
-        """What is given, and else what the environment here says: that of a task is another one.
+        """Return the given options, with defaults of this environment: that of a task is another one.
 
         Raises:
             InvalidValue: the server key cannot be read. A curve key is read where it is used.
@@ -31,7 +31,7 @@ class Login:
         return cls(given_by(environ, {name: given[name] for name in CREDENTIALS if given.get(name)}))
 
     def connect(self, url: str, **options: Any) -> Client:
-        """A client. Raises what `malamute.connect` does."""
+        """Return a client. Raises as `malamute.connect`."""
         from malamute.client.sync.client import connect
 
         given: dict[str, Any] = {**self.credentials, **options}
@@ -42,11 +42,11 @@ ANYBODY = Login()
 
 
 def with_context(texts: dict[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The options of Spark with what the context says that they name, if any: a URL, and who it is.
+    """Return the options of Spark with URL and credentials of the context that they name, if any.
 
     Raises:
-        InvalidContext: there is no such context, or their file is none.
-        InvalidValue: something beside it says where to connect, or it does not.
+        InvalidContext: the context is unknown, or the file of contexts invalid.
+        InvalidValue: another option has an address too, or the context has none.
     """
     name = texts.get("context", "")
     if not name:
@@ -62,7 +62,7 @@ def with_context(texts: dict[str, str], environ: Mapping[str, str] = os.environ)
 
 
 def login_of(texts: Mapping[str, str], url: str) -> Login:
-    """What the options of Spark say of who it is. Raises `InvalidValue` where no broker is asked."""
+    """Return the credentials in options of Spark. Raises `InvalidValue` if no broker is a source."""
     if not url:
         if found := sorted(set(CREDENTIALS) & texts.keys()):
             raise InvalidValue(f"option {found[0]!r} without a broker: expected the option url beside it")

@@ -1,11 +1,10 @@
-"""The manifest of an exported stream: which files there are, and what is in them.
+"""The manifest of an exported stream: its files, and their contents.
 
-It is the account that readers and `verify` hold the files against, and where the next export continues. A
-file is renamed to where readers see it before it is entered here; an export that was killed between the two
-finds the file and enters it then, from what the file says of itself in its footer. A reader that finds no
-whole manifest does the same, and reports it.
+Readers and `verify` compare the files with the manifest, and the next export continues from it. A file gets
+its final name before its entry here; after an export that was killed between the two, the next one enters the
+file from its footer. A reader without a whole manifest does the same, and reports it.
 
-The manifest ends with a checksum of its own, of what it says and not of how it is written.
+The manifest ends with a checksum of its own, of its contents and not of their form.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ FORMAT = 1
 """The format of manifests and of files that this code writes, and the newest that it reads."""
 
 FOOTER = b"malamute"
-"""The key in the footer of a file under which it says what is in it."""
+"""The key of a file's contents in its footer."""
 
 
 class FileContents(NamedTuple):
-    """What is in a file. `gaps` are before its messages or between them; times are in nanoseconds.
+    """The contents of a file. `gaps` are before its messages or between them; times are in nanoseconds.
 
-    If it is `limited`, rules kept more back from the user that exported it. `store` is the store in which its
+    If it is `limited`, rules withheld messages from the exporting user. `store` is the store in which its
     sequences count; an earlier version has not written it.
     """
 
@@ -61,7 +60,7 @@ class FileContents(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of an export: where it is, relative to the place; its bytes and CRC32; and what is in it.
+    """A file of an export: its path, relative to the location; its bytes and CRC32; and its contents.
 
     It has checksums of its parts, too, unless an earlier version has written it. Of a file that is in no
     manifest `size` and `crc` are 0.
@@ -75,14 +74,14 @@ class File(NamedTuple):
 
     @property
     def is_checked_whole(self) -> bool:
-        """Whether nothing less than all of it can be held against the manifest."""
+        """Return whether only a check of the whole file is possible."""
         return bool(self.size and not self.has_checksums)
 
 
 class Manifest(NamedTuple):
     """All files of one exported stream, in the order of their sequences.
 
-    If it has a `fault`, it could not be read, and was made of what the files say of themselves.
+    A manifest with a `fault` could not be read, and was made from the footers of the files.
     """
 
     stream: str
@@ -92,24 +91,24 @@ class Manifest(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The last sequence that was exported; 0 if none was."""
+        """Return the last exported sequence; 0 if there is none."""
         return self.files[-1].part.last if self.files else 0
 
     @property
     def store(self) -> str:
-        """The store that the last file is of; empty if that is not known."""
+        """Return the store of the last file; empty if it is unknown."""
         return self.files[-1].part.store if self.files else ""
 
 
 def encode_footer(stream: str, promoted: Promoted, part: FileContents, blocks: Blocks) -> dict[bytes, bytes]:
-    """What a file says of itself."""
+    """Return the contents of a file for its footer."""
     about = {"stream": stream, "promoted": dict(promoted), "blocks": blocks.encode()}
     value = {"format": FORMAT, **about, **_part_map(part)}
     return {FOOTER: json.dumps(value).encode()}
 
 
 def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileContents]:
-    """Read what a file says of itself. Raises `StoreCorrupt` when it is none of ours, or `StoreTooNew`."""
+    """Read the contents of a file in its footer. Raises `StoreCorrupt` or `StoreTooNew`."""
     try:
         value = json.loads(metadata[FOOTER])
         _check_format(value)
@@ -119,7 +118,7 @@ def decode_footer(metadata: Mapping[bytes, bytes]) -> tuple[str, Promoted, FileC
 
 
 def decode_blocks(metadata: Mapping[bytes, bytes]) -> Blocks | None:
-    """The checksums in the footer of a file; None if it has none. Raises `StoreCorrupt`."""
+    """Return the checksums in the footer of a file; None if it has none. Raises `StoreCorrupt`."""
     try:
         text = json.loads(metadata.get(FOOTER, b"{}")).get("blocks")
         return None if text is None else Blocks.decode(text)
@@ -132,7 +131,7 @@ def _part_map(part: FileContents) -> dict[str, Any]:
 
 
 def _part_of(value: dict[str, Any]) -> FileContents:
-    # What an earlier version wrote has fewer.
+    # Earlier versions wrote fewer fields.
     names = FileContents._fields
     fields = {
         name: value[name] for name in names if name in value or name not in FileContents._field_defaults
@@ -157,7 +156,7 @@ def _promoted_of(value: dict[str, Any]) -> Promoted:
 
 
 def _typed(kind: type[Value], value: Any) -> Value:
-    """A value of this very type: what is damaged is still JSON, often. Raises `TypeError`."""
+    """Return a value of this very type: damaged data is still JSON, often. Raises `TypeError`."""
     if type(value) is not kind:
         raise TypeError(f"{value!r:.100}: expected {kind.__name__}")
     return value
@@ -171,7 +170,7 @@ def _check_format(value: dict[str, Any]) -> None:
 
 
 def exported_streams(place: ExportLocation) -> list[str]:
-    """The streams that have a manifest, or files that readers see."""
+    """Return the streams that have a manifest, or files that readers see."""
     names = {path.removeprefix(f"{MANIFEST}/") for path in place.files(MANIFEST)}
     folders = {f"{name}.json" for name in place.folders()} - names
     found = names | {name for name in folders if place.data_files(name.removesuffix(".json"))}
@@ -179,7 +178,7 @@ def exported_streams(place: ExportLocation) -> list[str]:
 
 
 def stream_of(place: ExportLocation, directory: str) -> str:
-    """The stream that a directory is of. A name that was cut is whole in the manifest, and in the files."""
+    """Return the stream of a directory. A name that was cut is whole in the manifest, and in the files."""
     if SHORTENED in directory:
         for name in _names(place, directory):
             if isinstance(name, str) and stream_directory(name) == directory:
@@ -188,7 +187,7 @@ def stream_of(place: ExportLocation, directory: str) -> str:
 
 
 def _names(place: ExportLocation, directory: str) -> Iterator[Any]:
-    """Return the stream named by manifest and files of a directory, as far as they can be read."""
+    """Yield the stream named by manifest and files of a directory, as far as they can be read."""
     with suppress(StoreError, AttributeError, ValueError, RecursionError):
         yield json.loads(place.read(f"{MANIFEST}/{directory}.json")).get("stream")
     for path in place.data_files(directory):
@@ -197,7 +196,7 @@ def _names(place: ExportLocation, directory: str) -> Iterator[Any]:
 
 
 def load(place: ExportLocation, stream: str) -> Manifest | None:
-    """The manifest of a stream; None if there is none. Raises `StoreCorrupt`, `StoreTooNew`."""
+    """Return the manifest of a stream; None if there is none. Raises `StoreCorrupt`, `StoreTooNew`."""
     path = manifest_path(stream)
     if not place.is_there(path):
         return None
@@ -228,7 +227,7 @@ def _crc_of(value: dict[str, Any]) -> int:
 
 
 def described(place: ExportLocation, stream: str) -> Manifest | None:
-    """The manifest of a stream for a reader, which has one to go on in any case; None if there are no files.
+    """Return the manifest of a stream for a reader, made from files if need be; None without files.
 
     Raises `StoreTooNew`.
     """
@@ -249,7 +248,7 @@ def described(place: ExportLocation, stream: str) -> Manifest | None:
 
 
 def _describe(place: ExportLocation, stream: str, path: str) -> tuple[File, Promoted | None]:
-    """A file by its footer, or by its name if that does not go with it: whoever reads it reports that."""
+    """Return a file by its footer, or by its name if they disagree: its reader reports that."""
     named = range_of_file(path) or (0, 0)
     try:
         name, promoted, part = decode_footer(read_footer(place, path))
@@ -261,7 +260,7 @@ def _describe(place: ExportLocation, stream: str, path: str) -> tuple[File, Prom
 
 
 def save(place: ExportLocation, manifest: Manifest) -> None:
-    """Write the manifest of a stream, in place of what there was."""
+    """Write the manifest of a stream, in place of an older one."""
     files = [_file_map(file) for file in manifest.files]
     value = {"format": FORMAT, "stream": manifest.stream, "promoted": dict(manifest.promoted), "files": files}
     place.write_json(manifest_path(manifest.stream), {**value, "crc32": _crc_of(value)})
@@ -273,10 +272,10 @@ def _file_map(file: File) -> dict[str, Any]:
 
 
 def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Manifest:
-    """The manifest to go on from, when a writer may have been killed.
+    """Return the manifest from which to continue, when a writer may have been killed.
 
-    What it was writing is removed, and what it had not entered is entered. Raises `InvalidValue` when
-    other headers are to be promoted than before.
+    Unfinished files are removed, and finished ones are entered. Raises `InvalidValue` when other headers are
+    to be promoted than before.
     """
     directory = stream_directory(stream)
     place.clean(directory)
@@ -312,7 +311,7 @@ def _enter(place: ExportLocation, manifest: Manifest, path: str) -> Manifest:
 
 
 def read_footer(place: ExportLocation, path: str) -> Mapping[bytes, bytes]:
-    """What the footer of a file says besides its columns. Raises `StoreCorrupt`."""
+    """Return the entries of a file's footer besides its columns. Raises `StoreCorrupt`."""
     pa, pq = need("pyarrow"), need("pyarrow.parquet")
     try:
         with place.system.open_input_file(place.full(path)) as source:
@@ -323,9 +322,9 @@ def read_footer(place: ExportLocation, path: str) -> Mapping[bytes, bytes]:
 
 
 def find_footer(source: Any, size: int) -> bytes | None:
-    """The footer of an open file, with its checksum before it; None if it has none.
+    """Return the footer of an open file, with its checksum before it; None if it has none.
 
-    Raises `StoreCorrupt` for one that is not as it was written.
+    Raises `StoreCorrupt` for a damaged footer.
     """
     lengths = source.read_at(8, max(size - 8, 0))
     start = size - 16 - int.from_bytes(lengths[:4], "little")

@@ -1,4 +1,4 @@
-"""What subscriptions would have received: the broker's own index, run over history in the executors.
+"""Matching of subscriptions against history: the broker's own index, run in the executors.
 
 A file names the subscriptions, in TOML or JSON:
 
@@ -8,11 +8,11 @@ A file names the subscriptions, in TOML or JSON:
     criteria = [["topic", "temp.oslo"], ["topic", "temp.bergen"]]
     where = "value < 0"
 
-A subject is matched once for each row group, however many messages have it. Equal results of the index are
-one object, so messages are counted by result, and the subscriptions behind each result are looked at once for
-each task. When a subscription looks at headers there are two ways:
+A subject is matched once for each row group. Equal results of the index are one object, so messages are
+counted by result, and the subscriptions behind each result are looked at once for each task. For
+subscriptions with conditions on headers there are two ways:
 
-- by columns: the index says whose criteria take which subject, and each condition is evaluated over the
+- by columns: the index finds the subscriptions of each subject, and each condition is evaluated over the
   columns of those rows (`conditions`). It costs some microseconds for each subscription and row group.
 - by message: headers are decoded, those alone that one names, and the index is asked about each message. It
   costs some microseconds for each message, so it is the way for few messages and very many subscriptions; and
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 3
 MESSAGES_EACH = 8
-"""From so many messages in a row group for each selector on, columns are the faster way."""
+"""Messages in a row group for each selector from which columns are faster."""
 
 SUBSCRIPTIONS_MAX = 100_000
 
@@ -69,7 +69,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 class MatchSubscription(NamedTuple):
-    """A subscription of the file; an empty stream is all of them."""
+    """A subscription of the file; an empty stream means all of them."""
 
     name: str
     selector: Selector
@@ -77,7 +77,7 @@ class MatchSubscription(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """`hits` by subscription, stream and day; `examples` are messages; `damage` is what could not be read."""
+    """`hits` by subscription, stream and day; `examples` are messages; `damage` are unreadable parts."""
 
     hits: DataFrame
     examples: DataFrame
@@ -85,7 +85,7 @@ class Matched(NamedTuple):
     kept: tuple[DataFrame, ...]
 
     def release(self) -> None:
-        """Let Spark forget what it keeps of them."""
+        """Release the data that Spark keeps."""
         for frame in self.kept:
             frame.unpersist()
 
@@ -94,7 +94,7 @@ class Matched(NamedTuple):
 
 
 def load(path: Path) -> list[MatchSubscription]:
-    """Read a file of subscriptions. Raises `InvalidValue` and `InvalidSelector`, which name what is wrong."""
+    """Read a file of subscriptions. Raises `InvalidValue` and `InvalidSelector`, which name the fault."""
     try:
         text = path.read_text(encoding="utf-8")
         given = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
@@ -138,7 +138,7 @@ def match(
     subscriptions: Sequence[MatchSubscription],
     examples: int = EXAMPLES,
 ) -> Matched:
-    """Match all messages. It has been done when it returns, and what it found is kept by Spark."""
+    """Match all messages. The work is done at the return, and Spark keeps the result."""
     from pyspark.sql import functions as f
 
     plan = MatchPlan.of(subscriptions, examples)
@@ -158,17 +158,17 @@ def match(
 
 
 def _examples(spark: SparkSession, history: ExportedHistory, found: Sequence[Any]) -> DataFrame:
-    """The messages of the sequences that were found."""
+    """Return the messages of the found sequences."""
     from pyspark.sql import functions as f
 
     pairs = [(row["name"], row["stream"], number) for row in found for number in row["examples"]]
     wanted = spark.createDataFrame(pairs, "name string, stream string, sequence bigint")
-    # So Spark need not look into files and row groups in which none of them is.
+    # Spark can skip files and row groups without any of them.
     low, high = min((p[2] for p in pairs), default=0), max((p[2] for p in pairs), default=0)
     history_rows = messages(spark, history).where(f.col("sequence").between(low, high))
     columns = ("name", "stream", "sequence", "time", "sender", "subject", "headers", "body")
     joined = history_rows.join(f.broadcast(wanted), ["stream", "sequence"]).select(*columns)
-    # A sequence that is there twice is one example.
+    # A duplicate sequence is one example.
     return joined.dropDuplicates(["name", "stream", "sequence"]).orderBy("name", "stream", "sequence")
 
 
@@ -176,7 +176,7 @@ def _examples(spark: SparkSession, history: ExportedHistory, found: Sequence[Any
 
 
 class MatchPlan(NamedTuple):
-    """What tasks need to know. `headers` are the names that conditions look at; None is all."""
+    """The plan of the tasks. `headers` are the names in conditions; None means all."""
 
     subscriptions: tuple[MatchSubscription, ...]
     examples: int
@@ -185,22 +185,22 @@ class MatchPlan(NamedTuple):
 
     @classmethod
     def of(cls, subscriptions: Sequence[MatchSubscription], examples: int) -> MatchPlan:
-        """Find out what the subscriptions need."""
+        """Return the plan for some subscriptions."""
         index = index_of(subscriptions)
         return cls(tuple(subscriptions), examples, index.needs_headers, header_names(subscriptions))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read."""
+        """Return the columns to read."""
         return ("sequence", "subject", *(("sender", "headers") if self.needs_headers else ()))
 
     def function(self) -> Function:
-        """What a task does."""
+        """Return the function of a task."""
         return lambda parts: _matches(self, parts)
 
 
 def index_of(subscriptions: Sequence[MatchSubscription], stream: str | None = None) -> Index:
-    """The index of the subscriptions to a stream, or of all. Its members are their places in the list."""
+    """Return the index of the subscriptions to a stream, or of all. Members are places in the list."""
     index = Index()
     for number, wanted in enumerate(subscriptions):
         if stream is None or wanted.stream in ("", stream):
@@ -209,7 +209,7 @@ def index_of(subscriptions: Sequence[MatchSubscription], stream: str | None = No
 
 
 def header_names(subscriptions: Sequence[MatchSubscription]) -> tuple[str, ...] | None:
-    """The headers that any of them looks at; None if a family from outside may look at any."""
+    """Return the headers in conditions; None if a family from outside may use any."""
     names: set[str] = set()
     for wanted in subscriptions:
         expressions = _header_criteria(wanted.selector)
@@ -223,7 +223,7 @@ def header_names(subscriptions: Sequence[MatchSubscription]) -> tuple[str, ...] 
 
 
 def _header_criteria(selector: Selector) -> list[Expression] | None:
-    """The criteria that look at headers, as expressions; None if one of them has no such form."""
+    """Return the criteria on headers, as expressions; None if one of them has no such form."""
     found = []
     for name, pattern in selector.criteria:
         family = FAMILIES[name]
@@ -235,7 +235,7 @@ def _header_criteria(selector: Selector) -> list[Expression] | None:
 
 
 class _Hits:
-    """What was found in one task for one stream and day: messages by subscription, and examples."""
+    """The hits of one task for one stream and day: messages by subscription, and examples."""
 
     def __init__(self, plan: MatchPlan) -> None:
         self._most = plan.examples
@@ -243,7 +243,7 @@ class _Hits:
         self._examples: dict[int, list[int]] = {}
 
     def add(self, keys: Iterable[int], sequences: Numbers, rows: Numbers) -> None:
-        """Some subscriptions would have received the messages of these rows."""
+        """Count the messages of these rows for some subscriptions."""
         for key in keys:
             self._counts[key] = self._counts.get(key, 0) + len(rows)
             known = self._examples.setdefault(key, [])
@@ -251,7 +251,7 @@ class _Hits:
                 known += sequences[np.sort(rows)[: self._most - len(known)]].tolist()
 
     def table(self, stream: str, date: str) -> pa.RecordBatch:
-        """A row for each subscription that was hit."""
+        """Return a row for each subscription that was hit."""
         found = {
             "subscription": list(self._counts),
             "stream": [stream] * len(self._counts),
@@ -297,7 +297,7 @@ class _Matcher:
         self._columns = _Columns(plan, stream) if by_columns else None
 
     def match(self, batch: pa.RecordBatch, hits: _Hits) -> None:
-        """Note who would have received which messages of a row group."""
+        """Note the matching messages of a row group."""
         if self._columns is not None and batch.num_rows >= MESSAGES_EACH * len(self._index):
             self._columns.match(batch, hits)
             return
@@ -323,7 +323,7 @@ def _coded(batch: pa.RecordBatch) -> tuple[Numbers, list[str]]:
 
 
 def _by_result(results: Sequence[Groups], codes: Numbers) -> Iterator[tuple[Groups, Numbers]]:
-    """Each result that there is, and its rows, when a row has the result of its code."""
+    """Yield each result with its rows, when a row has the result of its code."""
     distinct = list({id(result): result for result in results}.values())
     numbers = {id(result): number for number, result in enumerate(distinct)}
     of_codes = np.fromiter((numbers[id(result)] for result in results), np.int64, len(results))
@@ -335,9 +335,9 @@ def _by_result(results: Sequence[Groups], codes: Numbers) -> Iterator[tuple[Grou
 class _Columns:
     """The subscriptions to one stream, for row groups that are matched by columns.
 
-    Selectors are filed in an index by those of their criteria that look at the subject alone, so all that
-    have the same ones get their rows together, and each asks its condition about them. Criteria that look
-    at headers are asked about all rows.
+    Selectors are filed in an index by those of their criteria that look at the subject alone, so selectors
+    with the same ones get their rows together, and each evaluates its condition on them. Criteria on headers
+    are evaluated on all rows.
     """
 
     def __init__(self, plan: MatchPlan, stream: str) -> None:
@@ -361,14 +361,14 @@ class _Columns:
             self._by_headers[selector] = And((Or(by_headers), where)) if where else Or(by_headers)
 
     def match(self, batch: pa.RecordBatch, hits: _Hits) -> None:
-        """Note who would have received which messages of a row group."""
+        """Note the matching messages of a row group."""
         sequences = batch.column("sequence").to_numpy()
         for selector, found in self._found(batch):
             if len(found):
                 hits.add(self._keys[selector], sequences, found)
 
     def _found(self, batch: pa.RecordBatch) -> Iterator[tuple[Selector, Numbers]]:
-        """Selectors, and the rows of each."""
+        """Yield selectors, and the rows of each."""
         rows = Rows(batch)
         by_subject: dict[Selector, Numbers] = {}
         for group, found in self._of_subjects(batch):
@@ -385,7 +385,7 @@ class _Columns:
             yield selector, np.flatnonzero(mask)
 
     def _of_subjects(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Numbers]]:
-        """Groups of the index, and the rows of each."""
+        """Yield groups of the index, and the rows of each."""
         codes, subjects = _coded(batch)
         results = self._index.match_many(subjects)
         of: dict[int, list[Numbers]] = {}
@@ -402,7 +402,7 @@ _NOWHERE = np.zeros(0, np.int64)
 
 
 def decoded(headers: pa.MapArray, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The headers of messages as maps, as the broker sees them; of those named alone, if any are."""
+    """Return headers as maps, as the broker sees them; only those with the given names, if any."""
     keys, items = headers.keys, headers.items
     ends = headers.offsets.to_numpy()
     if names is not None:
@@ -419,7 +419,7 @@ def decoded(headers: pa.MapArray, names: Sequence[str] | None = None) -> list[di
             values[there.to_numpy(zero_copy_only=False)] = _listed(column.filter(there))
     pairs = list(zip(_listed(keys), values.tolist(), strict=True))
     ends = ends.tolist()
-    # Where a record is none there is no map, and so there are no headers.
+    # A malformed record has no map, and so no headers.
     found = [dict(pairs[start:end]) for start, end in pairwise(ends)]
     for place in np.flatnonzero(headers.is_null().to_numpy(zero_copy_only=False)).tolist():
         found[place] = {}
@@ -427,7 +427,7 @@ def decoded(headers: pa.MapArray, names: Sequence[str] | None = None) -> list[di
 
 
 def _listed(column: pa.Array) -> Any:
-    """The values, as Python's; those of a dictionary are one object each."""
+    """Return the values, as Python's; those of a dictionary are one object each."""
     if not pa.types.is_dictionary(column.type):
         return column.to_pylist()
     return np.array(column.dictionary.to_pylist(), object)[column.indices.to_numpy()]

@@ -1,4 +1,4 @@
-"""Exported files as Spark reads them by itself: for `read_export`, and for what jobs ask in SQL."""
+"""Exported files as Spark reads them by itself: for `read_export`, and for jobs in SQL."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ GLOB_PATHS = "__globPaths__"
 
 
 def plain_reader(session: SparkSession) -> DataFrameReader:
-    """A reader of files that takes a path as it is, whatever characters are in it."""
+    """Return a reader of files for a literal path, with any characters."""
     return session.read.option(GLOB_PATHS, "false")
 
 
 def read_files(
     reader: DataFrameReader, path: str, streams: Iterable[str], promoted: Promoted, stream: str = ""
 ) -> DataFrame:
-    """The messages of an export that has these streams, or of one of them.
+    """Return the messages of an export that has these streams, or of one of them.
 
-    Statistics of a row group leave out NaN, and earlier versions wrote them for numbers, too. So Spark is
-    given these columns as an expression, which it does not hold against statistics.
+    Statistics of a row group leave out NaN, and earlier versions wrote them for numbers, too. So Spark gets
+    these columns as an expression, which it does not compare with statistics.
     """
     from pyspark.sql import functions as f
 

@@ -1,4 +1,4 @@
-"""The options of the data source: where history comes from, which part of it, and with which columns.
+"""The options of the data source: its source, a part of the history, and columns.
 
     path       an exported directory or URL, as `load` takes it
     data       a data directory, which may be in use
@@ -9,12 +9,12 @@
     stream     one stream; all of them without it
     subject    only messages whose subject meets this pattern, as `malamute sub` takes it
     where      only messages that this match expression holds for, as a subscription has it
-    since      nothing before: a time, seq:N, or since:1h
-    until      nothing from then on
+    since      the start: a time, seq:N, or since:1h
+    until      the end, not included
     columns    names between commas, in place of all columns
     promote    NAME:TYPE between commas: headers with columns of their own; an export has its own
-    table      `gaps` for what is unavailable in place of messages
-    lost       `report` continues behind what is unavailable, with a warning; `fail` ends the query
+    table      `gaps` for unavailable ranges in place of messages
+    lost       `report` continues behind a gap, with a warning; `fail` ends the query
     rows       about how many messages a task reads; for a stream of Spark, how many a micro-batch has
 
 Spark gives a source in Python nothing of the columns that a query needs (SPARK-51713 asks for that). So
@@ -51,7 +51,7 @@ GAP_COLUMNS = (
     Column("reason", "string", True),
     Column("path", "string", True),
 )
-"""What `table=gaps` has: the range, why, and the file or an empty text."""
+"""Columns of `table=gaps`: the range, the reason, and the file or an empty text."""
 
 NAMES = frozenset(
     (
@@ -80,7 +80,7 @@ _TEXTS = ("path", "data", "url", "stream", "subject", "where", "since", "until")
 
 
 class SourceOptions(NamedTuple):
-    """What the options say. `rows` is 0 when they say nothing of it."""
+    """The parsed options. `rows` is 0 by default."""
 
     path: str = ""
     data: str = ""
@@ -133,22 +133,22 @@ class SourceOptions(NamedTuple):
 
     @property
     def is_export(self) -> bool:
-        """Whether an exported directory is read."""
+        """Return whether an exported directory is read."""
         return bool(self.path)
 
     def all_columns(self) -> tuple[Column, ...]:
-        """The columns of what is read, all of them."""
+        """Return all columns of the source."""
         return GAP_COLUMNS if self.table == GAPS else all_columns(self.promoted())
 
     def read_columns(self) -> tuple[Column, ...]:
-        """The columns that are asked for. Raises `InvalidValue` for one that there is not."""
+        """Return the requested columns. Raises `InvalidValue` for an unknown one."""
         there = {column.name: column for column in self.all_columns()}
         for name in self.columns:
             check_column(name, there)
         return tuple(there[name] for name in self.columns or there)
 
     def promoted(self) -> Promoted:
-        """The headers with columns of their own.
+        """Return the headers with columns of their own.
 
         Raises:
             InvalidValue: the option does not go with an export, or two exports do not go together.
@@ -167,7 +167,7 @@ class SourceOptions(NamedTuple):
         return promoted  # type: ignore[return-value]  # as they were exported
 
     def manifests(self) -> list[Manifest]:
-        """The manifests of the streams that are read. Raises `NotFound` for none, and `StoreTooNew`."""
+        """Return the manifests of the read streams. Raises `NotFound` for none, and `StoreTooNew`."""
         place = ExportLocation(self.path)
         names = [self.stream] if self.stream else exported_streams(place)
         found = [manifest for name in names if (manifest := described(place, name)) is not None]
@@ -176,7 +176,7 @@ class SourceOptions(NamedTuple):
         return found
 
     def bounds(self, now_ns: int) -> HistoryBounds:
-        """What `since` and `until` ask for. Raises `InvalidValue`."""
+        """Return the bounds of `since` and `until`. Raises `InvalidValue`."""
         bounds = HistoryBounds()
         if self.since:
             kind, value = _point(self.since, now_ns)
@@ -188,19 +188,19 @@ class SourceOptions(NamedTuple):
 
     @contextmanager
     def history(self) -> Iterator[HistorySource]:
-        """The data directory or the broker."""
+        """Open the data directory or the broker."""
         with open_history(data=self.data, url=self.url, login=self.login) as history:
             yield history
 
 
 def _point(words: str, now_ns: int) -> tuple[str, int]:
-    """A sequence, or a time in nanoseconds."""
+    """Return a sequence, or a time in nanoseconds."""
     start = parse_point(words)
     return start.kind, now_ns - start.value if start.kind == SINCE else start.value
 
 
 def check_column(name: str, there: Mapping[str, Column]) -> None:
-    """Raise `InvalidValue` unless there is such a column."""
+    """Raise `InvalidValue` for an unknown column."""
     if name not in there:
         raise InvalidValue(f"unknown column {name!r}: expected {', '.join(there)}")
 

@@ -1,7 +1,7 @@
-"""What the analysis makes of one row group: rows of partial sums, which Spark adds up.
+"""Partial aggregates of one row group: rows of sums, which Spark adds up.
 
 All kinds of rows have the same columns, so that one reading of the files feeds all tables. A task adds up its
-row groups as far as their sums can be added, and hands over what is left:
+row groups as far as their sums can be added, and yields the others:
 
     kind      name       slot             the others
     prefix    prefix     window's start   messages, bytes
@@ -50,13 +50,13 @@ EACH_DOUBLING = 16
 """Buckets of durations from one power of two to the next."""
 
 VALUES_MAX = 250
-"""Values of a header that one row group lists; of the others only how many there were."""
+"""Values of a header that one row group lists; others are only counted."""
 
 SUMS = ("prefix", "sender", "subject", "window", "interval", "type", "value")
-"""Rows with nothing but messages and bytes, so that those of several row groups can be added."""
+"""Kinds of rows with messages and bytes alone, so that those of several row groups can be added."""
 
 ROWS_MAX = 50_000
-"""Rows that a task holds at most before it hands them over."""
+"""Maximum rows that a task holds before it yields them."""
 
 Numbers = np.ndarray[Any, Any]
 
@@ -64,7 +64,7 @@ Numbers = np.ndarray[Any, Any]
 def partial_tables(
     parts: Iterator[HistoryPart | ExportDamage], window_ns: int, depth: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of all row groups, added up. Prefixes of subjects have so many parts."""
+    """Yield the rows of all row groups, added up. Prefixes of subjects have `depth` parts."""
     return added(_of_each(parts, window_ns, depth))
 
 
@@ -83,7 +83,7 @@ def _of_each(
 
 
 def _in_order(part: HistoryPart) -> HistoryPart:
-    """By sequence, as all but files that overlap are anyway."""
+    """Sort by sequence; only overlapping files are out of order."""
     numbers = _ints(part.batch, "sequence")
     if (numbers[1:] >= numbers[:-1]).all():
         return part
@@ -92,7 +92,7 @@ def _in_order(part: HistoryPart) -> HistoryPart:
 
 
 def added(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, with those of `SUMS` about the same added up, in few batches."""
+    """Yield the rows, with those of `SUMS` and equal keys added up, in few batches."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -122,14 +122,14 @@ def _sum(batches: Sequence[pa.RecordBatch]) -> pa.Table:
 
 
 def damage_row(damage: ExportDamage) -> pa.RecordBatch:
-    """What could not be read."""
+    """Return a row for an unreadable part."""
     found = {"name": damage.path, "value": damage.reason, "slot": damage.row_group}
     columns = {column: [value] for column, value in found.items()}
     return rows("damage", damage.stream, 1, messages=[damage.messages], **columns)
 
 
 def rows(kind: str, stream: str, many: int, /, **columns: Any) -> pa.RecordBatch:
-    """So many rows of one kind; columns that are not given are null."""
+    """Return rows of one kind; omitted columns are null."""
     given = {"kind": pa.repeat(kind, many), "stream": pa.repeat(stream, many), **columns}
     arrays = []
     for field in SCHEMA:
@@ -143,7 +143,7 @@ def rows(kind: str, stream: str, many: int, /, **columns: Any) -> pa.RecordBatch
 
 
 def buckets(durations: Numbers) -> Numbers:
-    """The bucket of each duration: 0 for none, and then 16 for each doubling."""
+    """Return the bucket of each duration: 0 for none, and then 16 for each doubling."""
     found = np.zeros(len(durations), np.int64)
     some = durations > 0
     found[some] = 1 + np.floor(np.log2(durations[some]) * EACH_DOUBLING).astype(np.int64)
@@ -163,7 +163,7 @@ def _codes(batch: pa.RecordBatch, name: str) -> tuple[Numbers, pa.Array]:
 
 
 def _tally(keys: Numbers, most: int, *weights: Numbers) -> tuple[Numbers, list[Numbers]]:
-    """The keys that occur, how often, and the sums of the weights of each; keys are below `most`."""
+    """Return the occurring keys, their counts, and the sums of their weights; keys are below `most`."""
     if most > 4 * len(keys) + 1024:
         found, keys = np.unique(keys, return_inverse=True)
         return found, [_counts(keys, len(found), weight) for weight in (None, *weights)]
@@ -178,12 +178,12 @@ def _counts(keys: Numbers, most: int, weights: Numbers | None) -> Numbers:
 
 
 def volumes(part: HistoryPart, window_ns: int) -> pa.RecordBatch:
-    """How much, by window and subject."""
+    """Return messages and bytes, by window and subject."""
     return _by_window(part, window_ns, "subject", *_codes(part.batch, "subject"))
 
 
 def _volumes(part: HistoryPart, window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
-    """How much, by window and prefix, by window and sender, and by subject."""
+    """Yield messages and bytes, by window and prefix, by window and sender, and by subject."""
     codes, names = _codes(part.batch, "subject")
     prefixes = pa.array([".".join(name.split(".", depth)[:depth]) for name in names.to_pylist()], pa.string())
     prefixes = prefixes.dictionary_encode()
@@ -216,7 +216,7 @@ def _by_window(
 
 
 def _order(part: HistoryPart) -> Iterator[pa.RecordBatch]:
-    """Whether the sequences are without gaps, and how far apart the messages are."""
+    """Yield gaps in the sequences, and the times between messages."""
     batch, stream = part.batch, part.stream
     numbers, times = _ints(batch, "sequence"), _ints(batch, "time_ns")
     steps = np.diff(numbers)
@@ -240,7 +240,7 @@ def _order(part: HistoryPart) -> Iterator[pa.RecordBatch]:
 
 
 def _senders(part: HistoryPart) -> Iterator[pa.RecordBatch]:
-    """From when to when each sender published, how far apart, and its longest silence."""
+    """Yield the span of each sender, the times between its messages, and its longest silence."""
     batch = part.batch
     codes, names = _codes(batch, "sender")
     order = sorted_places(codes, len(names))
@@ -275,7 +275,7 @@ def _senders(part: HistoryPart) -> Iterator[pa.RecordBatch]:
 
 
 def _headers(part: HistoryPart) -> Iterator[pa.RecordBatch]:
-    """What headers there are, of which types, and which values they have."""
+    """Yield the headers, with their types and values."""
     headers = part.batch.column("headers").drop_null()
     if not len(headers.keys):
         return
@@ -303,7 +303,7 @@ def _header(stream: str, name: str, count: int, taken: dict[str, pa.Array]) -> I
 
 
 def _summary(column: pa.Array) -> dict[str, Any]:
-    """Of finite numbers: how many, the least, the most, the sum, and the squares."""
+    """Return the count, minimum, maximum, sum and squares of finite numbers."""
     numbers = column.to_numpy()
     if not np.isfinite(numbers).all():
         numbers = numbers[np.isfinite(numbers)]

@@ -1,11 +1,11 @@
-"""What the tasks of a query read: slices of streams, as Arrow batches, and what was unavailable of them.
+"""The reading of a query's tasks: slices of streams, as Arrow batches, and their gaps.
 
 A *slice* is a range of sequences of one stream at the source, or a share of the row groups of an exported
-file. The driver cuts what there is into slices, leaving out what the options rule out; a task reads its
-slice wherever it runs, so a slice and the options are all that travels.
+file. The driver cuts the source into slices within the bounds of the options; a task reads its slice on any
+machine, so only a slice and the options travel.
 
-In an exported file each row group is read by itself, by one task: if it is not as it was written
-(`checked_file`), that is reported, and the others are read.
+In an exported file each row group is read by itself, by one task: a damaged one (`checked_file`) is reported,
+and the others are read.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from malamute.spark.scan import HistoryBounds
 from malamute.spark.schema import Column, Promoted, arrow_schema, to_arrow
 
 BATCH_ROWS = 32_768
-"""At most so many rows of a file go to Spark at once: more fill the caches, and fewer have a price each."""
+"""Maximum rows of a file passed to Spark at once: more fill the caches, and fewer have a price each."""
 
 
 SHARE_ROWS = 500_000
-"""About how many messages of a file a task reads. With fewer, the price of a task shows where columns are
-few; with more, the last task of a query keeps a core waiting."""
+"""Approximate messages of a file for one task. With fewer, the price of a task shows where columns are few;
+with more, the last task of a query keeps a core waiting."""
 
 
 class Slice(InputPartition):
     """A range of sequences of a stream, both ends included, at the source or in a file of an export.
 
     At the source it counts in `store`, if that is known. In a file it is the row groups of one of `shares`
-    equal parts of those that the range is in. `file` is what the manifest says of it. A slice with a `fault`
-    is a manifest that cannot be read.
+    equal parts of those that the range is in. `file` is its entry in the manifest. A slice with a `fault`
+    stands for an unreadable manifest.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Slice(InputPartition):
 
 
 class LostRange(NamedTuple):
-    """Unavailable messages: where, and why. The path is empty for what is in no file.
+    """Unavailable messages: place, and reason. The path is empty outside of files.
 
-    It is of no messages, and ends before it begins, if it is the manifest that is damaged.
+    For a damaged manifest the range is empty, and ends before it begins.
     """
 
     stream: str
@@ -105,7 +105,7 @@ class ReadQuery(NamedTuple):
 
 
 def slices(query: ReadQuery) -> list[Slice]:
-    """The slices to read. Raises `NotFound` when there is no such stream."""
+    """Return the slices to read. Raises `NotFound` for an unknown stream."""
     options, bounds = query.options, query.bounds
     if options.is_export:
         rows = options.rows or SHARE_ROWS
@@ -130,7 +130,7 @@ def _within(history: HistorySource, stream: str, kept: SequenceRange, bounds: Hi
 
 
 def _files(options: SourceOptions, bounds: HistoryBounds) -> Iterator[Slice]:
-    """What each file may have within the bounds, and what is wrong with a manifest."""
+    """Yield the possible slices of files within the bounds, and faults of manifests."""
     for manifest in options.manifests():
         if manifest.fault:
             yield Slice(manifest.stream, 1, 0, manifest_path(manifest.stream), fault=manifest.fault)
@@ -142,7 +142,7 @@ def _files(options: SourceOptions, bounds: HistoryBounds) -> Iterator[Slice]:
 
 
 def cut(stream: str, first: int, last: int, rows: int, store: str = "") -> list[Slice]:
-    """A range in slices of so many sequences, or of a million, as even as can be."""
+    """Return a range in slices of `rows` sequences, or of a million, as even as can be."""
     count = max(last - first + 1, 0)
     parts = -(-count // (rows or ROWS))
     edges = [first + count * part // parts for part in range(parts)] + [last + 1]
@@ -150,7 +150,7 @@ def cut(stream: str, first: int, last: int, rows: int, store: str = "") -> list[
 
 
 def deal(file: Slice, rows: int) -> list[Slice]:
-    """What a file has of a range, in slices of about so many sequences."""
+    """Return a file's part of a range, in slices of about `rows` sequences."""
     if file.fault:
         return [file]
     shares = -(-max(file.last - file.first + 1, 0) // rows)
@@ -164,14 +164,14 @@ def deal(file: Slice, rows: int) -> list[Slice]:
 
 
 def read(query: ReadQuery, piece: Slice) -> Read:
-    """Return the rows of a slice, with the asked columns at least."""
+    """Return the rows of a slice, with the requested columns at least."""
     if piece.fault:
         return iter([LostRange(piece.stream, piece.first, piece.last, piece.fault, piece.path)])
     return _read_file(query, piece) if piece.path else _read_history(query, piece)
 
 
 def _read_history(query: ReadQuery, piece: Slice) -> Read:
-    # A broker has looked at what is wanted already, at numbers of every size.
+    # A broker has filtered its rows already, with numbers of every size.
     rows = RowFilter(ALL if query.options.url else query.options.wanted)
     bounded = () if query.bounds.whole else ("sequence", "time_ns")
     gatherer = Gatherer(query.promoted, {*query.columns, *rows.columns, *bounded})
@@ -196,7 +196,7 @@ def _read_file(query: ReadQuery, piece: Slice) -> Read:
     import pyarrow.dataset as ds  # takes half of the time that planning a query would need to begin
 
     place = ExportLocation(query.options.path)
-    # A store far away is asked for a whole row group at once; here that would be memory for nothing.
+    # A remote store would be asked for a whole row group at once; here that would be memory for nothing.
     reading = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=not place.is_local)
     parquet = ds.ParquetFileFormat(default_fragment_scan_options=reading)
     if piece.file and not piece.share:
@@ -217,7 +217,7 @@ def _row_groups(query: ReadQuery, piece: Slice, source: Any, fragment: Any) -> R
     rows = RowFilter(query.options.wanted)
     columns = [*dict.fromkeys((*query.columns, *rows.columns))]
     groups = fragment.split_by_row_group(within, schema)
-    # The row groups that may have rows which are not within: all whose statistics do not say otherwise.
+    # The row groups that may have rows outside the bounds, according to their statistics.
     partly = {_number(group) for group in fragment.split_by_row_group(~within, schema)}
     count = len(groups)
     for group in groups[count * piece.share // piece.shares : count * (piece.share + 1) // piece.shares]:
@@ -234,7 +234,7 @@ def _row_groups(query: ReadQuery, piece: Slice, source: Any, fragment: Any) -> R
 
 
 def _within_file(piece: Slice, bounds: HistoryBounds) -> pc.Expression:
-    """The rows of a file that are asked for. Neither of these columns has nulls."""
+    """Return the expression for a file's rows within the bounds. Neither column has nulls."""
     sequence, time_ns = pc.field("sequence"), pc.field("time_ns")
     within = (sequence >= piece.first) & (sequence <= piece.last)
     if bounds.since > 0:
@@ -245,13 +245,13 @@ def _within_file(piece: Slice, bounds: HistoryBounds) -> pc.Expression:
 
 
 def _number(group: Any) -> int:
-    """Which row group of its file this is."""
+    """Return the number of a row group in its file."""
     number: int = group.row_groups[0].id
     return number
 
 
 def _sequences(group: Any, piece: Slice) -> tuple[int, int]:
-    """The sequences of a row group, as far as they are in the slice."""
+    """Return the sequences of a row group, as far as they are in the slice."""
     bounds = (group.row_groups[0].statistics or {}).get("sequence")
     if bounds is None:  # that is damaged, too
         return piece.first, piece.last
@@ -262,7 +262,7 @@ def _sequences(group: Any, piece: Slice) -> tuple[int, int]:
 
 
 class RequestedColumns:
-    """The columns that Spark asked for, in its types. Raises `InvalidValue` when there are none such."""
+    """The columns requested by Spark, in its types. Raises `InvalidValue` for an unknown one."""
 
     def __init__(self, asked: StructType, columns: Sequence[Column]) -> None:
         there = {column.name: column for column in columns}
@@ -277,12 +277,12 @@ class RequestedColumns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns of a file that it takes to make these."""
+        """Return the columns of a file that are needed for these."""
         sources = {"stream": "sequence", "date": "time_ns"}
         return tuple(dict.fromkeys(sources.get(name, name) for name in self.schema.names)) or ("sequence",)
 
     def of(self, batch: pa.RecordBatch, stream: str) -> pa.RecordBatch:
-        """The columns of a batch of one stream."""
+        """Return the columns of a batch of one stream."""
         arrays = [self._column(batch, stream, field) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -295,7 +295,7 @@ class RequestedColumns:
         return batch.column(field.name).cast(field.type)
 
     def of_lost(self, lost: LostRange) -> pa.RecordBatch:
-        """What was lost, as a row of the table of gaps."""
+        """Return a lost range as a row of the table of gaps."""
         row = lost._asdict()
         return pa.RecordBatch.from_pylist([{name: row[name] for name in self.schema.names}], self.schema)
 

@@ -6,9 +6,9 @@ reader stands, and one step of numpy moves all of them over the next item. After
 map has headers, every text and body is known as a place and a length in one buffer. Arrow has arrays of just
 that form (views), and copies them into plain ones at the speed of memory.
 
-This reads what nearly all records are: one frame of body, up to 15 headers of ordinary size. Any record that
-departs from it anywhere is left to `unpack_record`, which decides what it is; so the two can differ in
-nothing but their speed. What that refuses is kept as it is: no map of headers, and the record for its body.
+This reads the form of nearly all records: one frame of body, up to 15 headers of ordinary size. Any other
+record is left to `unpack_record`, which decides; so the two can differ in nothing but their speed. A record
+refused there is kept as it is: no map of headers, and the record as its body.
 
     0x92                        an array of two
     0xc0 | 0x80 + n             nil, or a map of n
@@ -34,13 +34,13 @@ Numbers = np.ndarray[Any, Any]
 _ARRAY_OF_TWO, _NIL, _MAP, _FIXSTR, _STR8, _BIN8 = 0x92, 0xC0, 0x80, 0xA0, 0xD9, 0xC4
 
 _NOTHING, _TEXT, _INTEGER, _NUMBER, _FLAG, _OTHER = range(6)
-"""What a tag begins. `_OTHER` is for `unpack_record`."""
+"""The meaning of a tag. `_OTHER` is for `unpack_record`."""
 
 _INLINE_MAX = 12
 """The longest text that a view holds itself."""
 
 _PADDING = bytes(16)
-"""Behind the last record, so that what looks a few bytes ahead stays inside the buffer."""
+"""Bytes behind the last record, so that reading a few bytes ahead stays inside the buffer."""
 
 _SCHEMA = arrow_schema()
 _MAP_TYPE = _SCHEMA.field("headers").type
@@ -48,7 +48,7 @@ _FRAMES_TYPE = _SCHEMA.field("frames").type
 
 
 def _tags() -> tuple[Numbers, Numbers, Numbers]:
-    """For each tag: what it is, the bytes of its number or length, and if that has a sign."""
+    """Return for each tag its meaning, the bytes of its number or length, and whether that has a sign."""
     kinds = np.full(256, _OTHER, np.uint8)
     widths = np.zeros(256, np.int64)
     signed = np.zeros(256, bool)
@@ -70,7 +70,7 @@ _KIND, _WIDTH, _SIGNED = _tags()
 
 
 class RecordColumns(NamedTuple):
-    """The columns that come out of records."""
+    """The columns read from records."""
 
     headers: pa.MapArray
     body: pa.BinaryArray
@@ -79,7 +79,7 @@ class RecordColumns(NamedTuple):
 
 
 def read_records(records: Sequence[Frame]) -> RecordColumns:
-    """The headers and bodies of a batch of records, which have less than 2 GiB together."""
+    """Return the headers and bodies of a batch of records, which have less than 2 GiB together."""
     joined = b"".join((*records, _PADDING))
     sizes = np.fromiter(map(len, records), np.int64, len(records))
     ends = np.cumsum(sizes)
@@ -88,7 +88,7 @@ def read_records(records: Sequence[Frame]) -> RecordColumns:
     plain, odd = np.flatnonzero(reading.good), np.flatnonzero(~reading.good)
     try:
         columns = reading.columns(plain)
-    except pa.ArrowInvalid:  # a text that is not UTF-8: there is a record that is none
+    except pa.ArrowInvalid:  # a text that is not UTF-8: some record is malformed
         return _read_one_by_one(records)
     if not len(odd):
         return columns
@@ -122,7 +122,7 @@ def _read_one_by_one(records: Sequence[Frame]) -> RecordColumns:
 
 
 def _fields(value: str | int | float | bool | None) -> dict[str, Any]:
-    """A header's value in the field of its type."""
+    """Return a header's value in the field of its type."""
     if type(value) is int:
         return {"integer": value if value < 2**63 else None, "number": float(value)}
     kinds: dict[type, Kind] = {str: "text", float: "number", bool: "flag"}
@@ -164,7 +164,7 @@ class _RecordsReader:
         self._bodies = np.zeros((2, len(starts)), np.int64)
 
     def read(self) -> None:
-        """Find everything; `good` says afterwards of which records that is true."""
+        """Read all records; `good` tells afterwards which of them were read."""
         for place in range(int(self._counts.max(initial=0))):
             rows = np.flatnonzero((self._counts > place) & self.good)
             self._read_entry(rows, self._offsets[rows] + place)
@@ -172,7 +172,7 @@ class _RecordsReader:
         self._read_body(np.flatnonzero(self.good))
 
     def _read_entry(self, rows: Numbers, entries: Numbers) -> None:
-        """Move these rows over a name and a value."""
+        """Advance these rows over a name and a value."""
         at = self._at[rows]
         tag = self._bytes[at]
         is_short = (tag & 0xE0) == _FIXSTR
@@ -181,7 +181,7 @@ class _RecordsReader:
         self._entries.names[:, entries] = at, length
         at += length
         self._keep(rows, (is_short | (tag == _STR8)) & (at < self._ends[rows]))
-        # Those that are no good go on where nothing can happen to them.
+        # Bad rows are read at 0, where it does no harm.
         at = np.where(self.good[rows], at, 0)
         self._at[rows] = self._read_value(rows, entries, at)
         self._keep(rows, self._at[rows] < self._ends[rows])
@@ -205,7 +205,7 @@ class _RecordsReader:
         return at + length
 
     def _take_numbers(self, entries: Numbers, tag: Numbers, raw: Numbers, wide: Numbers) -> None:
-        """Numbers of one to eight bytes; the texts among these are not looked at later."""
+        """Read numbers of one to eight bytes; results for texts among these are unused."""
         kept, tag, raw = self._entries, tag[wide], raw[wide]
         entries = entries[wide]
         shift = (64 - 8 * _WIDTH[tag]).astype(np.int64)
@@ -220,7 +220,7 @@ class _RecordsReader:
         kept.numbers[entries[single]] = raw[single].astype(np.uint32).view(np.float32)
 
     def _find_equal_names(self) -> None:
-        """A map with a name twice is for `unpack_record`: the later one counts there."""
+        """Mark maps with a name twice for `unpack_record`: the later one counts there."""
         starts, lengths = self._entries.names
         if not len(starts):
             return
@@ -247,7 +247,7 @@ class _RecordsReader:
         self.good[rows] &= good
 
     def columns(self, rows: Numbers) -> RecordColumns:
-        """What was found in these rows, all of which are good."""
+        """Return the columns of these rows, all of which are good."""
         starts, lengths = self._bodies[:, rows]
         counts = self._counts[rows]
         offsets = np.concatenate(([0], np.cumsum(counts)))
@@ -263,7 +263,7 @@ class _RecordsReader:
         )
 
     def _headers(self, entries: Any) -> tuple[pa.Array, pa.Array]:
-        """The names and the values of these entries."""
+        """Return the names and the values of these entries."""
         found = self._entries
         kinds, integers, huge = found.kinds[entries], found.integers[entries], found.huge[entries]
         is_integer = (kinds == _INTEGER) & ~huge
@@ -281,7 +281,7 @@ class _RecordsReader:
         return names, pa.StructArray.from_arrays([columns[kind] for kind in KINDS], fields=fields)
 
     def _copied(self, starts: Numbers, lengths: Numbers, valid: Numbers | None = None) -> pa.BinaryArray:
-        """The bytes at these places; null where they are not valid.
+        """Return the bytes at these places; null where they are not valid.
 
         An item of a view is its length in four bytes, then up to twelve bytes of text; or, of one that is
         longer, its first four bytes, and the number of its buffer and its place in that, four bytes each.

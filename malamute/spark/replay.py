@@ -7,14 +7,13 @@ the subject, headers and body that it had, and headers that say where it came fr
     malamute.stream      the stream of then            malamute.sender    the sender of then
     malamute.sequence    the sequence of then          malamute.store     the store that it counts in
 
-A stream of a broker does not know one message from another. So it is the *target* that shows how far the
-replay has come: its last message of this replay names the sequence it came from. That is a position in one
-stream of one store, so a replay of that name out of another one is refused. What begins, for the
-first time or after any failure, takes three steps:
+A stream of a broker does not know one message from another. So the *target* shows the progress of the replay:
+its last message of this replay names its original sequence. That is a position in one stream of one store, so
+a replay of that name from another one is refused. A start, the first or after any failure, takes three steps:
 
-1. *Fence*. It connects under the address of this replay and stream. The broker ends the session that had the
-   address; what that one still has under way is refused from then on.
-2. *Barrier*. It commits the cursor of the replay where it is and waits until that is stored. Commits are
+1. *Fence*. The writer connects under the address of this replay and stream. The broker ends the session that
+   had the address; its commands in flight are refused from then on.
+2. *Barrier*. The writer commits the cursor of the replay where it is and waits until that is stored. Commits are
    stored in order, so everything that came before is on the disk as well, or refused.
 3. *Look*. From the cursor to the end it looks for its own messages. The highest sequence of then is the
    position; everything up to it is there, and nothing behind it.
@@ -22,9 +21,9 @@ first time or after any failure, takes three steps:
 Then it publishes one batch after the other. A batch is one command, stored as a whole or not at all, and the
 next one leaves when it is stored: a batch that is refused leaves no gap. The cursor follows now and then,
 always one message behind, so that a look finds a message of the replay. When the connection breaks, the
-writer does not let the client send again by itself, but begins anew with the fence: there is one way to go
-on, for a lost driver, executor, broker or network. Two writers cannot get in each other's way: the later one
-has the address, and the earlier one, when it notices, ends with `AddressTaken`.
+writer does not let the client send again by itself, but begins anew with the fence: there is one way to
+continue, after the loss of a driver, executor, broker or network. Two writers cannot get in each other's way:
+the later one has the address, and the earlier one, when it notices, ends with `AddressTaken`.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ COLUMNS = ("sequence", "time_ns", "sender", "subject", "headers", "body", "frame
 BATCH = 2000
 BATCH_BYTES = 1 << 20
 CURSOR_EVERY = 50_000
-"""Messages after which the cursor follows; a look reads so many of ours, and what others have published."""
+"""Messages after which the cursor is advanced; a look reads as many of the replay, and others' messages."""
 
 TIMEOUT_SECONDS = 30.0
 """Seconds that a broker may take to answer."""
@@ -91,19 +90,19 @@ SCHEMA = pa.schema(
         ("target", pa.string()),
         ("published", pa.int64()),
         ("position", pa.int64()),
-        ("path", pa.string()),  # of what could not be read, as the following
+        ("path", pa.string()),  # path of an unreadable part, as the following
         ("row_group", pa.int64()),
         ("messages", pa.int64()),
         ("reason", pa.string()),
-        ("code", pa.int64()),  # of the error that ended this stream
+        ("code", pa.int64()),  # code of the error that ended this stream
     ]
 )
 
 
 class ReplaySettings(NamedTuple):
-    """What is replayed, where to, and how fast: `speed` 2 is twice as fast as it was, 0 as fast as possible.
+    """Source, target and speed of a replay: `speed` 2 is twice the original, 0 as fast as possible.
 
-    Without a name the replay has one that follows from what it does, so that the same command continues.
+    Without a name the replay has one derived from its source and target, so that the same command continues.
     """
 
     url: str
@@ -116,19 +115,19 @@ class ReplaySettings(NamedTuple):
     login: Login = ANYBODY
 
     def selector(self) -> Selector:
-        """Which messages. Raises `InvalidSelector`."""
+        """Return the selector of messages. Raises `InvalidSelector`."""
         return Selector.parse(
             [["topic", pattern] for pattern in self.patterns] or [["all", None]], self.where
         )
 
     def named(self, history: ExportedHistory) -> ReplaySettings:
-        """With a name."""
+        """Return the settings with a name."""
         what = repr((history.location, history.bounds, self.selector(), self.into))
         return self._replace(name=self.name or hashlib.sha256(what.encode()).hexdigest()[:12])
 
 
 class ReplayOrigin(NamedTuple):
-    """Where replayed messages come from; the store is empty if that is not known."""
+    """The origin of replayed messages; the store is empty if it is unknown."""
 
     stream: str = ""
     store: str = ""
@@ -143,13 +142,13 @@ class ReplaySource(NamedTuple):
 
     @property
     def origin(self) -> ReplayOrigin:
-        """Where its messages come from."""
+        """Return the origin of its messages."""
         stores = [piece.file.part.store for piece in self.pieces if piece.file]
         return ReplayOrigin(self.stream, stores[-1] if stores else "")
 
 
 class ReplayPlan(NamedTuple):
-    """What is left to do for one stream; the times are of the first and the last message left."""
+    """The remaining work for one stream, with the times of its first and last message."""
 
     stream: str
     target: str
@@ -161,7 +160,7 @@ class ReplayPlan(NamedTuple):
 
 
 def sources(history: ExportedHistory, options: ReplaySettings) -> list[ReplaySource]:
-    """The streams that are replayed: without `into` all but the broker's own, each under its name.
+    """Return the streams to replay: without `into` all but the broker's own, each under its name.
 
     Raises `InvalidValue` when several would become one.
     """
@@ -172,7 +171,7 @@ def sources(history: ExportedHistory, options: ReplaySettings) -> list[ReplaySou
 
 
 def plan(history: ExportedHistory, options: ReplaySettings) -> list[ReplayPlan]:
-    """What a replay would do now. Nothing is changed, at the broker or elsewhere."""
+    """Return the plan of a replay now. Nothing is changed, at the broker or elsewhere."""
     options = options.named(history)
     with options.login.connect(options.url, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         return [
@@ -195,13 +194,13 @@ def _left(
 
 
 def _position(client: Client, source: ReplaySource, options: ReplaySettings) -> int:
-    """How far the replay has come, without a fence: it may go on at this moment."""
+    """Return the position of a replay, without a fence: it may advance at this moment."""
     begin = known_cursor(client, source.target, options.name)
     return _look(client, source.target, options.name, begin, source.origin)
 
 
 def known_cursor(client: Client, target: str, name: str) -> int | None:
-    """Where the cursor of a replay is; None if there is none yet."""
+    """Return the cursor of a replay; None without one."""
     cursors = client.query(CursorsQuery(stream=target), timeout=TIMEOUT_SECONDS)
     return next((row.sequence for row in cursors if row.name == _cursor(name)), None)
 
@@ -209,7 +208,7 @@ def known_cursor(client: Client, target: str, name: str) -> int | None:
 def replay(
     spark: SparkSession, history: ExportedHistory, options: ReplaySettings
 ) -> Sequence[Mapping[str, Any]]:
-    """Replay. Returns rows of `SCHEMA`: one for each stream, and one for whatever could not be read."""
+    """Replay. Returns rows of `SCHEMA`: one for each stream, and one for each unreadable part."""
     options = options.named(history)
     options.selector()
     todo = sources(history, options)
@@ -231,9 +230,9 @@ def replay(
 
 
 class ReplayPace(NamedTuple):
-    """When a message is due: as long after the begin of the replay as it was after `first_ns`, by `speed`.
+    """The time at which a message is due: its distance from `first_ns`, by `speed`.
 
-    `begin_seconds` is when the replay began, since the epoch.
+    `begin_seconds` is the start of the replay, since the epoch.
     """
 
     first_ns: int
@@ -241,14 +240,14 @@ class ReplayPace(NamedTuple):
     speed: float
 
     def due(self, time_ns: int) -> float:
-        """In seconds since the epoch."""
+        """Return the due time in seconds since the epoch."""
         return self.begin_seconds + to_seconds(time_ns - self.first_ns) / self.speed
 
 
 def _first_pace(
     history: ExportedHistory, options: ReplaySettings, todo: Sequence[ReplaySource]
 ) -> ReplayPace:
-    """The pace that all streams keep: it begins now, with the first message that is left."""
+    """Return the pace of all streams: it begins now, with the first remaining message."""
     with options.login.connect(options.url, timeout=CONNECT_TIMEOUT_SECONDS) as client:
         first = [_first_time(history, source, options, _position(client, source, options)) for source in todo]
     return ReplayPace(min(filter(None, first), default=0), time.time(), options.speed)
@@ -257,7 +256,7 @@ def _first_pace(
 def _first_time(
     history: ExportedHistory, source: ReplaySource, options: ReplaySettings, position: int
 ) -> int:
-    """The time of the first message that is left; 0 if there is none."""
+    """Return the time of the first remaining message; 0 if there is none."""
     for batch in _selected(history, source, options, position, ("time_ns",)):
         if isinstance(batch, pa.RecordBatch) and batch.num_rows:
             return int(batch.column("time_ns")[0].as_py())
@@ -267,7 +266,7 @@ def _first_time(
 def _replay(
     history: ExportedHistory, source: ReplaySource, options: ReplaySettings, pace: ReplayPace | None
 ) -> Iterator[pa.RecordBatch]:
-    """Replay one stream. Returns what became of it."""
+    """Replay one stream. Yields the rows of its result."""
     published = 0
     try:
         with ReplayWriter(
@@ -287,7 +286,7 @@ def _replay(
             writer.mark()
             yield _row(source, {"published": published, "position": writer.position})
     except AddressTaken:
-        raise  # so that Spark takes the result of the attempt that has replaced this one
+        raise  # so that Spark uses the result of the attempt that has replaced this one
     except MalamuteError as error:
         yield _row(source, {"reason": error.text, "code": error.code or 500})
 
@@ -304,7 +303,7 @@ def _selected(
     position: int,
     columns: Sequence[str],
 ) -> Iterator[pa.RecordBatch | ExportDamage]:
-    """The messages behind a position that are wanted, in order and each once."""
+    """Yield the selected messages behind a position, in order and each once."""
     load_plugins()
     index = Index()
     index.add("replay", options.selector())
@@ -317,7 +316,7 @@ def _selected(
             yield part
             continue
         numbers = part.batch.column("sequence").to_numpy()
-        # What stands in two files is published once, and the order of names is that of the sequences.
+        # Messages in two files are published once, and the order of names is that of the sequences.
         wanted = (numbers > last) & _matching(index, part)
         last = max(last, int(numbers[-1]))
         yield part.batch.filter(pa.array(wanted))
@@ -336,7 +335,7 @@ def _matching(index: Index, part: HistoryPart) -> np.ndarray[Any, Any]:
 
 
 def _batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """What fits into one command each."""
+    """Yield parts that fit into one command each."""
     sizes = np.cumsum([len(body.as_buffer()) for body in batch.column("body")])
     start = 0
     while start < batch.num_rows:
@@ -350,7 +349,7 @@ def _batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _publish(
     writer: ReplayWriter, source: ReplaySource, batch: pa.RecordBatch, pace: ReplayPace | None
 ) -> int:
-    """Publish a batch, all at once or message by message as they come due. Returns how many it was."""
+    """Publish a batch, at once or message by message when due. Returns the number of messages."""
     messages = Messages.of(source.origin, writer.name, batch)
     if pace is None:
         return writer.publish(messages)
@@ -379,7 +378,7 @@ class Messages(NamedTuple):
 
     @classmethod
     def of(cls, origin: ReplayOrigin, name: str, batch: pa.RecordBatch) -> Messages:
-        """The messages of a batch, with the headers that say where they came from."""
+        """Return the messages of a batch, with headers of their origin."""
         names = ("sequence", "time_ns", "sender", "subject", "body", "frames")
         sequences, times, senders, subjects, bodies, frames = (batch.column(n).to_pylist() for n in names)
         headers = decoded(batch.column("headers"))
@@ -395,11 +394,11 @@ class Messages(NamedTuple):
         return cls(sequences, times, subjects, headers, bodies)
 
     def behind(self, position: int) -> Messages:
-        """Those behind a position."""
+        """Return the messages behind a position."""
         return self.cut(bisect_right(self.sequences, position))
 
     def cut(self, start: int, end: int | None = None) -> Messages:
-        """Some of them."""
+        """Return a part of the messages."""
         columns: Any = (column[start:end] for column in self)
         return Messages(*columns)
 
@@ -410,7 +409,7 @@ def _cut(body: bytes, sizes: Sequence[int]) -> list[bytes]:
 
 
 class ReplayWriter:
-    """The one writer of a replay into a target. `position` is the last sequence of then that is there."""
+    """The only writer of a replay into a target. `position` is the last original sequence there."""
 
     def __init__(
         self,
@@ -442,7 +441,7 @@ class ReplayWriter:
         self._drop()
 
     def publish(self, messages: Messages) -> int:
-        """Publish those that are not there yet, as one command. Returns how many they were."""
+        """Publish new messages as one command. Returns their number."""
         before = self.position
         self._patiently(lambda: self._send(messages))
         if self._unmarked >= CURSOR_EVERY:
@@ -450,7 +449,7 @@ class ReplayWriter:
         return len(messages.behind(before).sequences)
 
     def mark(self) -> None:
-        """Let the cursor follow: a look will begin with the last message that is there."""
+        """Advance the cursor: a look will begin with the last message there."""
         if self._unmarked:
             self._patiently(lambda: self._linked()[1].commit(self._last - 1, timeout=TIMEOUT_SECONDS))
             self._unmarked = 0
@@ -468,12 +467,12 @@ class ReplayWriter:
         self.position = left.sequences[-1]
 
     def _linked(self) -> tuple[Client, Subscription]:
-        """The connection; if there is none, fence, barrier and look come first."""
+        """Return the connection; a new one begins with fence, barrier and look."""
         if self._link is None:
             try:
                 self._open()
             except BaseException:
-                # Without its look it is no connection to go on with, whatever went wrong.
+                # Without its look no connection is usable, after any error.
                 self._drop()
                 raise
         assert self._link is not None
@@ -487,7 +486,7 @@ class ReplayWriter:
         )
         client.on_event = self._guard
         try:
-            # It only holds the cursor, and has credit for one message that nobody takes.
+            # The subscription only holds the cursor, with credit for one message.
             cursor = client.subscribe(self._target, cursor=_cursor(self.name), credit=1)
         except BaseException:
             _abandon(client)
@@ -504,13 +503,13 @@ class ReplayWriter:
         self.position = max(self.position, _look(client, self._target, self.name, begin, self._origin))
 
     def _guard(self, event: Event) -> None:
-        # The client would reconnect, and send again what somebody else may have done by now.
+        # The client would reconnect, and repeat commands that another writer may have made by now.
         if self._broken or isinstance(event, Lost):
             self._broken = True
             raise ConnectionLost("connection to the broker was lost")
 
     def _patiently(self, attempt: Callable[[], object]) -> None:
-        """Try until it works or patience is at its end. Who was replaced by a newer writer ends at once."""
+        """Retry until success or the end of patience. A writer replaced by a newer one ends at once."""
         deadline = time.monotonic() + self._patience_seconds
         while True:
             try:
@@ -532,7 +531,7 @@ class ReplayWriter:
 
 
 def _abandon(client: Client) -> None:
-    """Close at once. Nothing is lost by not waiting: what is not confirmed is looked for."""
+    """Close at once. No message is lost by not waiting: the look finds unconfirmed ones."""
     with suppress(MalamuteError):
         client.close(timeout=0)
 
@@ -552,10 +551,10 @@ def _look(
     begin: int | None,
     origin: ReplayOrigin = ReplayOrigin(),  # noqa: B008
 ) -> int:
-    """The highest sequence of then among the messages of this replay behind `begin`; 0 without a cursor.
+    """Return the highest original sequence of this replay behind `begin`; 0 without a cursor.
 
-    Raises `NotFound` when the target has dropped them: then it is unknown how far the replay has come; and
-    `InvalidValue` when they are out of another stream or store.
+    Raises `NotFound` when the target has dropped them, with the position unknown; and `InvalidValue` for
+    messages of another stream or store.
     """
     last = 0 if begin is None else client.query(StreamQuery(name=target), timeout=TIMEOUT_SECONDS).last
     if begin is None or last <= begin:
@@ -591,7 +590,7 @@ def _look(
 
 
 def _highest(messages: Sequence[Message], name: str, origin: ReplayOrigin) -> int:
-    """The highest sequence of then; 0 if none of the messages is of this replay. Raises `InvalidValue`."""
+    """Return the highest original sequence; 0 without a message of this replay. Raises `InvalidValue`."""
     own = [found for found in (message.headers for message in messages) if found.get(REPLAY) == name]
     for found in own:
         before = ReplayOrigin(found.get(STREAM, ""), found.get(STORE, ""))

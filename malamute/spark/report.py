@@ -1,7 +1,7 @@
 """The analysis as one page of HTML: it opens without a network, in light and in dark.
 
-Everything is in the file: the style, the charts as SVG, and no script. It is made from the tables that the
-analysis has written, of which it shows the largest rows; the tables have all of them.
+Everything is in the file: the style, the charts as SVG, and no script. The page is made from the tables of
+the analysis, of which it shows the largest rows; the tables have all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 
 """Seconds that a point may stand for, if the windows fit into them."""
 
 ROWS = 200
-"""Rows of a table that is shown, at most."""
+"""Maximum rows of a shown table."""
 
 RATE = "messages a second; times are UTC"
 
@@ -38,7 +38,7 @@ Row = Mapping[str, Any]
 
 
 class Facts(NamedTuple):
-    """What the page says of itself: what was analysed, and how finely."""
+    """The facts of a page about itself: source and resolution of the analysis."""
 
     location: str
     window_seconds: int
@@ -260,7 +260,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Tables, Facts], str]]] = (
     ("Slow consumers", "Who fell behind, or missed messages that had been confirmed.", _consumers),
     ("Events of the broker", "", _events),
 )
-"""Title, explanation, and what makes the section of the tables."""
+"""Title, explanation, and maker of each section."""
 
 
 # Tables

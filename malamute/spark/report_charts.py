@@ -1,9 +1,9 @@
 """Charts to stand in a page: lines over time, columns, and bars. Pure; no library, no script.
 
-A chart is as wide as there is room, and what is written keeps its size: only lines and columns are SVG, which
-is stretched; the axes and the bars are HTML around it. Colours are the page's own (`--c1` to `--c8`,
-`--faint`), so a chart is dark where the page is; `STYLE` is what it needs besides. Every mark has a title,
-which browsers show when it is pointed at.
+A chart is as wide as there is room, and text keeps its size: only lines and columns are SVG, which is
+stretched; the axes and the bars are HTML around it. Colours are the page's own (`--c1` to `--c8`, `--faint`),
+so a chart is dark where the page is; `STYLE` has the other rules. Every mark has a title, which browsers show
+when it is pointed at.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Point = tuple[float, float]
 
 
 class Tick(NamedTuple):
-    """A place on an axis, from 0 to 1, and what is written there."""
+    """A place on an axis, from 0 to 1, with its label."""
 
     place: float
     label: str
@@ -107,7 +107,7 @@ def bars(values: Sequence[tuple[str, float]], unit: str) -> str:
 
 
 def legend(names: Sequence[str]) -> str:
-    """Which colour is which."""
+    """Return the legend of colours."""
     items = (
         f'<li><span style="background:var(--c{number % COLOURS + 1})"></span>{escape(name)}</li>'
         for number, name in enumerate(names)

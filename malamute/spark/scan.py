@@ -1,20 +1,19 @@
 """Reading exported history by tasks: every row group becomes a small table, and Spark puts those together.
 
-Between Spark's Java and Python every row costs about a microsecond, however little is done with it. So the
-jobs do not let Spark read the files: a task gets their *names*, reads them by pyarrow where it runs, and
-hands back only what it has made of them. Then Spark does what it is best at, joining the parts of all tasks
-with as much memory and disk as there is.
+Between Spark's Java and Python every row costs about a microsecond, before any work on it. So the jobs do not
+let Spark read the files: a task gets their *names*, reads them by pyarrow where it runs, and returns only its
+results. Then Spark joins the parts of all tasks with all available memory and disk.
 
     files ──dealt──▶ tasks ──row group by row group──▶ Parts ──function──▶ small tables ──▶ Spark
 
 A task gets files that follow each other, and holds one row group at a time, or a few that are small. So its
 memory does not grow with the number of messages. Subjects, senders, and the names and texts of headers come
-as dictionaries, which Parquet has on the disk already: what is computed for a subject is computed once for
-each row group.
+as dictionaries, which Parquet has on the disk already: a result for a subject is computed once for each row
+group.
 
-A file or a row group that is not as it was written (`checked_file`) is an `ExportDamage` in place of a
-`HistoryPart`; the rest is read all the same. Which files there are is what the directories say, and the
-manifest, if there is one: it has those that are missing, and vouches for the others.
+A damaged file or row group (`checked_file`) is an `ExportDamage` in place of a `HistoryPart`; all others are
+read. The files are those of the directories and of the manifest, if there is one: it has the missing ones,
+and checksums of the others.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ if TYPE_CHECKING:
 
 DICTIONARIES = ("subject", "sender")
 ENCODED = (*DICTIONARIES, "headers.key_value.key", "headers.key_value.value.text")
-"""What comes as dictionaries. Without them, texts that repeat are most of the time of a reader."""
+"""Columns read as dictionaries. Without them, repeated texts are most of the time of a reader."""
 
 TASKS_EACH_CORE = 3
-"""Tasks for each core, so that one that has more to do does not keep all waiting."""
+"""Tasks for each core, so that a long one does not keep all waiting."""
 
 SHARES_EACH_TASK = 4
 """About so many shares are dealt to a task, so that each task gets as much as the others."""
 
 FEW = 8
-"""So many codes are sooner looked for one by one than sorted."""
+"""Number of codes up to which a search for each is faster than sorting."""
 
 Numbers = np.ndarray[Any, Any]
 
@@ -77,7 +76,7 @@ price."""
 
 
 class HistoryBounds(NamedTuple):
-    """Which part of the history: no streams are all; times in nanoseconds; `until` is not included."""
+    """A part of the history: no streams means all; times in nanoseconds; `until` is not included."""
 
     streams: tuple[str, ...] = ()
     since: int = 0
@@ -86,7 +85,7 @@ class HistoryBounds(NamedTuple):
     last: int = NUMBER_MAX
 
     def overlaps(self, group: Any) -> bool:
-        """Whether the statistics of a row group leave it possible that one of its messages is within."""
+        """Return whether a row group may have a message within the bounds, according to its statistics."""
         columns = [group.column(number) for number in range(group.num_columns)]
         found = {column.path_in_schema: column.statistics for column in columns}
         ranges = {"sequence": (self.first, self.last), "time_ns": (self.since, self.until - 1)}
@@ -100,11 +99,11 @@ class HistoryBounds(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether no message of these streams is left out."""
+        """Return whether the bounds include all messages of these streams."""
         return self[1:] == (0, NUMBER_MAX, 0, NUMBER_MAX)
 
     def keeps(self, table: pa.Table) -> pa.Table:
-        """The rows within the bounds."""
+        """Return the rows within the bounds."""
         if self.whole:
             return table
         times, numbers = table.column("time_ns"), table.column("sequence")
@@ -123,8 +122,8 @@ class HistoryBounds(NamedTuple):
 class Piece(NamedTuple):
     """A file of the history, or a share of it: the row groups of one of `shares` equal parts.
 
-    The order of pieces is the order of the messages of a stream. `file` is what the manifest says of it. A
-    piece with a `fault` is a manifest that cannot be read.
+    The order of pieces is the order of the messages of a stream. `file` is its entry in the manifest. A piece
+    with a `fault` stands for an unreadable manifest.
     """
 
     stream: str
@@ -137,7 +136,7 @@ class Piece(NamedTuple):
     fault: str = ""
 
     def split(self, most_bytes: int) -> list[Piece]:
-        """As pieces of about so many bytes each."""
+        """Return pieces of about `most_bytes` each."""
         is_shared = not (self.file and self.file.is_checked_whole)
         shares = max(1, -(-self.size_bytes // max(1, most_bytes))) if is_shared else 1
         return [
@@ -145,12 +144,12 @@ class Piece(NamedTuple):
         ]
 
     def row_groups(self, count: int) -> range:
-        """Those of the file that are its own."""
+        """Return the row groups of the piece."""
         return range(count * self.share // self.shares, count * (self.share + 1) // self.shares)
 
 
 class HistoryPart(NamedTuple):
-    """A row group, or small ones together, or what the bounds leave of them; never empty."""
+    """A row group, or small ones together, within the bounds; never empty."""
 
     stream: str
     date: str
@@ -158,7 +157,7 @@ class HistoryPart(NamedTuple):
 
 
 class ExportDamage(NamedTuple):
-    """What could not be read: a row group of a file, or all of it (-1); the messages in it if known (0)."""
+    """An unreadable row group of a file, or all of it (-1), with its messages if known (0)."""
 
     path: str
     stream: str
@@ -177,11 +176,11 @@ class ExportedHistory:
 
     @property
     def streams(self) -> list[str]:
-        """The streams that have files within the bounds."""
+        """Return the streams that have files within the bounds."""
         return sorted({piece.stream for piece in self.pieces})
 
     def seconds(self) -> float:
-        """How long it lasts, by the footers of the outermost files of each stream; 0 if none does."""
+        """Return its duration, by the footers of the outermost files of each stream; 0 if none has one."""
         files, _ = file_system(self.location)
         pieces: dict[str, list[Piece]] = {}
         for piece in self.pieces:
@@ -192,12 +191,12 @@ class ExportedHistory:
         return to_seconds(max(times) - min(times)) if times else 0.0
 
     def of(self, *streams: str) -> list[Piece]:
-        """The pieces of some streams."""
+        """Return the pieces of some streams."""
         return [piece for piece in self.pieces if piece.stream in streams]
 
 
 def _times(files: fs.FileSystem, piece: Piece, bounds: HistoryBounds) -> Iterator[int]:
-    """The times of the first and the last message in each row group of a file that is within the bounds."""
+    """Yield the times of the first and the last message in each row group of a file within the bounds."""
     try:
         source, metadata = open_checked(files, piece.path, piece.file)
     except UNREADABLE:
@@ -212,9 +211,9 @@ def _times(files: fs.FileSystem, piece: Piece, bounds: HistoryBounds) -> Iterato
 
 
 def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
-    """The files within the bounds, as far as their names show.
+    """Return the files within the bounds, as far as their names show.
 
-    Raises `InvalidValue`, `NotFound`, or `StoreTooNew` for what a newer version has exported.
+    Raises `InvalidValue`, `NotFound`, or `StoreTooNew` for files of a newer version.
     """
     files, root = file_system(location)
     try:
@@ -248,14 +247,14 @@ def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
 
 
 def _with_manifest(paths: Iterable[str]) -> Iterator[str]:
-    """The directories of streams that have a manifest. Files alone are exported history, too."""
+    """Yield the directories of streams that have a manifest. Files alone are exported history, too."""
     for path in paths:
         if path.startswith(f"{MANIFEST}/{STREAM}"):
             yield path.removeprefix(f"{MANIFEST}/").removesuffix(".json")
 
 
 def _entered(location: str, root: str, stream: str) -> dict[str, Piece]:
-    """The files that the manifest of a stream has, whether they are there or not. Raises `StoreError`."""
+    """Return the files in the manifest of a stream, missing ones too. Raises `StoreError`."""
     manifest = load(ExportLocation(location), stream)
     pieces = (
         (file, _piece(file.path, f"{root}/{file.path}", file.size, lambda _: stream))
@@ -265,13 +264,13 @@ def _entered(location: str, root: str, stream: str) -> dict[str, Piece]:
 
 
 def _numbered(piece: Piece, bounds: HistoryBounds) -> bool:
-    """Whether the sequences in a file's name are within the bounds. Tasks are dealt what has to be read."""
+    """Return whether the sequences in a file's name are within the bounds, so that a task has to read it."""
     first, last = range_of_file(piece.path) or (bounds.first, bounds.last)
     return first <= bounds.last and last >= bounds.first
 
 
 def _piece(path: str, full: str, size_bytes: int, name_of: Callable[[str], str]) -> Piece | None:
-    """The piece of a file, whose path is relative to the export; None if it is none of its files."""
+    """Return the piece of a file, whose path is relative to the export; None for any other file."""
     names = path.split("/")
     if len(names) != 3 or not names[2].endswith(SUFFIX):
         return None
@@ -282,7 +281,7 @@ def _piece(path: str, full: str, size_bytes: int, name_of: Callable[[str], str])
 
 
 def file_system(location: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or a URL, and the path in it. Raises `InvalidValue`."""
+    """Return the file system of a path or a URL, and the path in it. Raises `InvalidValue`."""
     try:
         if "://" in location:
             found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(location)
@@ -295,7 +294,7 @@ def file_system(location: str) -> tuple[fs.FileSystem, str]:
 def read(
     location: str, pieces: Iterable[Piece], columns: Sequence[str], bounds: HistoryBounds
 ) -> Iterator[HistoryPart | ExportDamage]:
-    """The row groups of files, one after the other; small ones of a stream and a date as one."""
+    """Yield the row groups of files, in order; small ones of a stream and a date as one."""
     files, _ = file_system(location)
     held: list[pa.Table] = []
     of = ("", "")
@@ -319,7 +318,7 @@ def read(
 def _row_groups(
     files: fs.FileSystem, piece: Piece, columns: Sequence[str], bounds: HistoryBounds
 ) -> Iterator[pa.Table | ExportDamage]:
-    """What the bounds leave of the row groups; none is empty."""
+    """Yield the rows of row groups within the bounds; none is empty."""
     if piece.fault:
         yield ExportDamage(piece.path, piece.stream, -1, 0, piece.fault)
         return
@@ -361,7 +360,7 @@ def _one_batch(tables: Sequence[pa.Table]) -> pa.RecordBatch:
 
 
 def places_by(codes: Numbers, count: int) -> Iterator[tuple[int, Numbers]]:
-    """The codes that occur, all below `count`, and the places of each, in order."""
+    """Yield the occurring codes, all below `count`, and the places of each, in order."""
     if count <= FEW:
         places = ((code, np.flatnonzero(codes == code)) for code in range(count))
         yield from ((code, found) for code, found in places if len(found))
@@ -373,13 +372,13 @@ def places_by(codes: Numbers, count: int) -> Iterator[tuple[int, Numbers]]:
 
 
 def sorted_places(codes: Numbers, count: int) -> Numbers:
-    """The places of equal codes side by side, each in order; codes are below `count`."""
+    """Return the places of equal codes side by side, each in order; codes are below `count`."""
     # Numbers of 16 bits are sorted by their digits, which takes a tenth of the time of comparing.
     return np.argsort(codes.astype(np.min_scalar_type(count)), kind="stable")
 
 
 Function = Callable[[Iterator[HistoryPart | ExportDamage]], Iterator[pa.RecordBatch]]
-"""What a task does: it makes small tables of what it reads."""
+"""The function of a task: it makes small tables of the parts that it reads."""
 
 
 def fold(
@@ -390,7 +389,7 @@ def fold(
     function: Function,
     schema: pa.Schema,
 ) -> DataFrame:
-    """Deal files to tasks; the rows that the function makes of them, of all tasks, as a data frame."""
+    """Deal files to tasks; return the rows of the function in all tasks, as a data frame."""
     location, bounds = history.location, history.bounds
     hands = deal(pieces, spark.sparkContext.defaultParallelism * TASKS_EACH_CORE)
 

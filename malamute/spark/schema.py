@@ -4,21 +4,21 @@ A message is a row. `stream` and `date` are not in the files: they are in the na
 (`layout`), and Spark gives them as columns at the end.
 
     sequence   the number of the message in its stream
-    time       when the broker accepted it, UTC, in microseconds; `time_ns` has the nanoseconds
+    time       of acceptance by the broker, UTC, in microseconds; `time_ns` has the nanoseconds
     sender     the address of its publisher, empty for one without
     subject    and `parts`, the subject between its dots
     headers    by name; each value stands in the field of its type, a header without a value in none
     body       its frames as one piece of bytes; `frames` has their sizes when there is not exactly one
     size       the bytes of the body, to be summed without reading it
-    expires    when it expires or has expired, UTC; null if it does not
+    expires    the time of its expiry, UTC; null without one
 
 `headers['price'].number` is how Spark SQL reads a header. An integer stands in `number` as well, so that
 numbers can be compared without knowing how they were written; one that needs more than 63 bits stands only
 there. A record that is none (a publisher may send any bytes) has no map at all in `headers`, and the whole
 of it is the `body`.
 
-A header that is asked for often may be *promoted*: it has a column of its own, `h_NAME`, in one of the four
-types of a value. A message that lacks it, or has it in another type, has null there.
+A frequently used header may be *promoted*: it has a column of its own, `h_NAME`, in one of the four types of
+a value. A message that lacks it, or has it in another type, has null there.
 """
 
 from __future__ import annotations

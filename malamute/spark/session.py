@@ -1,7 +1,7 @@
-"""A Spark session that knows Malamute; and what to install when there can be none.
+"""A Spark session with Malamute; and advice on the installation when there can be none.
 
-Spark is a program in Java, started by pyspark. Without a Java that is new enough pyspark says little, so
-that is looked at first. On a cluster the driver's Java is started by spark-submit and is there already.
+Spark is a program in Java, started by pyspark. Without a recent Java pyspark has poor errors, so Java is
+checked first. On a cluster the driver's Java is started by spark-submit and is there already.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
-"""What Java logs in a session that was given no configuration."""
+"""The log configuration of Java in a session without one."""
 
 INCUBATOR = b"WARNING: Using incubator modules:"
-"""What Java says first of the options that Spark starts it with."""
+"""The first output of Java with the options of Spark."""
 
 TRACEBACK = rb"Traceback \(most recent call last\):\n(?: .*\n)*"
 
 CLOSED = re.compile(
     TRACEBACK + rb' .*daemon\.py", line.*\n +outfile\.flush\(\)\n(?: .*\n)*BrokenPipeError.*\n'
 )
-"""What pyspark's workers print when Java closes their socket with a path, after a minute without work or at
-the end: they answer once more, which only a socket of TCP would take. Nothing is lost with it."""
+"""Output of pyspark's workers when Java closes their socket with a path, after a minute without work or at
+the end: they answer once more, which only a TCP socket would accept. The error is harmless."""
 
 UNFINISHED = re.compile(TRACEBACK + rb"(?: .*|B.*)?\Z")
 
 STDERR = 2
 
 _ending = threading.Event()
-"""Whether what Java and its workers write to standard error is dropped."""
+"""Whether output of Java and its workers on standard error is dropped."""
 
 JAVA_MIN = 17
 """The oldest Java that Spark 4 runs on."""
@@ -59,16 +59,16 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # Names of streams are text, also those that look like numbers.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    # What Python reads is sent to Java by sockets that take less of the processor than those of TCP. Their
-    # paths may have some 100 bytes, which temporary directories of clusters go past.
+    # Python's input comes by sockets that take less of the processor than those of TCP. Their paths may have
+    # some 100 bytes, which temporary directories of clusters exceed.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.unix.domain.socket.dir": "/tmp",
 }
-"""What a session is given unless it says otherwise."""
+"""Default settings of a session."""
 
 
 def open_session(name: str = "malamute", master: str = "", **settings: str) -> SparkSession:
-    """A session with the data source `malamute`; the one of this process, if there is one already.
+    """Return a session with the data source `malamute`; the one of this process, if there is one already.
 
     `master` is Spark's address of a cluster; without it that of spark-submit, or all cores of this machine.
     `settings` are more options of Spark, with `__` for each dot. Raises `NotInstalled` when pyspark or Java
@@ -94,7 +94,7 @@ def open_session(name: str = "malamute", master: str = "", **settings: str) -> S
 
 
 def close_session(session: SparkSession) -> None:
-    """Stop a session, and drop what Java and its workers still write to standard error.
+    """Stop a session, and drop later output of Java and its workers on standard error.
 
     Workers in Python that wait for their next task find that Java has closed the pipe, and print tracebacks.
     """
@@ -104,10 +104,10 @@ def close_session(session: SparkSession) -> None:
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
-    """While Java is started, see to it that it warns of nothing that a user could do anything about.
+    """Start Java during the block without warnings that a user could not act upon.
 
-    Its log has errors alone, unless there is a configuration of the user's own. What it says before it has
-    a log comes through a pipe, which Java keeps.
+    Its log has errors alone, unless there is a configuration of the user's own. Its output before the log
+    comes through a pipe, which Java keeps.
     """
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     if "log4j" not in options and not _has_log_configuration():
@@ -130,7 +130,7 @@ def _has_log_configuration() -> bool:
 
 
 def _pass_on(reading: int, errors: int) -> None:
-    """Write what comes to standard error, but for `CLOSED` and what Java says of a module at its start."""
+    """Pass on standard error, except for `CLOSED` and Java's first words about a module."""
     with open(reading, "rb", buffering=0) as source, open(errors, "wb", buffering=0) as target:
         begin = b""
         while INCUBATOR.startswith(begin[: len(INCUBATOR)]) and b"\n" not in begin:
@@ -146,7 +146,7 @@ def _pass_on(reading: int, errors: int) -> None:
 
 
 def without_closed(written: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield what is written, in lines or larger pieces, but for `CLOSED`; a traceback once it is whole."""
+    """Yield written data, in lines or larger pieces, without `CLOSED`; a traceback once it is whole."""
     held = b""
     for some in written:
         held = CLOSED.sub(b"", held + some)
@@ -172,6 +172,6 @@ def check_java() -> None:
 
 
 def java_version(words: str) -> int:
-    """The major version in what `java -version` says; 0 if it says none."""
+    """Return the major version in the output of `java -version`; 0 without one."""
     found = re.search(r'version "(?:1\.)?(\d+)', words)
     return int(found[1]) if found else 0

@@ -5,14 +5,14 @@
     spark.readStream.format("malamute").option("url", "tcp://…").option("stream", "weather").load()
     frame.write.format("malamute").option("url", "tcp://…").option("stream", "weather").mode("append").save()
 
-`options` has the options, `reading` and `streaming` and `writing` what is done. Between Spark's Java and this
-Python go batches of Arrow, never rows. But Java copies them row by row, whatever source gave them, and cannot
-say which columns it needs. Where whole rows are read, that is within 1.3 times what Spark's own reader takes;
-where columns are few and narrow, Spark's hands them over as they are, and this takes two to four times as
-long. So `read_export` is there for exported directories: the same table, as Spark reads it by itself.
+`options` has the options, `reading`, `streaming` and `writing` the work. Between Spark's Java and this Python
+go batches of Arrow, never rows. But Java copies the batches of any source row by row, and does not name the
+columns that it needs. For whole rows that takes up to 1.3 times as long as Spark's own reader; for few and
+narrow columns, which Spark's reader does not copy, two to four times. So `read_export` is there for exported
+directories: the same table, as Spark reads it by itself.
 
-The plan of a reader stays with the frame, and every query of the frame reads that. So it depends on the
-options alone: conditions of queries are not taken (`filters` says why).
+The plan of a reader stays with the frame, and every query of the frame reads that. So the plan depends on the
+options alone: conditions of queries are not used (`filters` has the reason).
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ class MalamuteSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is called."""
+        """Return the name of the format."""
         return "malamute"
 
     def schema(self) -> StructType:
-        """The columns that are read."""
-        # In words it could not be said that lists and maps hold no null, and Java would look at each place.
+        """Return the columns."""
+        # Words could not express that lists and maps hold no null, and Java would look at each place.
         return from_arrow_schema(pa.schema(to_arrow(SourceOptions.parse(self.options).read_columns())))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads what there is."""
+        """Return a reader of the present history."""
         return BatchReader(SourceOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """Reads what comes."""
+        """Return a reader of new messages."""
         from malamute.spark.streaming import StreamReader
 
         return StreamReader(SourceOptions.parse(self.options, lost=FAIL), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> FrameWriter:
-        """Publishes a frame."""
+        """Return a writer of a frame."""
         from malamute.spark.writing import FrameWriter, Target
 
         return FrameWriter(Target.parse(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """Publishes a stream of Spark."""
+        """Return a writer of a stream of Spark."""
         from malamute.spark.writing import StreamWriter, Target
 
         return StreamWriter(Target.parse(self.options, schema, overwrite=False))
 
 
 class BatchReader(Tasks, DataSourceReader):
-    """Reads what there is when Spark first plans a query of the frame."""
+    """Reads the history at the time when Spark first plans a query of the frame."""
 
     def partitions(self) -> list[Slice]:
-        """A task for each slice."""
+        """Return a task for each slice."""
         return slices(self.query)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

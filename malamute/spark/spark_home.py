@@ -41,7 +41,7 @@ def compiled_spark() -> Iterator[None]:
 
 @cache
 def compiled_home() -> str | None:
-    """Such a directory, there as long as this process; none if pip has not installed a whole Spark."""
+    """Return such a directory, kept as long as this process; None if pip has not installed a whole Spark."""
     installed = _package("pyspark")
     archives = [*(installed / LIBRARY).glob("*.zip")]
     if not archives or not (installed / "jars").is_dir():
@@ -60,7 +60,7 @@ def compiled_home() -> str | None:
 
 
 def _package(name: str) -> Path:
-    """The directory of a package, which is not imported."""
+    """Return the directory of a package, which is not imported."""
     found = find_spec(name)
     assert found is not None
     assert found.origin is not None

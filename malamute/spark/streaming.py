@@ -2,10 +2,11 @@
 
 The offset is the next sequence. Spark writes the offsets of a micro-batch to its checkpoint before it runs
 it, and a sequence always means the same message of a stream in a store; so a micro-batch that is run again,
-after a failure of either side, reads the same messages again. With a sink that takes a micro-batch once, that
-is exactly once. The offset names the stream and the store: in another one it means nothing, and is refused.
+after a failure of either side, reads the same messages again. With a sink that stores a micro-batch once,
+that is exactly once. The offset names the stream and the store: in another one it means nothing, and is
+refused.
 
-What the journal has dropped meanwhile ends the query, unless `lost` says `report`.
+Messages dropped from the journal meanwhile end the query, unless `lost` is `report`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from malamute.spark.reading import Slice, cut
 from malamute.spark.tasks import Tasks
 
 NEXT, STREAM, STORE = "next", "stream", "store"
-"""The keys of an offset: the sequence of the next message, and where it counts. Earlier versions wrote the
-first alone."""
+"""The keys of an offset: the sequence of the next message, and its stream and store. Earlier versions wrote
+the first alone."""
 
 Offset = dict[str, Any]
 
@@ -51,7 +52,7 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # these are Spark's names
-        """Where a new query begins: at `since`, which may be `new`, or at the oldest message."""
+        """Return the start of a new query: `since`, which may be `new`, or the oldest message."""
         with self.options.history() as history:
             kept = range_of(history, self.options.stream)
             if self._since == NEW:
@@ -66,7 +67,7 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {NEXT: sequence, STREAM: self.options.stream, STORE: history.store()}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Where the next micro-batch ends.
+        """Return the end of the next micro-batch.
 
         Raises:
             StoreError: the checkpoint is of another stream or store, or lies behind the end of the stream.
@@ -96,11 +97,11 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The option `rows`."""
+        """Return the option `rows`."""
         return ReadMaxRows(self.options.rows) if self.options.rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What comes from now on belongs to the next run."""
+        """Set the end of this run: later messages belong to the next one."""
         self._target = self._end()
 
     def _end(self) -> Offset:
@@ -108,7 +109,7 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._offset(history, range_of(history, self.options.stream).last + 1)
 
     def partitions(self, start: Offset, end: Offset) -> list[Slice]:
-        """The slices of a micro-batch. Its tasks look at the store that they read."""
+        """Return the slices of a micro-batch. Its tasks check the store that they read."""
         self._check(end)
         return cut(self.options.stream, start[NEXT], end[NEXT] - 1, 0, end.get(STORE, ""))
 

@@ -1,4 +1,4 @@
-"""What a task of Spark does for either kind of reader: it reads slices, as batches of Arrow."""
+"""The common part of a task for either kind of reader: it reads slices, as batches of Arrow."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _log = logging.getLogger("malamute")
 
 
 class Tasks:
-    """What both kinds of readers do in a task."""
+    """The common part of both kinds of readers in a task."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self.shape = RequestedColumns(schema, options.all_columns())
         promoted = options.promoted()
         bounds = options.bounds(time.time_ns())
-        # What is damaged is found by reading everything.
+        # Damage is found by reading everything.
         needed = tuple(arrow_schema(promoted).names) if options.table == GAPS else self.shape.needed
         self.query = ReadQuery(options, promoted, bounds, needed)
 
     def batches(self, piece: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The batches of a slice. Raises `StoreCorrupt` for what is lost, if that is to fail."""
+        """Yield the batches of a slice. Raises `StoreCorrupt` for a lost range, if that is to fail."""
         if not isinstance(piece, Slice):
             return  # Spark's own partition, for a source that has none
         for item in read(self.query, piece):
@@ -48,7 +48,7 @@ class Tasks:
 
 
 def words(lost: LostRange) -> str:
-    """What was lost, and where."""
+    """Return a lost range and its place in words."""
     where = f" in {lost.path}" if lost.path else ""
     if lost.last < lost.first:
         return f"damage of the stream {lost.stream!r}{where}: {lost.reason}"

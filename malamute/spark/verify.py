@@ -1,9 +1,9 @@
-"""Holding an export against its manifest, and against the journal that it came from.
+"""Verification of an export against its manifest, and against the journal that it came from.
 
-Three questions, each of which finds what the others cannot. Is each file as it was written, by its size and
-its CRC? Is each sequence in a file or in a gap, once, unless rules kept it back? And, as far as the journal
-still has them, are the messages the same: both sides are made into columns, a batch at a time, and compared.
-The journal of another store says nothing of them, and is refused.
+Three questions, each of which finds faults that the others cannot. Is each file as it was written, by its
+size and its CRC? Is each sequence in a file or in a gap, once, unless rules kept it back? And, as far as the
+journal still has them, are the messages the same: both sides are made into columns, a batch at a time, and
+compared. The journal of another store says nothing of them, and is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from malamute.spark.manifest import File, FileContents, Manifest, decode_footer,
 
 
 class Verified(NamedTuple):
-    """One file that was looked at, or what is wrong around it.
+    """One verified file, or a fault around it.
 
     `compared` counts messages that were found to be the same in the journal. `fault` is empty when all is
     well.
@@ -47,7 +47,7 @@ def verify(
     history: HistorySource | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Iterator[Verified]:
-    """Look at each file of an exported stream. Raises `NotFound` when the stream was never exported.
+    """Verify each file of an exported stream. Raises `NotFound` when the stream was never exported.
 
     A manifest that cannot be read is reported, and nothing can be held against it then.
     """
@@ -89,7 +89,7 @@ def _verify_file(
 
 
 def _strays(place: ExportLocation, manifest: Manifest) -> Iterator[Verified]:
-    """Files that readers see and the manifest does not have, as an export leaves them that was killed."""
+    """Yield files that readers see and the manifest does not have, as a killed export leaves them."""
     known = {file.path for file in manifest.files}
     for path in place.data_files(stream_directory(manifest.stream)):
         if path not in known:
@@ -97,7 +97,7 @@ def _strays(place: ExportLocation, manifest: Manifest) -> Iterator[Verified]:
 
 
 def _covers(part: FileContents, reached: int | None) -> str:
-    """Whether each sequence behind the file before is in the file, or in a gap."""
+    """Return a fault unless each sequence behind the file before is in the file, or in a gap."""
     start = part.first if reached is None else reached + 1
     missing = sum(
         min(gap.last, part.last) - max(gap.first, start) + 1 for gap in part.gaps if gap.last >= start
@@ -121,7 +121,7 @@ def _intact(place: ExportLocation, manifest: Manifest, file: File) -> str:
 def _compare(
     place: ExportLocation, manifest: Manifest, file: File, history: HistorySource, kept: SequenceRange
 ) -> tuple[int, str]:
-    """Compare with the journal. Returns how many messages are the same, and what differs."""
+    """Compare with the journal. Returns the number of equal messages, and the difference."""
     compared = 0
     with pq.ParquetFile(place.full(file.path), filesystem=place.system) as parquet:
         for batch in parquet.iter_batches(BATCH_ROWS):
@@ -146,12 +146,12 @@ def _compare(
 def _same(one: pa.Table, other: pa.Table) -> bool:
     if one.equals(other):
         return True
-    # Not equal may be no more than a number that is none, which differs from itself.
+    # Unequal values may be NaN, which differs from itself.
     return one.num_rows == other.num_rows and _bits(one) == _bits(other)
 
 
 def _bits(table: pa.Table) -> list[pa.Array]:
-    """All columns, with numbers as their bits. Called when a difference is suspected, so it may copy."""
+    """Return all columns, with numbers as their bits. Only for suspected differences, so it may copy."""
     fresh = table.take(pa.array(range(table.num_rows)))
     columns = {name: fresh.column(name).combine_chunks() for name in fresh.column_names}
     headers = columns.pop("headers")

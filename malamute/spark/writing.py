@@ -2,8 +2,8 @@
 
 The columns are those of a message: `subject`, and if they are there `body` (binary, or text as UTF-8) with
 `frames`, `headers`, and `h_NAME` for single headers, where null is no header. `headers` is a map to text,
-numbers or booleans, or to the values that this source reads. What the broker gives its messages, such as
-sequence and time, is passed over, so that what was read can be written.
+numbers or booleans, or to the values that this source reads. Columns of the broker, such as sequence and
+time, are ignored, so that a frame that was read can be written.
 
 A task publishes its rows in order, a bounded number of them unconfirmed, and is done when the last one is
 stored. A task that Spark runs again publishes again: this is at least once. `malamute spark replay` is
@@ -33,10 +33,10 @@ from malamute.spark.login import ANYBODY, Login, login_of, with_context
 from malamute.spark.schema import KINDS, PREFIX
 
 ROWS = 5000
-"""Messages that are made at a time."""
+"""Messages made at a time."""
 
 GIVEN = frozenset(("sequence", "time", "time_ns", "sender", "parts", "size", "expires", "stream", "date"))
-"""Columns that the broker gives its messages."""
+"""Columns of the broker."""
 
 _OPTIONS = frozenset(("url", "context", "stream", "checkpointlocation", "path", *CREDENTIALS))
 
@@ -71,7 +71,7 @@ _TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 class Target(NamedTuple):
-    """Where to publish, and which columns there are."""
+    """The target of publishing, and the columns of the frame."""
 
     url: str
     stream: str
@@ -80,7 +80,7 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
-        """Read the options of Spark and look at the columns. Raises `InvalidValue`."""
+        """Read the options of Spark and the columns. Raises `InvalidValue`."""
         texts = {name.lower(): value for name, value in options.items()}
         if unknown := sorted(texts.keys() - _OPTIONS):
             raise InvalidValue(f"unknown option {unknown[0]!r} for writing: expected url and stream")
@@ -99,7 +99,7 @@ class Target(NamedTuple):
         return cls(url, stream, columns, login_of(texts, url))
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Publish all rows, and return how many when they are stored."""
+        """Publish all rows, and return their number when they are stored."""
         count = 0
         with (
             self.login.connect(self.url, timeout=TIMEOUT_SECONDS, software="malamute-spark") as client,
@@ -126,7 +126,7 @@ def _check(field: pa.Field) -> None:
 
 
 def _messages(columns: Mapping[str, list[Any]]) -> tuple[list[str], list[Body], list[Any] | None]:
-    """Subjects, bodies and headers. Raises `InvalidValue` for a message without a subject."""
+    """Return subjects, bodies and headers. Raises `InvalidValue` for a message without a subject."""
     subjects = columns["subject"]
     if None in subjects:
         raise InvalidValue("null in the column 'subject': expected text")
@@ -164,13 +164,13 @@ def _headers(items: Sequence[tuple[str, Any]] | None) -> dict[str, Any]:
 
 
 def _value(fields: Mapping[str, Any]) -> Any:
-    """The one value in the fields of a header; an integer stands in two of them."""
+    """Return the one value in the fields of a header; an integer stands in two of them."""
     return next((fields[kind] for kind in KINDS if fields[kind] is not None), None)
 
 
 @dataclass
 class Published(WriterCommitMessage):
-    """How many messages a task has published."""
+    """The number of messages that a task has published."""
 
     messages: int
 
