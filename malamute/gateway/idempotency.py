@@ -1,7 +1,7 @@
-"""What was sent under an Idempotency-Key: a request that is repeated gets the answer to the first one.
+"""Requests with an Idempotency-Key: a repeated request gets the answer to the first one.
 
-The answers are kept in the memory of the gateway. What it does not know there may be in the stream: see
-`stored_keys`.
+The answers are kept in the memory of the gateway. After a restart the keys of messages are read from their
+stream: see `stored_keys`.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ class IdempotencyKeys:
         make: Callable[[], Coroutine[Any, Any, Result]],
         timeout: float,
     ) -> Result:
-        """Return what `make` returns, called once for a key, however often this is.
+        """Return the result of `make`, called once for a key by any number of calls.
 
-        The last part of the key is what the client says, the others whose it is. A call that was given up,
-        or took longer than `timeout` seconds, goes on, and the next one with its key waits for the same
-        result. What failed is forgotten.
+        The last part of the key is from the client, the others are its owner. A call that was cancelled, or
+        took longer than `timeout` seconds, continues, and the next one with its key waits for the same
+        result. Failed calls are forgotten.
 
         Raises:
             InvalidValue: the key is empty or too long.
             KeyReused: the key was used with another fingerprint.
             TimedOut: the result did not come in time.
             TryLater: there are as many unfinished keys as there may be.
-
         """
         if not 0 < len(key[-1].encode()) <= KEY_BYTES_MAX:
             raise InvalidValue(f"invalid Idempotency-Key: expected 1 to {KEY_BYTES_MAX} bytes")
@@ -94,7 +93,7 @@ class IdempotencyKeys:
         del self._known[key]
 
     async def close(self) -> None:
-        """Give up what is not finished."""
+        """Cancel unfinished calls."""
         tasks = [known.task for known in self._known.values()]
         for task in tasks:
             task.cancel()

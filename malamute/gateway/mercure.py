@@ -188,7 +188,7 @@ def _discovery() -> dict[str, str]:
 
 
 def _key_of(update: Update, given: str | None, fingerprint: str) -> tuple[str, str] | None:
-    """What an update that is repeated is known by: the header, or an id. Others may have that id, too."""
+    """Return the key of a repeated update: the header, or an id, which other updates may share."""
     if given is not None:
         return "key", given
     return ("id", fingerprint) if update.ident else None

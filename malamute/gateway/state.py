@@ -125,7 +125,7 @@ class Gateway:
         fingerprint: bytes,
         publish: Callable[[Client, float, Mapping[str, str]], Coroutine[Any, Any, int]],
     ) -> int:
-        """The sequence of what is published to a stream under a key: by the first request with it, once.
+        """Return the sequence of a message published under a key: once, by the first request with it.
 
         `publish` gets a client of the user, the seconds that it may take, and headers for the first message.
         Raises as it does, as `IdempotencyKeys.once`, and as `StoredKeys.find`.

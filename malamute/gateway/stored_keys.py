@@ -1,8 +1,8 @@
-"""Which keys messages were published under that are in a stream: what a gateway knows after a restart.
+"""Keys of messages in streams, which a gateway reads after a restart.
 
 The first message of a request with an Idempotency-Key has it in a header, so it becomes durable with the
 message and no sooner. Any program may write that header. So the message also has to have the user of the
-request as its sender, which the broker stamps: users can only repeat what they have published themselves.
+request as its sender, which the broker stamps: users can only repeat their own messages.
 
 A gateway that does not know a key reads those of the last while out of the stream, once for each stream, and
 as a user of its own: others may publish to a stream that they cannot read.
@@ -33,7 +33,7 @@ _DIGEST_CHARACTERS = 2 * _DIGEST_BYTES
 
 
 class KeyMark(NamedTuple):
-    """What stands for a key and for the request that it was used for: digests, which tell neither."""
+    """The digests of a key and of its request, which disclose neither."""
 
     sender: str
     """The signature of the user whose key it is."""
@@ -73,9 +73,9 @@ class StoredKeys:
         """Whether the gateway has no user of its own: then nothing is read."""
 
     async def find(self, stream: str, mark: KeyMark) -> int:
-        """The sequence of the message that was published under a key; 0 if there is none.
+        """Return the sequence of the message published under a key; 0 if there is none.
 
-        Raises `KeyReused` if it was another request, and whatever keeps the stream from being read.
+        Raises `KeyReused` for another request, and any error of reading the stream.
         """
         if not self._is_refused:
             await asyncio.shield(self._read_once(stream))

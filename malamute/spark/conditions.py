@@ -1,13 +1,13 @@
-"""Match expressions over columns: for which rows of a row group an expression holds.
+"""Match expressions over columns: the rows of a row group for which an expression holds.
 
 The index of the broker finds all expressions that hold for one message. A row group is the other way round:
 there are a hundred thousand messages, and an expression is one comparison of whole columns. The meaning is
-that of `malamute.matching.expression`, to the letter: what numpy would compare otherwise than Python does
-(integers beyond 2**53), and whatever has no form for columns, is given to the expression value by value.
+that of `malamute.matching.expression`, to the letter: values that numpy and Python compare differently
+(integers beyond 2**53), or without a form for columns, are given to the expression one by one.
 
 A header has an entry in some rows. Entries stand in one list for all headers, and in it values by their type:
 texts as numbers of a dictionary, -1 for none; numbers, NaN for none; flags, -1 for none. At the end of the
-list stands an entry without any value, which is what a row has that lacks the header.
+list stands an entry without any value, for rows that lack the header.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _range(rows: Rows, expression: Range, asked: Numbers) -> Numbers:
 
 
 def _with_large(test: Predicate, entries: Numbers, values: EntryValues, mask: Numbers) -> Numbers:
-    """The mask, with what the test says of large integers, which are no numbers of a column."""
+    """Return the mask, corrected by the test of large integers, which are no numbers of a column."""
     if values.large is not None:
         places = np.flatnonzero(values.large[entries])
         mask[places] = _accepted(test, values.integer[entries[places]])
@@ -249,7 +249,7 @@ def _by_value(rows: Rows, expression: Predicate, asked: Numbers) -> Numbers:
 def _within(rows: Rows, expression: Within, asked: Numbers) -> Numbers:
     names = expression.latitude, expression.longitude
     columns = [rows.column(name) for name in names]
-    # What is NaN here, also what is too large for a column, is no place.
+    # NaN, also in place of a number too large for a column, is no place.
     latitude, longitude = (values.number[entries[asked]] for entries, values in columns)
     bounds = expression.area.bounds()
     mask: Numbers = (latitude >= bounds.south) & (latitude <= bounds.north)

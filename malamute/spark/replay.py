@@ -13,8 +13,8 @@ a replay of that name from another one is refused. A start, the first or after a
 
 1. *Fence*. The writer connects under the address of this replay and stream. The broker ends the session that
    had the address; its commands in flight are refused from then on.
-2. *Barrier*. The writer commits the cursor of the replay where it is and waits until that is stored. Commits are
-   stored in order, so everything that came before is on the disk as well, or refused.
+2. *Barrier*. The writer commits the cursor of the replay where it is and waits until that is stored. Commits
+   are stored in order, so everything that came before is on the disk as well, or refused.
 3. *Look*. From the cursor to the end it looks for its own messages. The highest sequence of then is the
    position; everything up to it is there, and nothing behind it.
 

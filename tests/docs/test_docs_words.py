@@ -80,6 +80,42 @@ def test_docstrings_and_comments_use_the_words_of_the_glossary(package: str) -> 
     assert sorted(found) == []
 
 
+RIDDLE = re.compile(r"\b(?:what|whatever|whoever)\b", re.IGNORECASE)
+"""Words of relative clauses in place of a noun."""
+
+BEGINNING = re.compile(r"(?:\A|[.!?]\s+|\n\s*\n\s*)(?:What|Whatever|Whoever|Those|Nobody)\b")
+"""Sentences that begin with a pronoun in place of their subject."""
+
+MOST = {
+    "bench": (186, 12),
+    "config": (180, 28),
+    "core": (224, 349),
+    "door": (113, 3),
+    "server": (24, 3),
+}
+"""Maximum `RIDDLE` in 10,000 words, and `BEGINNING`, by package; 10 and 0 for others. Only to be lowered."""
+
+
+def _counts(package: Path) -> tuple[int, int]:
+    """Return `RIDDLE` in 10,000 words of docstrings and comments, rounded up, and `BEGINNING`."""
+    texts = [text for path in package.glob("**/*.py") for text in _words(path)]
+    riddles, beginnings = (sum(len(one.findall(text)) for text in texts) for one in (RIDDLE, BEGINNING))
+    return -(-10_000 * riddles // sum(len(text.split()) for text in texts)), beginnings
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in ROOT.glob("malamute/*/__init__.py")))
+def test_sentences_name_their_subject(package: str) -> None:
+    riddles, beginnings = _counts(ROOT / "malamute" / package)
+    most_riddles, most_beginnings = MOST.get(package, (10, 0))
+    assert riddles <= most_riddles
+    assert beginnings <= most_beginnings
+
+
+@pytest.mark.parametrize("said", ["What is kept.", "Kept. Those are next", "Kept\n\nNobody has it"])
+def test_a_beginning_without_a_subject_would_be_found(said: str) -> None:
+    assert BEGINNING.findall(said)
+
+
 @pytest.mark.parametrize(
     "said",
     [
