@@ -16,9 +16,9 @@ from malamute.errors import MalamuteError
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]
 
-BODY = bytes(4096)
-COUNT = 50_000
-AHEAD = 2_000
+BODY = bytes(16_384)
+COUNT = 12_500
+AHEAD = 500
 OTHERS = 9
 MEMORY_MIB_MAX = 180
 """Anonymous memory of the broker. All messages have 200 MiB, times ten subscribers."""
