@@ -264,7 +264,7 @@ class InternalError(Failed):
 
 
 class TryLater(Failed):
-    """Raised when a mailbox, a queue, the table of all of them or the disk's backlog is full.
+    """Raised when something is full or busy for now, such as a queue, the disk's backlog or the sessions.
 
     Messages accepted before are safe.
     """

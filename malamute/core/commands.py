@@ -22,7 +22,7 @@ from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.purge import withdraw
 from malamute.core.queue.source import QueueSource
 from malamute.core.reports.events import report_worker
-from malamute.core.review import check_offer
+from malamute.core.review import check_offer, review_session
 from malamute.core.session.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES
 from malamute.core.session.session import Session
 from malamute.core.sources import end_source
@@ -218,8 +218,31 @@ class ClientCommands:
     # Handlers: the session
 
     def _hello(self, peer: bytes, session: Session | None, message: Hello) -> None:
+        if message.renews:
+            self._renew(session, message)
+            return
         session = self.sessions.hello(peer, message, self._sender)
         session.origin = self._origin
+        self._await_expiry(session)
+
+    def _renew(self, session: Session | None, message: Hello) -> None:
+        """Let a session last as long as another token of its user, which says anew what it may do.
+
+        Raises:
+            UnexpectedCommand: the session is not open.
+            AccessRefused: it belongs to another user.
+        """
+        if session is None or not session.open:
+            raise UnexpectedCommand("HELLO that renews, and no session is open: expected one that opens it")
+        self.sessions.renew(session, self._sender)
+        self._await_expiry(session)
+        review_session(self._core, session)
+        if session.open:
+            self.effects.send(session.peer, Ok(BY_TYPE[Hello].opcode, message.attempt))
+
+    def _await_expiry(self, session: Session) -> None:
+        self.timers.cancel(session.expiry)
+        session.expiry = None
         expires_at = session.may.principal.expires_at
         if expires_at < inf:
             session.expiry = self.timers.at(expires_at, partial(self._expire, session))

@@ -71,7 +71,7 @@ def _review_user(core: Engines, user: str) -> None:
         ]
         looks = chain(
             (partial(_review_feed, core.effects, core.feeds, feed) for feed in feeds),
-            (partial(_review_session, core, session) for session in core.sessions.of_user(user)),
+            (partial(review_session, core, session) for session in core.sessions.of_user(user)),
         )
     run_workflow(core.effects, _look_at(core.effects, looks))
 
@@ -80,7 +80,7 @@ def review_all(core: Engines) -> None:
     """Have each session reviewed before anything else is done for it. `each_look` is for all others."""
     core.access.outdate()
     core.effects.reviewing = True
-    review = partial(_review_session, core)
+    review = partial(review_session, core)
     for session in core.sessions.by_peer.values():
         session.review = review
 
@@ -115,7 +115,7 @@ def _review_feed(effects: Effects, feeds: Feeds, feed: Feed) -> None:
     effects.guard("a look at what a feed may do", feeds.review, feed)
 
 
-def _review_session(core: Engines, session: Session) -> None:
+def review_session(core: Engines, session: Session) -> None:
     """Take back what a session may not have any more, before anything else is done for it."""
     session.review = None
     core.effects.work -= REVIEW_WORK * (1 + len(session.sources))

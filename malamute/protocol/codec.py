@@ -64,7 +64,7 @@ _GROWN: dict[type[Any], tuple[slice, slice, tuple[Any, ...]]] = {
         tuple(kind._field_defaults[name] for name in kind._fields[-count:]),
     )
     for kind, count in (
-        (Hello, 3),
+        (Hello, 4),
         (Error, 1),
         (Subscribe, 2),
         (Offer, 1),

@@ -71,6 +71,7 @@ class Hello(NamedTuple):
     (`passwords.pack_login`). The token is a secret, and no text shows it.
     `act_as` is the user whose rights the session has, if not the authenticated one.
     A `signed` session publishes with its user as the sender, and not with its address: see `signature`.
+    A HELLO that `renews` gives an open session another token, and leaves what the session holds: OK answers.
     """
 
     versions: Versions
@@ -83,11 +84,12 @@ class Hello(NamedTuple):
     token: Token = ""
     act_as: Address = ""
     signed: Boolean = False
+    renews: Boolean = False
 
     def __repr__(self) -> str:
         shown = {name: repr(value) for name, value in self._asdict().items()}
         shown["token"] = "…"
-        left_out = {name for name in ("token", "act_as", "signed") if not getattr(self, name)}
+        left_out = {name for name in ("token", "act_as", "signed", "renews") if not getattr(self, name)}
         return f"Hello({', '.join(f'{name}={shown[name]}' for name in self._fields if name not in left_out)})"
 
 

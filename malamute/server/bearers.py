@@ -190,6 +190,8 @@ class Bearers:
                 waiting, found = self._done.popleft()
                 self.give_up(waiting)
                 outcome = self._outcome(waiting, *found, now) if isinstance(found, _Verified) else found
+                if isinstance(outcome, Principal) and waiting.hello.renews:
+                    outcome = self._renewal(waiting, outcome)
                 if isinstance(outcome, Principal):
                     self._claimed[waiting.peer] = waiting.connection, outcome.user
                 else:
@@ -198,6 +200,12 @@ class Bearers:
         finally:
             if self._done:
                 self._wake()
+
+    def _renewal(self, waiting: WaitingHello, proved: Principal) -> Principal | MalamuteError:
+        """A proof is renewed on the connection that has the first one, by the same user."""
+        if self._users.get(waiting.peer) == (waiting.connection, proved.user):
+            return proved
+        return AccessRefused("renewal refused: expected a token of the same user, on the same connection")
 
     def _outcome(
         self, waiting: WaitingHello, found: Bearer | MalamuteError, reason: str, at: float, now: float

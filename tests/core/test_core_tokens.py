@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from core_bench import START, Bench, offer, peer_id, publish, subscribe
+from core_bench import START, Bench, offer, peer_id, publish, reply, request, subscribe
 
 from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.core.identity.access import Principal
-from malamute.protocol.messages import Bye, Error, Hello, Ok, Welcome
+from malamute.protocol.messages import Bye, Error, Hello, Ok, Stored, Welcome
 
 
 def rules(*texts):
@@ -26,15 +26,15 @@ class World:
 
     def configure(self, *texts, disabled=(), keys=("k",)):
         found = Policy(rules(*(texts and ("create stream/#", *texts))), keys=frozenset(keys))
-        accounts = [Account(name, disabled=True) for name in disabled]
+        accounts = [Account("bob"), *(Account(name, disabled=True) for name in disabled)]
         self.bench.settings = self.bench.settings._replace(access=found, accounts=Accounts(accounts))
         self.bench.core.configure(self.bench.settings, self.bench.now)
         self.bench.settle()
 
-    def hello(self, principal, peer="ann"):
+    def hello(self, principal, peer="ann", **more):
         self.bench.sent(peer)
         self.bench._names[peer_id(peer)] = peer
-        self.bench.core.receive(peer_id(peer), Hello([2], ""), self.bench.now, principal)
+        self.bench.core.receive(peer_id(peer), Hello([2], "", **more), self.bench.now, principal)
         self.bench.iterate()
         return self.bench.sent(peer)[-1]
 
@@ -68,6 +68,58 @@ def test_another_token_makes_it_last_longer(world):
     assert world.bench.core.owner_of(peer_id("ann")) == "ann"
     world.bench.wait(60)
     assert world.bench.core.owner_of(peer_id("ann")) is None
+
+
+def test_a_renewed_token_leaves_what_the_session_holds(world):
+    world.hello(token_of())
+    world.bench.open("bob")
+    assert answers(world, offer(1), subscribe(2)) == [(Ok, 0)] * 2
+    world.bench.tell("bob", request(b"1"))
+    assert world.bench.sent("ann")
+    timers = world.timers()
+    world.bench.wait(30)
+    assert world.hello(token_of(seconds=120), renews=True, attempt=3) == Ok(1, 3)
+    assert world.timers() == timers
+    world.bench.wait(60)
+    world.bench.sent("ann")
+    world.bench.tell("ann", reply(1, 1, number=1))
+    world.bench.settle()
+    assert [type(m) for m in world.bench.sent("ann")] == [Stored]
+    world.bench.tell("bob", publish(b"1"))
+    world.bench.settle()
+    assert [m.source for m in world.bench.sent("ann")] == [2]
+    world.bench.wait(30)
+    assert world.bench.core.owner_of(peer_id("ann")) is None
+
+
+def test_a_renewal_of_a_session_that_is_not_open_is_refused(world):
+    assert world.hello(token_of(), renews=True).code == 405
+    world.hello(token_of())
+    world.bench.lost("ann")
+    assert world.hello(token_of(seconds=120), renews=True).code == 405
+    assert world.bench.core.owner_of(peer_id("ann")) is None
+
+
+def test_a_renewal_as_another_user_is_refused_and_changes_nothing(world):
+    world.configure("impersonate user/bob", "subscribe stream/#", disabled=())
+    world.hello(token_of())
+    assert (Ok, 0) in answers(world, subscribe(1))
+    session = world.bench.core.sessions.by_peer[peer_id("ann")]
+    expiry = session.expiry
+    assert world.hello(token_of(seconds=120), renews=True, act_as="bob").code == 401
+    assert (world.bench.core.owner_of(peer_id("ann")), [*session.sources]) == ("ann", [1])
+    assert session.expiry is expiry
+    world.bench.wait(60)
+    assert world.bench.core.owner_of(peer_id("ann")) is None
+
+
+def test_a_renewal_with_fewer_rights_takes_back_what_they_do_not_allow(world):
+    world.configure("subscribe stream/#")
+    world.hello(token_of())
+    assert (Ok, 0) in answers(world, subscribe(1))
+    narrowed = token_of(seconds=120, scope=rules("subscribe stream/other"))
+    assert isinstance(world.hello(narrowed, renews=True), Ok)
+    assert not world.bench.core.sessions.by_peer[peer_id("ann")].sources
 
 
 def test_no_timer_is_left_of_a_session_that_is_not_open(world):

@@ -34,6 +34,15 @@ def test_one_message_is_published_as_it_is_and_confirmed(http: httpx.Client, cli
     assert _held(client, "weather", 1) == [(1, "temp.oslo", b"\x00-3.5\xff", expected)]
 
 
+def test_a_message_without_a_subject_has_the_empty_one(http: httpx.Client, client: malamute.Client) -> None:
+    assert http.post(WEATHER, content=b"plain").status_code == 201
+    assert http.post(WEATHER, params={"subject": ""}, content=b"said").status_code == 201
+    assert [(subject, body) for _, subject, body, _ in _held(client, "weather", 2)] == [
+        ("", b"plain"),
+        ("", b"said"),
+    ]
+
+
 @pytest.mark.parametrize("path", ["messages", "events"])
 def test_what_only_reads_makes_no_stream(http: httpx.Client, client: malamute.Client, path: str) -> None:
     answer = http.get(f"/v1/streams/none/{path}")

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from malamute.server.daemon import open_broker
 from malamute.testing import small_config
 
 ISSUER = "https://login.example.org"
+LEEWAY_SECONDS = 5
+LEEWAY_LEFT = 2
 RULES = ("create,publish,subscribe stream/{claim.tenant}", "receive mailbox/{user}", "view,admin broker/#")
 
 
@@ -87,8 +90,8 @@ class TokenBroker:
         given = {"server_key": self.public, "token": self.token(user), "timeout": 30, **options}
         return malamute.connect(self.curve, **given)
 
-    def root(self) -> malamute.Client:
-        return malamute.connect(self.plain, user="root", password="secret", timeout=30)
+    def root(self, **options: Any) -> malamute.Client:
+        return malamute.connect(self.plain, user="root", password="secret", timeout=30, **options)
 
     def close(self) -> None:
         self.loop.stop()
@@ -150,6 +153,79 @@ def test_a_session_ends_when_its_token_expires_and_says_so(broker: TokenBroker) 
         pytest.raises(AccessRefused, match="the token of 'ann' has expired"),
     ):
         ann.subscribe("t").receive(timeout=30)
+
+
+class ShortTokens:
+    """Gives tokens: the first is valid for a moment, those that follow for long."""
+
+    def __init__(self, broker: TokenBroker) -> None:
+        self._broker = broker
+        self.expired = threading.Event()
+        """Set when the first has expired, and is not taken any more."""
+        self.asked = 0
+
+    def __call__(self) -> str:
+        self.asked += 1
+        if self.asked > 1:
+            return self._broker.token("ann")
+        threading.Thread(target=self._wait, daemon=True).start()
+        return self.first()
+
+    def _wait(self) -> None:
+        with suppress(AccessRefused), self._broker.connect(token=self.first()) as other:
+            other.subscribe("t").receive(timeout=30)
+        self.expired.set()
+
+    def first(self) -> str:
+        return self._broker.token("ann", seconds=LEEWAY_LEFT - LEEWAY_SECONDS)
+
+
+def test_what_a_consumer_holds_outlasts_its_first_token(broker: TokenBroker) -> None:
+    tokens = ShortTokens(broker)
+    with broker.connect(token=tokens, address="ann") as ann, broker.root(address="root") as root:
+        sent = root.send("ann", "s", b"work", assurance="confirmed")
+        with ann.mailbox(auto_ack=False) as mailbox:
+            message = mailbox.receive(timeout=30)
+            assert tokens.expired.wait(30)
+            message.ack()
+            assert sent.wait(timeout=30) == "acknowledged"
+            assert ann.publish("t", "a", b"x", assurance="stored") == 1
+        assert tokens.asked == 2
+
+
+def test_what_an_asyncio_consumer_holds_outlasts_its_first_token(broker: TokenBroker) -> None:
+    tokens = ShortTokens(broker)
+
+    async def consume() -> str:
+        options: dict[str, Any] = {"server_key": broker.public, "timeout": 30}
+        async with malamute.aio.connect(broker.curve, token=tokens, address="ann", **options) as ann:
+            mailbox = ann.mailbox(auto_ack=False)
+            with broker.root(address="root") as root:
+                sent = root.send("ann", "s", b"work", assurance="confirmed")
+                message = await mailbox.receive(timeout=30)
+                assert await asyncio.to_thread(tokens.expired.wait, 30)
+                message.ack()
+                await ann.flush()
+                return sent.wait(timeout=30)
+
+    assert asyncio.run(consume()) == "acknowledged"
+    assert tokens.asked == 2
+
+
+def test_a_renewal_by_another_user_changes_nothing(broker: TokenBroker) -> None:
+    refused: list[Any] = []
+    with broker.connect(address="ann") as ann, broker.root() as root:
+        ann.on_event = refused.append
+        subscription = ann.subscribe("t")
+        for token, words in (
+            (broker.token("bob"), "expected a token of the same user"),
+            (broker.token("ann", seconds=-60), "token refused: expired"),
+        ):
+            ann._session.renew(token)
+            ann._driver.run(ann._driver.wait(lambda: refused, 30, "a refusal"))
+            assert words in str(refused.pop().error)
+        root.publish("t", "a", b"x", assurance="stored")
+        assert subscription.receive(timeout=30).body == b"x"
 
 
 def test_each_refusal_is_named_and_no_token_is_shown(logged: LogCapture, broker: TokenBroker) -> None:

@@ -84,6 +84,7 @@ def test_a_part_is_encoded_once_by_each_codec_however_many_peers_get_it(packed):
         (Hello([2], "ann", token="t"), Hello([2], "ann", token="t", act_as="bob")),
         (Welcome(2, b"s", b"b", False, "", {}), Welcome(2, b"s", b"b", False, "", {}, user="ann")),
         (Hello([2], "ann", act_as="bob"), Hello([2], "ann", act_as="bob", signed=True)),
+        (Hello([2], "ann", signed=True), Hello([2], "ann", signed=True, renews=True)),
         (Error(404, "none", 6, 1), Error(404, "none", 6, 1, 250)),
         (Subscribe(1, "weather", [["all", ""]]), Subscribe(1, "weather", [["all", ""]], existing=True)),
         (Offer(1, "printer", [["all", ""]]), Offer(1, "printer", [["all", ""]], kind="mailbox")),

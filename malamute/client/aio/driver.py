@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from time import monotonic
 
@@ -130,6 +131,15 @@ class AioDriver(Driver):
         """Drain the session in the next pass of the loop, and wake it if a signal interrupted its sleep."""
         super().drain()
         self._loop.call_soon_threadsafe(self._look)
+
+    def renew(self, token: str) -> None:
+        """Have the next pass of the loop send HELLO with this token."""
+        with suppress(RuntimeError):  # the loop is over
+            self._loop.call_soon_threadsafe(self._renew, token)
+
+    def _renew(self, token: str) -> None:
+        self.session.renew(token)
+        self.send()
 
     def send(self) -> None:
         """Send the session's commands, then look for answers that arrived meanwhile."""

@@ -21,6 +21,7 @@ from malamute.client.link.driver import Driver
 from malamute.client.link.handlers import Registration, check_handling, registration
 from malamute.client.link.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
 from malamute.client.link.publisher import Carry
+from malamute.client.link.renewal import AskToken, Renewal
 from malamute.client.options import (
     CREDIT_BYTES,
     CREDIT_MESSAGES,
@@ -93,9 +94,10 @@ class ConnectOptions(TypedDict, total=False):
     server_key: str | os.PathLike[str]
     """The public key of the broker, or the file that has it: needed with `curve`, and by it the connection of
     a user or a token is encrypted. Default: MALAMUTE_SERVER_KEY of the environment."""
-    token: str
+    token: str | Callable[[], str]
     """A bearer token (JWT) that names the user, for a broker that takes tokens; with `server_key` the
-    connection is encrypted. Default: MALAMUTE_TOKEN of the environment."""
+    connection is encrypted. A function that returns one is called by `connect`, and again in a thread of its
+    own shortly before the token expires. Default: MALAMUTE_TOKEN of the environment."""
     act_as: str
     """The user whose permissions the client gets in place of its own: a rule `impersonate user/NAME` has to
     allow that. Default: MALAMUTE_ACT_AS of the environment, if the user is from the environment, too.
@@ -125,7 +127,7 @@ async def open_driver(
     password: str = "",
     curve: str | os.PathLike[str] = "",
     server_key: str | os.PathLike[str] = "",
-    token: str = "",
+    token: str | AskToken = "",
     act_as: str = "",
     signed: bool = False,
     context: AnyContext | None = None,
@@ -136,6 +138,7 @@ async def open_driver(
         ConnectTimeout, InvalidValue, and more: as `connect`.
         TryLater: the broker did not verify the credentials in time.
     """
+    ask, token = (None, token) if isinstance(token, str) or not callable(token) else (token, token())
     given = checked(
         timeout=timeout,
         heartbeat=heartbeat,
@@ -184,6 +187,9 @@ async def open_driver(
     except BaseException:
         driver.close()
         raise
+    if ask is not None:
+        driver.renewal = Renewal(ask, proof.token, driver)
+        driver.renewal.start()
     return driver
 
 

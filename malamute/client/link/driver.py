@@ -23,6 +23,7 @@ from weakref import WeakSet
 from malamute.client.events import Connected, Event, log_event
 from malamute.client.link.connection import Connection
 from malamute.client.link.link import Link
+from malamute.client.link.renewal import Renewal
 from malamute.client.options import Span
 from malamute.client.session.pacing import Backlog
 from malamute.client.session.session import ClientSession, State
@@ -64,6 +65,8 @@ class Driver:
         self._iteration_due = 0.0
         self._backlog = Backlog()
         self._owner = threading.get_ident()
+        self.renewal: Renewal | None = None
+        """What gives it newer tokens, if the program does."""
         drivers.add(self)
 
     @property
@@ -219,6 +222,10 @@ class Driver:
         self.drain_due = False
         self.session.inbox.drain()
 
+    def renew(self, token: str) -> None:
+        """Have the session go on with another token. Another thread calls it, the owner may be busy."""
+        raise NotImplementedError
+
     # Waiting
 
     async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
@@ -286,6 +293,8 @@ class Driver:
     def close(self) -> None:
         """Close the connection."""
         self.closed = True
+        if self.renewal is not None:
+            self.renewal.stop()
         self.session.end(Closed("client is closed: connect again"))
         self.connection.close()
 

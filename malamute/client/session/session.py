@@ -170,25 +170,32 @@ class ClientSession:
         if self.error is None:
             self._end(error)
 
+    def renew(self, token: str) -> None:
+        """Go on with another token of the same user, on this connection and on those to come."""
+        self._token = token
+        self.outbox.say(self._hello_of(renews=True))
+
     # Reconnects
 
     def _hello(self, reason: str) -> None:
         self._drop(reason)
         self.state = State.OPENING
         self._attempt += 1
-        self.outbox.begin(
-            wire.Hello(
-                [VERSION],
-                self.address,
-                self.software,
-                self.outbox.unsettled,
-                self._attempt,
-                self._heartbeat_ms,
-                self.outbox.settled(),
-                self._token,
-                self._act_as,
-                self.signed,
-            )
+        self.outbox.begin(self._hello_of())
+
+    def _hello_of(self, *, renews: bool = False) -> wire.Hello:
+        return wire.Hello(
+            [VERSION],
+            self.address,
+            self.software,
+            self.outbox.unsettled,
+            self._attempt,
+            self._heartbeat_ms,
+            self.outbox.settled(),
+            self._token,
+            self._act_as,
+            self.signed,
+            renews,
         )
 
     def _is_current(self, attempt: int) -> bool:
@@ -286,7 +293,7 @@ class ClientSession:
 
     def _refused(self, refused: wire.Error) -> None:
         error = from_wire(*refused)
-        if refused.about == _HELLO:
+        if refused.about == _HELLO and not (self.state is State.READY and refused.ref == self._attempt):
             if self._is_current(refused.ref):
                 self._end(error)
         elif refused.code in _RESYNC_CODES:

@@ -30,7 +30,7 @@ from malamute.client.session.message import Mail, Message
 from malamute.client.session.receipts import SentBase
 from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
 from malamute.client.sync.demand import Demand
-from malamute.client.sync.driver import BlockingDriver, run
+from malamute.client.sync.driver import BlockingDriver, RenewingDriver, run
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
 from malamute.client.sync.publisher import Publisher
 from malamute.client.sync.receipts import Sent
@@ -64,7 +64,8 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOpt
 
     """
     warn_of_greenlets()
-    return Client(run(open_driver(BlockingDriver, url, **options)))
+    driver = RenewingDriver if callable(options.get("token")) else BlockingDriver
+    return Client(run(open_driver(driver, url, **options)))
 
 
 class Client(ClientBase):

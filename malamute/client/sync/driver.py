@@ -30,6 +30,9 @@ BLOCKED_SECONDS_MAX = 1.0
 """Maximum time until frames that a connection did not take are tried again for a program that does something
 else: at first soon, and then ever less often."""
 
+RENEWAL_SECONDS = 0.1
+"""How often it is looked whether a call that was under way has taken the new token."""
+
 _SUSPENDED = "a call of the blocking edge was suspended"
 
 
@@ -282,6 +285,63 @@ class BlockingDriver(Driver):
 
     def within(self, seconds: float) -> None:
         """Do nothing: pending commands are sent with the next wait."""
+
+
+class RenewingDriver(BlockingDriver):
+    """A driver that lends the socket after each call, so that `Renewal` can use it while the program is busy.
+
+    While a call is under way, its next iteration sends HELLO with the new token.
+    """
+
+    _fresh = ""
+    """A token that the session does not have yet."""
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the caller has the socket; a call takes it back, and lends it again."""
+        return get_ident() == self._owner
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Do what a call says, as `BlockingDriver` does."""
+        interrupted = self._call
+        try:
+            return super().run(call)
+        finally:
+            self._lend_after(interrupted)
+
+    def do(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that does not wait, as `BlockingDriver` does."""
+        interrupted = self._call
+        try:
+            return super().do(function, *arguments)
+        finally:
+            self._lend_after(interrupted)
+
+    def _lend_after(self, interrupted: int) -> None:
+        if not interrupted and get_ident() == self._owner and not self.closed:
+            self._lend()
+
+    def iterate(self) -> None:
+        """Iterate, with the newest token."""
+        self._take_fresh()
+        super().iterate()
+
+    def _take_fresh(self) -> None:
+        token, self._fresh = self._fresh, ""
+        if token:
+            self.session.renew(token)
+
+    def renew(self, token: str) -> None:
+        """Have the session go on with another token: at once if the socket is lent, or with an iteration."""
+        self._fresh = token
+        while self._fresh and not self.closed:
+            if self._lock.acquire(timeout=RENEWAL_SECONDS):
+                try:
+                    if self._owner == _LENT and not self.closed:
+                        self._take_fresh()
+                        self.send()
+                finally:
+                    self._lock.release()
 
 
 class Sender:

@@ -434,6 +434,16 @@ class Sessions:
         self.effects.send(peer, welcome)
         return session
 
+    def renew(self, session: Session, may: Permissions) -> None:
+        """Give an open session the permissions of another token of its user; it keeps what it holds.
+
+        Raises:
+            AccessRefused: the token is of another user, or acts as another one.
+        """
+        if (session.numbers.user, session.numbers.by) != (may.principal.user, may.principal.by_user):
+            raise AccessRefused("this session belongs to another user")
+        session.may = may
+
     def _take_address(self, session: Session, address: str) -> None:
         older = self.by_address.get(address) if address else None
         if older is not None and older is not session:
