@@ -134,6 +134,8 @@ class Core(Engines):
         self.access = AccessControl(reserved, settings.access, self.accounts, self.groups)
         for feed in self.feeds.by_name.values():
             self.feeds.review(feed)
+        self.old_key_connections = 0
+        """How many connections came by the key that the broker had before."""
         self.refusals = RefusalReports(self.effects, self.timers, self.quotas, self.audit)
         self.commands = ClientCommands(self)
         # The loop calls them there: a method of this class would be one call more for each command.

@@ -42,6 +42,7 @@ class Engines:
     selectors: SelectorBudget
     streams: Streams
     health: Health
+    old_key_connections: int
     queue_limits: QueueLimits
     mailboxes: Mailboxes
     services: Services

@@ -96,6 +96,12 @@ STATUS = (
     MetricField("malamute_surplus_dead_letters", "dead_excess", "Dead letters beyond a lowered limit."),
     _count("malamute_quota_refusals", "quotas_exceeded", "Commands that a quota has refused."),
     MetricField(
+        "malamute_old_key_connections",
+        "old_key_connections",
+        "Connections by the key that the broker had before (access.key_before).",
+        CounterMetricFamily,
+    ),
+    MetricField(
         "malamute_configuration_refused",
         "config_error",
         "1 if the configuration was refused when it was read last, else 0.",

@@ -219,7 +219,7 @@ def open_broker(
         if authenticator is not None:
             authenticator.on_refusal = transport.guard.refuse
             authenticator.accounts = core.accounts
-            authenticator.on_key_before = OldKeys(log).note
+            authenticator.on_key_before = partial(_count_key_before, core, OldKeys(log))
     except BaseException:
         transport.close(0)
         store.close()
@@ -275,6 +275,12 @@ def check_anybody_may_log_in(config: Config, accounts: AccountDirectory) -> None
             "nobody could log in: access.accounts is empty, the store has no account, and each listener asks "
             "who somebody is: expected one of these; `malamute user add NAME --accounts FILE` makes a file"
         )
+
+
+def _count_key_before(core: Core, old_keys: OldKeys, user: str, address: str) -> None:
+    """Count a client with the key that the broker had before, and log it now and then."""
+    core.old_key_connections += 1
+    old_keys.note(user, address)
 
 
 def _refused(core: Core, clock: Clock, report: Reported, refusal: RefusedConnection) -> None:

@@ -30,7 +30,7 @@ from malamute.errors import (
     MalamuteError,
     QuotaExceeded,
 )
-from malamute.protocol.admin import BrokerReload, QuotasQuery, UserAdd, UserRemove, UsersQuery
+from malamute.protocol.admin import BrokerReload, QuotasQuery, StatusQuery, UserAdd, UserRemove, UsersQuery
 from malamute.protocol.batch import pack_record
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Error, Hello, Ping, Publish, Stored, Welcome
@@ -786,9 +786,10 @@ def test_two_keys_of_the_broker_are_good_at_once_and_who_uses_the_old_one_is_log
         thread.start()
         new, old = loop.endpoints
         ann = keys.path("ann")
-        for url, server in ((new, "broker"), (old, "eve"), (old, "eve")):
+        for url, server, count in ((new, "broker", 0), (old, "eve", 1), (old, "eve", 2)):
             with malamute.connect(url, curve=ann, server_key=keys.public[server]) as client:
                 client.publish("s", "a", b"x", assurance="stored")
+                assert client.query(StatusQuery()).old_key_connections == count
         loop.stop()
         thread.join()
         context.term()

@@ -117,6 +117,7 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
         waiting_for_restart=[*core.waiting_options],
         config_error=core.config_error,
         quotas_exceeded=core.quotas.refused,
+        old_key_connections=core.old_key_connections,
     )
 
 

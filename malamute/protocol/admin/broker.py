@@ -14,7 +14,7 @@ class BrokerStatus(Row):
 
     Its configuration was loaded at `configured_at`, and these options of it are `waiting_for_restart`. A
     `config_error` tells why the one that was to be loaded last was refused. Quotas have refused something
-    `quotas_exceeded` times since the start.
+    `quotas_exceeded` times since the start, and `old_key_connections` came by the key of before.
     """
 
     software: str
@@ -42,6 +42,7 @@ class BrokerStatus(Row):
     storage: str = ""
     directory: str = ""
     pid: int = 0
+    old_key_connections: int = 0
 
 
 class StatusQuery(AdminQuery[BrokerStatus]):
