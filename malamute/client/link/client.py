@@ -188,7 +188,7 @@ async def open_driver(
         driver.close()
         raise
     if ask is not None:
-        driver.renewal = Renewal(ask, proof.token, driver)
+        driver.renewal = Renewal(ask, proof.token, driver.renew)
         driver.renewal.start()
     return driver
 

@@ -13,13 +13,9 @@ from collections.abc import Callable
 from math import inf
 from threading import Event, Thread
 from time import time
-from typing import TYPE_CHECKING
-from weakref import ref
+from weakref import WeakMethod
 
 from malamute.client.link.credentials import token_of
-
-if TYPE_CHECKING:
-    from malamute.client.link.driver import Driver
 
 EARLY_SECONDS = 30.0
 """How long before the expiry another token is asked for; of one that is valid for a short time, a third."""
@@ -48,13 +44,13 @@ def pause_before(expires_at: float, now: float) -> float:
 
 
 class Renewal(Thread):
-    """The thread that gives a driver newer tokens, until it is stopped or nobody has the driver any more."""
+    """The thread that gives a driver newer tokens by its `renew`, until it is stopped or nobody has that."""
 
-    def __init__(self, ask: AskToken, token: str, driver: Driver) -> None:
+    def __init__(self, ask: AskToken, token: str, renew: Callable[[str], None]) -> None:
         super().__init__(name="malamute-token", daemon=True)
         self._ask = ask
         self._expires_at = expiry_of(token)
-        self._driver = ref(driver)
+        self._renew = WeakMethod(renew)
         self._stopped = Event()
 
     def run(self) -> None:
@@ -67,13 +63,13 @@ class Renewal(Thread):
             except Exception as error:
                 _log.warning("no newer token: %s: %s", type(error).__name__, error)
                 continue
-            driver = self._driver()
-            if driver is None:
+            renew = self._renew()
+            if renew is None:
                 return
             if expiry_of(token) > self._expires_at:
                 self._expires_at = expiry_of(token)
-                driver.renew(token)
-            del driver
+                renew(token)
+            del renew
 
     def stop(self) -> None:
         """End it, without waiting for the program's function."""
