@@ -43,7 +43,8 @@ from malamute.core.reports.refusal_reports import RefusalReports
 from malamute.core.selector_numbers import SelectorNumbers
 from malamute.core.session.answers import Answers
 from malamute.core.session.selectors import SelectorBudget
-from malamute.core.session.session import Session, Sessions
+from malamute.core.session.session import Session
+from malamute.core.session.sessions import Sessions
 from malamute.core.sources import end_source, take_back
 from malamute.core.stream.ageing import Ageing
 from malamute.core.stream.stream import Streams
@@ -207,7 +208,7 @@ class Core(Engines):
         self.queue_limits.store_again(stranded)
         self.mailboxes.store_again(stranded)
         self.services.store_again(stranded)
-        self.sessions.store_again(stranded)
+        self.sessions.confirmations.store_again(stranded)
         self.feeds.store_again(stranded)
 
     def lost(self, peer: bytes, now: float) -> None:
@@ -289,8 +290,8 @@ class Core(Engines):
             self._deliver()
         if effects.events or effects.events_dropped or self.queue_limits.settlement_log.pending:
             self._publish_events()
-        if self.sessions.confirmations:
-            self.sessions.flush()
+        if self.sessions.confirmations.pending:
+            self.sessions.confirmations.flush()
         if self.commands.refused_peers:
             self.commands.refused_peers.clear()
         if self.answers.given:

@@ -83,6 +83,7 @@ class ClientCommands:
         self.effects = core.effects
         self.access = core.access
         self.sessions = core.sessions
+        self.confirmations = core.sessions.confirmations
         self.streams = core.streams
         self.mailboxes = core.mailboxes
         self.services = core.services
@@ -117,7 +118,7 @@ class ClientCommands:
         if session is not None and session.review is not None and command is not Hello:
             session.review(session)
             session = self.sessions.by_peer.get(peer)
-        state = "absent" if session is None else "open" if session.open else "away"
+        state = "absent" if session is None else session.state
         handler = STATES[state].get(command)
         try:
             if handler is None:
@@ -178,7 +179,9 @@ class ClientCommands:
                 self._acknowledge_piggybacked(session, message)
             number = getattr(message, "number", 0)
             if session is not None and number:
-                admit = self.sessions.admit_change if type(message) is Change else self.sessions.admit
+                admit = (
+                    self.confirmations.admit_change if type(message) is Change else self.confirmations.admit
+                )
                 if not admit(session, number):
                     return False
             raise
@@ -202,7 +205,7 @@ class ClientCommands:
         session = self.sessions.by_peer.get(peer)
         # A number that came too early, or before HELLO, has no outcome yet: it will be sent again.
         if session is not None and session.open and answer.code != NumberTooOld.code:
-            self.sessions.refuse(session, answer.ref, answer)
+            self.confirmations.refuse(session, answer.ref, answer)
         return True
 
     def begin_anew(self, peer: bytes) -> None:
@@ -256,7 +259,7 @@ class ClientCommands:
     # Handlers: messages
 
     def _publish(self, peer: bytes, session: Session, message: Publish) -> None:
-        if message.number and not self.sessions.admit(session, message.number):
+        if message.number and not self.confirmations.admit(session, message.number):
             return
         records = message.records
         size_bytes = self._check_size(records)
@@ -277,7 +280,7 @@ class ClientCommands:
         if session.quotas:
             consume_rates(session.quotas, amounts, self.effects.now)
         if message.number:
-            self.sessions.accept(session, message, len(records), first)
+            self.confirmations.accept(session, message, len(records), first)
 
     def _send(self, peer: bytes, session: Session, message: Send) -> None:
         self._numbered(session, message, self.mailboxes.send)
@@ -307,7 +310,7 @@ class ClientCommands:
                 offer.grant(message.credit, message.credit_bytes)
 
     def _numbered(self, session: Session, message: Any, execute: Callable[[Session, Any], None]) -> None:
-        if message.number and not self.sessions.admit(session, message.number):
+        if message.number and not self.confirmations.admit(session, message.number):
             return
         records = message.records
         size_bytes = self._check_size(records)
@@ -322,7 +325,7 @@ class ClientCommands:
         if quotas:
             consume_rates(quotas, amounts, self.effects.now)
         if message.number:
-            self.sessions.accept(session, message, 0, 0)
+            self.confirmations.accept(session, message, 0, 0)
 
     def _check_size(self, records: Sequence[Frame]) -> int:
         size_bytes = sum(map(len, records))
@@ -486,11 +489,11 @@ class ClientCommands:
         changes.change(self._core, session, message)
 
     def _commit(self, peer: bytes, session: Session, message: Commit) -> None:
-        if message.number and not self.sessions.admit(session, message.number):
+        if message.number and not self.confirmations.admit(session, message.number):
             return
         self.streams.commit(session, message)
         if message.number:
-            self.sessions.accept(session, message, 0, 0)
+            self.confirmations.accept(session, message, 0, 0)
 
     def _ping(self, peer: bytes, session: Session, message: Ping) -> None:
         self.effects.send(peer, Pong())

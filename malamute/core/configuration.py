@@ -62,7 +62,9 @@ def configure(core: Engines, settings: Settings) -> None:
     core.settings, limits = settings, settings.limits
     core.streams.configure(settings.streams, limits)
     core.queue_limits.configure(settings.queues, limits)
-    core.sessions.limits = core.feeds.limits = core.selectors.limits = limits
+    core.sessions.limits = core.sessions.confirmations.limits = core.feeds.limits = core.selectors.limits = (
+        limits
+    )
     accounts, rules = core.accounts.configure(settings.accounts), core.access.configure(settings.access)
     if accounts or rules:
         core.quotas.configure(settings.access)

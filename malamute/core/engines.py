@@ -22,7 +22,7 @@ from malamute.core.reports.refusal_reports import RefusalReports
 from malamute.core.selector_numbers import SelectorNumbers
 from malamute.core.session.answers import Answers
 from malamute.core.session.selectors import SelectorBudget
-from malamute.core.session.session import Sessions
+from malamute.core.session.sessions import Sessions
 from malamute.core.stream.stream import Streams
 
 

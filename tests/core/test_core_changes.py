@@ -12,7 +12,7 @@ from malamute.core.admin import changes
 from malamute.core.iteration.effects import LoadConfiguration
 from malamute.core.iteration.settings import ConfigurationLoaded
 from malamute.core.queue import paging
-from malamute.core.session.session import Numbers
+from malamute.core.session.numbers import Numbers
 from malamute.errors import StorageFull
 from malamute.protocol import admin
 from malamute.protocol.admin import BackupMade

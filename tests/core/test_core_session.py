@@ -8,8 +8,8 @@ import pytest
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, reply, request, send, subscribe
 
 from malamute.core.broker import Core
+from malamute.core.session.numbers import Numbers
 from malamute.core.session.refusals import RUNS_MAX, TEXT
-from malamute.core.session.session import Numbers
 from malamute.protocol.messages import (
     Bye,
     Change,

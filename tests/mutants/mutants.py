@@ -340,7 +340,7 @@ MUTANTS = {
         "test_wp11_each_end_of_a_tracked_message_is_reported_once",
     ),
     "WP12": Mutant(
-        "core/session/session.py",
+        "core/session/sessions.py",
         'self._report("left", session, reason="lost")',
         "",
         "test_wp12_clients_appear_and_disappear",
@@ -389,7 +389,7 @@ MUTANTS = {
     ),
     "WP24": Mutant(
         "core/stream/subscription.py",
-        "        self.switched(state, sequence)\n",
+        "        self.switched(self.state, sequence)\n",
         "",
         "test_wp24_no_credit_moves_to_replay_and_credit_moves_back_to_live",
     ),
@@ -700,7 +700,7 @@ MUTANTS = {
         "test_hello_comes_first_and_the_session_is_ready_after_welcome",
     ),
     "WP27": Mutant(
-        "core/session/session.py",
+        "core/session/sessions.py",
         "        self._release(session)\n        if self.by_address",
         "        if self.by_address",
         "test_a_request_of_a_killed_worker_is_with_another_one_long_before_its_ack_timeout",

@@ -30,7 +30,7 @@ from malamute.client.session.sources import StreamSource
 from malamute.core.broker import Core
 from malamute.core.queue.state import MessageStates
 from malamute.core.queue.trackers import Trackers
-from malamute.core.session.session import Sessions
+from malamute.core.session.confirmations import Confirmations
 from malamute.core.stream.stream import Stream
 from malamute.core.stream.subscription import Subscription
 from malamute.errors import StorageFull
@@ -172,7 +172,7 @@ def _delete_nothing(store, operations):
 
 
 _STORED = Core.stored
-_ACCEPT = Sessions.accept
+_ACCEPT = Confirmations.accept
 _WRITE = MemoryStore.write
 _PUBLISH = Stream.publish
 _COMMIT = Stream.commit
@@ -189,7 +189,11 @@ BROKEN = {
         "malamute.core.broker.Core.stored", _refuse_some, "invented", plan_of, 0
     ),
     "what was sent again is stored again": Fault(
-        "malamute.core.session.session.Sessions.admit", lambda *arguments: True, "duplicate", plan_of, 14
+        "malamute.core.session.confirmations.Confirmations.admit",
+        lambda *arguments: True,
+        "duplicate",
+        plan_of,
+        14,
     ),
     "a batch is stored backwards": Fault(
         "malamute.core.stream.stream.Stream.publish", _publish_backwards, "order", plan_of, 0
@@ -198,7 +202,7 @@ BROKEN = {
         "malamute.client.session.outbox.Outbox.kept", _send_again_backwards, "order", plan_of, 10
     ),
     "the sequence of another message is confirmed": Fault(
-        "malamute.core.session.session.Sessions.accept",
+        "malamute.core.session.confirmations.Confirmations.accept",
         _confirm_the_next_one,
         "sequence used again",
         plan_of,
@@ -262,7 +266,7 @@ BROKEN = {
         16,
     ),
     "a change is made as often as it comes": Fault(
-        "malamute.core.session.session.Sessions.admit_change",
+        "malamute.core.session.confirmations.Confirmations.admit_change",
         lambda sessions, session, number: number not in session.numbers.outcomes.running,
         "change repeated",
         operated,

@@ -41,7 +41,7 @@ from malamute.core.queue.recovery import RestoredQueue
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
 from malamute.core.reports.audit import Audit
-from malamute.core.session.session import Sessions
+from malamute.core.session.confirmations import Confirmations
 from malamute.core.stream.stream import Stream
 from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
@@ -316,7 +316,7 @@ _START_FEED = admin_feeds._start
 _OFFER = Stream._offer
 _RESTORE_FEED = Feeds._restore
 _TAKE = StreamFeed._put
-_CONFIRM = Sessions._confirm
+_CONFIRM = Confirmations._confirm
 _SEND = Subscription._send
 _WITHDRAW = purge.withdraw
 _SETTLED = StreamFeed._settled
@@ -425,20 +425,26 @@ BROKEN = {
     ),
     "whoever has credit is not served": ("malamute.core.queue.dispatch.Dispatcher.serve", _nothing),
     "a change is made as often as it comes": (
-        "malamute.core.session.session.Sessions.admit_change",
+        "malamute.core.session.confirmations.Confirmations.admit_change",
         lambda sessions, session, number: number not in session.numbers.outcomes.running,
     ),
     "what the disk refuses of a change stays": (
         "malamute.core.iteration.stored_values.StoredValues._settled",
         _nothing,
     ),
-    "a number is answered twice": ("malamute.core.session.session.Sessions._confirm", _confirm_twice),
+    "a number is answered twice": (
+        "malamute.core.session.confirmations.Confirmations._confirm",
+        _confirm_twice,
+    ),
     "a delivery follows on another": (
         "malamute.core.stream.subscription.Subscription._send",
         _send_behind_another,
     ),
     "a withdrawal is reported of too much": ("malamute.core.commands.withdraw", _report_one_more),
-    "a number is always new": ("malamute.core.session.session.Sessions.admit", lambda *arguments: True),
+    "a number is always new": (
+        "malamute.core.session.confirmations.Confirmations.admit",
+        lambda *arguments: True,
+    ),
     "a client never says what it has got": (
         "malamute.client.session.inbox.Inbox.acknowledge",
         lambda *arguments: None,
@@ -558,7 +564,7 @@ BROKEN = {
     "what could not be read is sent again": ("malamute.core.queue.redrive._is_whole", _is_there),
     "what a damaged block held is forgotten": ("malamute.core.broker.Core._store_again", _nothing),
     "a session that a damaged block held is forgotten": (
-        "malamute.core.session.session.Sessions.store_again",
+        "malamute.core.session.confirmations.Confirmations.store_again",
         _nothing,
     ),
     "a change has no record": ("malamute.core.reports.audit.Audit._write", _leave_out_changes),

@@ -92,15 +92,15 @@ def change(core: Engines, session: Session, message: Change) -> None:
         MalamuteError: what stands against the change.
 
     """
-    sessions, number = core.sessions, message.number
-    if number and not sessions.admit_change(session, number):
+    confirmations, number = core.sessions.confirmations, message.number
+    if number and not confirmations.admit_change(session, number):
         return
     if message.topic not in CHANGES:
         raise InvalidValue(f"unknown change {message.topic!r}: expected one of {', '.join(CHANGES)}")
     wanted = CHANGES[message.topic].parse(message.arguments)
 
     if number:
-        sessions.begin_change(session, number)
+        confirmations.begin_change(session, number)
 
     _Making(core, session, message, wanted).make()
     core.effects.work -= CHANGE_WORK
@@ -129,7 +129,7 @@ class _Making:
         self.record(outcome, before=before, after=after, bound=True)
         if final:
             self._core.effects.when_stored(partial(self._stored, otherwise), awaited=False)
-        self._core.sessions.decide_change(
+        self._core.sessions.confirmations.decide_change(
             self._session,
             self._message.number,
             encode(value),
@@ -145,7 +145,7 @@ class _Making:
 
     def _failed(self, error: MalamuteError) -> None:
         self.record(REFUSED, error=error)
-        self._core.sessions.fail_change(self._session, self._message.number, error)
+        self._core.sessions.confirmations.fail_change(self._session, self._message.number, error)
 
 
 def set_cursor(
