@@ -144,5 +144,5 @@ def test_nothing_else_writes_a_state_or_what_is_counted_by_it():
         if path != Path(state_module.__file__)
         for name in _written(path) & WRITTEN
     }
-    # Counts of outcomes in `QueueUsage`, and the states of readers of streams.
-    assert writers == {("delivery.py", "counts"), ("reader_state.py", "state")}
+    # Counts of outcomes in `QueueUsage`, and the states of readers and of sessions.
+    assert writers == {("delivery.py", "counts"), ("reader_state.py", "state"), ("state.py", "state")}

@@ -75,7 +75,7 @@ def blocking(url: str) -> None:
         weather(messages.receive())
         post(client.receive())
 
-        client.publish("weather", "temp.oslo", "text")  # type: ignore[arg-type]  # pyright: ignore
+        client.publish("weather", "temp.oslo", 5)  # type: ignore[arg-type]  # pyright: ignore
         client.send("bob", "hello", b"", prority=5)  # type: ignore[call-arg]  # pyright: ignore
 
 

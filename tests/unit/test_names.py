@@ -17,6 +17,11 @@ EDGES = ("client/sync/", "client/aio/")
 SAME_THING = {
     "Gap": {"client/events.py", "protocol/messages.py"},  # the event is made of the message
     "Request": {"client/sync/consumers.py", "protocol/messages.py"},  # what a worker gets, and how it came
+    "Stateful": {
+        "core/queue/state.py",
+        "core/session/state.py",
+        "core/stream/reader_state.py",
+    },  # what has one
     "Subscription": {"client/sync/consumers.py", "core/stream/subscription.py"},  # the two ends of one
 }
 """Names that two classes have for the same thing. A class of both edges is named by its blocking one."""

@@ -1,8 +1,8 @@
 """Confirmations: numbered commands are admitted once, and confirmed when the iteration is stored.
 
 `admit` says whether a command is new. Its handler calls `accept` or `refuse`; a change begins and is decided.
-At the end of the iteration, `flush` stores the numbers of these sessions beside the messages, and confirms the
-commands when that is durable. If the disk refuses it, each command is refused.
+At the end of the iteration, `flush` stores the numbers of these sessions beside the messages, and confirms
+the commands when that is durable. If the disk refuses it, each command is refused.
 """
 
 from __future__ import annotations
