@@ -1,7 +1,7 @@
 """Answers to QUERY: how many bytes of them one session may have under way.
 
-A question of a few bytes may have an answer of megabytes. What a session asks beyond its limit in one
-iteration, or while it does not read what it was sent, is refused: it may ask again. An answer that comes
+A question of a few bytes may have an answer of megabytes. Questions beyond the limit of a session in one
+iteration, or from one that does not read its answers, are refused: it may ask again. An answer that comes
 from the store counts as `ASKED_BYTES` until it is there, or as what it is known to have if that is more.
 """
 
