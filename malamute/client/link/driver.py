@@ -66,7 +66,7 @@ class Driver:
         self._backlog = Backlog()
         self._owner = threading.get_ident()
         self.renewal: Renewal | None = None
-        """What gives it newer tokens, if the program does."""
+        """The source of newer tokens, if the program gives one."""
         drivers.add(self)
 
     @property
