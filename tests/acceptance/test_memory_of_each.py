@@ -42,7 +42,7 @@ HOUR_MS = 3_600_000
 def promised_bytes(option: str) -> list[float]:
     """What the page says that each of these takes at the most."""
     page = SIZING.read_text(encoding="utf-8")
-    found: list[str] = re.findall(rf"^\| [^|]* \|([^|]*)`limits\.{option}`", page, re.MULTILINE)
+    found: list[str] = re.findall(rf"^\| [^|]* \|([^|]*)`{option}`", page, re.MULTILINE)
     return [float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+) (bytes|KiB)", found[0])]
 
 

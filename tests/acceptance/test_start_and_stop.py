@@ -222,7 +222,7 @@ def test_where_few_files_may_be_open_the_session_too_many_is_refused_and_the_log
     clients.pop().close()
     assert connect_to(daemon.url).query("status")["clients"] == 3
     (warning,) = [line for line in map(json.loads, daemon.log.splitlines()) if line["level"] == "warning"]
-    assert (warning["sessions"], warning["configured"]) == (3, 1000)
+    assert (warning["connections"], warning["configured"]) == (3, 1000)
     assert "LimitNOFILE" in warning["hint"]
 
 

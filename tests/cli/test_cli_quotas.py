@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from cli_commands import Run
 
 import malamute
 from malamute.access import Quota
-from malamute.config import AccessConfig, Config, GroupRules, UserRules
+from malamute.config import AccessConfig, GroupRules, UserRules
 from malamute.testing import Broker, small_config
 
 
@@ -21,8 +22,7 @@ def broker() -> Iterator[Broker]:
         group=(GroupRules("traders", quota=Quota(bytes_per_second=1 << 20)),),
         user=(UserRules("ann", groups=("traders",), quota=Quota(sessions=2)),),
     )
-    config = small_config()
-    with Broker(config=Config(**{**vars(config), "access": access})) as broker:
+    with Broker(config=replace(small_config(), access=access)) as broker:
         yield broker
 
 

@@ -1,5 +1,6 @@
 """The benchmark runs, and says what it measured. Times are not judged here, but memory is."""
 
+import os
 import random
 import re
 import subprocess
@@ -8,6 +9,7 @@ from collections import Counter
 
 import pytest
 from lab import match
+from shared_folders import PATHS
 
 from malamute.matching import Index, Selector
 
@@ -124,7 +126,10 @@ for row in match.capacity(5_000, 20, random.Random(1)):
 
 def _printed(program):
     """What a program prints in a process of its own, whose memory nothing else has grown."""
-    run = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    # A test of Spark in the same process may have changed the path.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return run.stdout
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import wire_strategies as wire
 from depth import DEPTH
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from wire_checks import check_decode, check_payload, check_record, check_uri
 
@@ -235,6 +235,8 @@ def columns(draw: st.DrawFn) -> Columns:
 @fuzz
 @given(columns())
 def test_both_payloads_come_back_as_they_were(before: Columns) -> None:
+    first, count = before.sequences, len(before.subjects)
+    assume(type(first) is not int or first + count - 1 <= NUMBER_MAX)
     assert unpack_payload(*pack_queue_payload(before)) == Columns(*before[:7])
     assert unpack_payload(*pack_stream_payload(before)) == Columns(*before[:5], ttls=before.ttls)
 
