@@ -41,9 +41,9 @@ class DeadLetters:
         self._limits = limits
         self._usage = usage
         self.leaving: set[int] = set()
-        """Those that are on their way back, until that is durable."""
+        """Dead letters on their way back, until that is durable."""
         self.going: set[int] = set()
-        """Those that leave, back or for good, when that is durable."""
+        """Dead letters that leave, back or for good, when that is durable."""
         self._arriving: set[int] = set()
         """Those that are here when that is durable: until then they may turn out to be in the queue still."""
 
@@ -130,7 +130,7 @@ class DeadLetters:
             self._limits.flush.note(self._usage, "dead-dropped", excess)
 
     def here(self) -> list[Entry]:
-        """Those that are not on their way here or back, in order."""
+        """Return the dead letters that are not on their way here or back, in order."""
         moving = self._moving
         return [entry for sequence, entry in self.entries.items() if sequence not in moving]
 

@@ -203,10 +203,10 @@ class Watermark:
         self.last_delivered = 0
         """The highest sequence that was given to a consumer."""
         self.never_delivered: set[int] = set()
-        """Those that the store has as never delivered, wherever the watermark is."""
+        """Messages that the store has as never delivered, wherever the watermark is."""
         self.revocations = 0
         self.revoked: dict[int, int] = {}
-        """Those that were taken back before they were looked at, and when: a mark of before says nothing."""
+        """Messages that were taken back unseen, and when: an earlier mark says nothing of them."""
         self._effects = effects
         self._usage = usage
         self._entries = entries

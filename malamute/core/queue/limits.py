@@ -286,7 +286,7 @@ class RecordMemory:
 
 
 class QueueSequences:
-    """What is reserved of the sequences of all queues. None of this life is up to `floor`."""
+    """The reserved sequences of all queues. None of this life is up to `floor`."""
 
     def __init__(self, effects: Effects, timers: Timers, incarnation: int) -> None:
         self._effects = effects

@@ -268,7 +268,7 @@ class Queue:
             self.evict_excess([s for s in sequences if s not in self.not_durable])
 
     def _in_time(self, sequences: Iterable[int]) -> list[int]:
-        """Those whose time it is. The others wait for it, or are over."""
+        """Return messages that are due; delay the others and settle expired ones."""
         times = self.schedule.times_of(sequences)
         if times.over:
             self.limits.flush.note(self.usage, "expired", len(times.over))
@@ -330,7 +330,7 @@ class Queue:
             self.dispatcher.count_missing(consumer)
 
     def take_back(self, sequences: Iterable[int]) -> None:
-        """Nobody has these any more, nor may take them yet."""
+        """Return messages to PENDING, to be dispatched again."""
         self.states.take_back([*map(self.entries.__getitem__, sequences)])
 
     def give_back(self, consumer: Consumer, sequences: Sequence[int], delay: float | None) -> None:
