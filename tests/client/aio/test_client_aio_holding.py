@@ -1,6 +1,7 @@
 """Messages that are held for others to join while the broker is busy, on an event loop."""
 
 import asyncio
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from math import inf
 from typing import Any
@@ -86,7 +87,7 @@ def test_nothing_is_held_for_a_broker_that_is_not_busy(play: Play) -> None:
 def test_tasks_that_publish_confirmed_share_a_command_and_each_gets_its_sequence(play: Play) -> None:
     async def program(client: malamute.aio.Client, sent: list[int]) -> None:
         busy(client)
-        stream = f"confirmed-{id(client)}"
+        stream = f"confirmed-{uuid.uuid4()}"
         first = await client.publish(stream, "a", b"first", assurance="stored")
         sent.clear()
         busy(client)
@@ -103,7 +104,7 @@ def test_a_task_that_is_cancelled_while_its_message_is_held_changes_nothing_for_
     play: Play,
 ) -> None:
     async def program(client: malamute.aio.Client, sent: list[int]) -> None:
-        stream = f"cancelled-{id(client)}"
+        stream = f"cancelled-{uuid.uuid4()}"
         busy(client)
         tasks = [
             asyncio.ensure_future(client.publish(stream, "a", b"%d" % n, assurance="stored"))
