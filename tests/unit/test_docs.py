@@ -83,6 +83,13 @@ def test_decisions_are_numbered_and_listed() -> None:
         assert int(number) == int(page.name[:4])
 
 
+def test_a_decision_has_at_most_150_words_beside_its_title_and_tables() -> None:
+    for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md"):
+        lines = page.read_text(encoding="utf-8").splitlines()[1:]
+        words = sum(len(line.split()) for line in lines if not line.startswith("|"))
+        assert words <= 150, f"{page.name} has {words}"
+
+
 def test_the_changelog_begins_with_the_policy_and_what_is_unreleased() -> None:
     headings = re.findall(
         r"^## (.+)$", (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8"), re.MULTILINE
