@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import unquote_to_bytes
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefus
 from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
 from malamute.gateway.addresses import PathPrefix
 from malamute.gateway.console import site
+from malamute.gateway.console.rendering import render
 from malamute.gateway.console.visits import Console
 from malamute.gateway.door import DoorGuard
 from malamute.gateway.guard import OtherSites, SiteGuard
@@ -104,7 +106,9 @@ async def _no_such_path(scope: Scope, receive: Receive, send: Send) -> None:
         await WebSocketClose()(scope, receive, send)
         return
     error = NoSuchResource(f"there is no path {scope['path'][:200]!r}")
-    await problems.response(error)(scope, receive, send)
+    is_browser = "text/html" in Headers(scope=scope).get("accept", "")
+    answer = render("stranger.html", 404, error=error) if is_browser else problems.response(error)
+    await answer(scope, receive, send)
 
 
 class GatewayApp(Starlette):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import click
 import httpx
 import pytest
 from damaged_messages import publish_damaged
@@ -18,6 +20,7 @@ from secured_gateway import secured_gateway
 from starlette.requests import HTTPConnection
 
 import malamute
+from malamute.cli.root import cli
 from malamute.client.options import TIMEOUT_SECONDS
 from malamute.config import Config, StreamRule, StreamsConfig
 from malamute.config.sections import SECTIONS, types_of
@@ -34,7 +37,7 @@ from malamute.gateway.console.site import PAGES
 from malamute.gateway.console.stream_pages import HISTORY_MESSAGES
 from malamute.gateway.console.visits import RENEWS
 from malamute.gateway.console.words import link
-from malamute.gateway.users import Identity
+from malamute.gateway.users import ANONYMOUS, Identity
 from malamute.protocol.admin import StreamRetain, StreamsQuery
 from malamute.testing import Broker
 
@@ -197,6 +200,68 @@ def test_a_site_that_may_use_the_api_may_not_send_forms(running: RunningGateway)
         csrf = Page(http.get("/console/feeds").text).csrf
         answer = http.post("/console/change", data={"csrf": csrf, "topic": "broker.reload"})
         assert answer.status_code == 403
+
+
+def test_streams_of_the_broker_itself_are_hidden_until_they_are_asked_for(console: httpx.Client) -> None:
+    while "of the broker itself" not in (streams := console.get("/console/streams").text):
+        pass
+    assert ">$sys</a>" not in streams + console.get("/").text
+    assert ">$sys</a>" in console.get("/console/streams?find=$").text
+    assert ">items</a>" not in console.get("/console/streams?find=$").text
+
+
+def test_an_empty_broker_shows_first_steps_until_it_has_a_stream() -> None:
+    with (
+        Broker() as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+        malamute.connect(broker.url, timeout=WAIT_SECONDS) as client,
+    ):
+        page = http.get("/").text
+        first, *commands = re.findall(r'<div class="copied"><pre>([^<]*)</pre><button', html.unescape(page))
+        assert first == f"export MALAMUTE_URL={broker.url}"
+        assert len(commands) == 5
+        for command in commands:
+            name, *arguments = shlex.split(command)[1:]
+            known = cli.get_command(click.Context(cli), name)
+            assert known is not None, command
+            known.make_context(name, arguments)
+        client.publish("weather", "temp.oslo", b"", assurance="stored")
+        assert "First steps" not in http.get("/").text
+
+
+@pytest.mark.parametrize("path", ["/none", "/console", "/v1/none"])
+def test_a_browser_on_a_wrong_path_gets_a_page_and_a_program_a_problem(
+    console: httpx.Client, path: str
+) -> None:
+    page = console.get(path, headers={"accept": "text/html,*/*;q=0.8"})
+    assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert f"there is no path &#39;{path}&#39;" in page.text
+    assert '<a href="/">' in page.text
+    assert console.get(path).json()["code"] == 901
+
+
+def test_the_last_data_is_shown_while_the_broker_is_lost() -> None:
+    with (
+        Broker() as broker,
+        gateway_before(broker, timeout_seconds=0.5) as gateway,
+        gateway.client() as http,
+    ):
+        with malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
+            client.publish("kept", "s", b"", assurance="stored")
+        http.get("/")
+        watch = gateway.server.config.app.state.console.watches.of(ANONYMOUS)  # type: ignore[union-attr]
+        while not any(row.name == "kept" for row in watch.found("streams") or []):
+            http.get("/")
+        for path in ("/", "/console/streams"):
+            assert "data-live hidden>Reconnecting" in http.get(path).text
+        broker.stop()
+        for path in ("/", "/console/streams"):
+            page = http.get(path)
+            assert (page.status_code, ">kept</a>" in page.text) == (200, True)
+            assert re.search(r"data-live>Reconnecting to the broker: the data is of 20\d\d-", page.text)
+        other = http.get(link("/console/stream", name="kept"))
+        assert (other.status_code in (503, 504), "data-until-well" in other.text) == (True, True)
 
 
 def test_what_destroys_says_first_what_it_would_do(console: httpx.Client) -> None:

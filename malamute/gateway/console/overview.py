@@ -9,8 +9,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from malamute.client.options import DEFAULT_URL
 from malamute.gateway.console import symptoms
 from malamute.gateway.console.consumption import trend_of
+from malamute.gateway.console.streams import is_own
 from malamute.gateway.console.visits import visit_of
 from malamute.gateway.console.watch import BrokerWatch, RateSample, rates
 from malamute.gateway.routes import Arguments, Endpoint
@@ -35,6 +37,9 @@ async def overview(request: Request, arguments: Arguments) -> Response:
     mailboxes = await visit.listed("mailboxes", MailboxesQuery())
     services = await visit.listed("services", ServicesQuery())
     status, totals, storage = figures or (None, None, None)
+    shown = [row for row in streams.rows if not is_own(row)]
+    complete = streams.complete and mailboxes.complete and services.complete
+    refused = streams.refusal or mailboxes.refusal or services.refusal
     samples = rates(watch.samples)
     queues = [("mailbox", row) for row in mailboxes.rows] + [("service", row) for row in services.rows]
     queues.sort(key=lambda pair: (pair[1].messages, pair[1].dead), reverse=True)
@@ -47,9 +52,11 @@ async def overview(request: Request, arguments: Arguments) -> Response:
         now=samples[-1] if samples else None,
         lag_trend=trend_of([sample.lag_seconds for sample in samples[-30:]]),
         series=json.dumps(_series(samples)),
-        streams=sorted(streams.rows, key=lambda row: (-row.published_rate, row.name))[:TOP_ROWS],
+        is_empty=complete and not (refused or shown or mailboxes.rows or services.rows),
+        own_streams=len(streams.rows) - len(shown),
+        is_default_broker=visit.console.gateway.settings.broker == DEFAULT_URL,
+        streams=sorted(shown, key=lambda row: (-row.published_rate, row.name))[:TOP_ROWS],
         queues=[pair for pair in queues if pair[1].messages or pair[1].dead][:TOP_ROWS],
-        incomplete=not (streams.complete and mailboxes.complete and services.complete),
         symptoms=symptoms.by_severity(_symptoms(watch, mailboxes.rows, services.rows)),
         consumers=(watch.found("consumers") or [])[:TOP_ROWS],
         refusals=watch.refusals,

@@ -15,6 +15,9 @@ from malamute.protocol.admin import StoredQuery, StreamQuery, StreamRow, Streams
 
 PAGE_ROWS = 100
 
+OWN = "$"
+"""The beginning of the names of the broker's own streams."""
+
 FIND = Parameter("find", "A part of the name.", {"type": "string", "default": ""})
 PAGE = Parameter("page", "Which page.", {"type": "integer", "minimum": 1, "default": 1})
 
@@ -27,6 +30,11 @@ ORDERS: dict[str, Callable[[StreamRow], Any]] = {
     "selectors": lambda row: (-row.selectors, row.name),
 }
 """Sort keys of the list."""
+
+
+def is_own(row: StreamRow) -> bool:
+    """Return whether a stream is one of the broker itself, which lists leave out."""
+    return row.name.startswith(OWN)
 
 
 def sheet(rows: list[Any], page: int) -> dict[str, Any]:
@@ -46,13 +54,15 @@ async def streams(request: Request, arguments: Arguments) -> Response:
     visit = visit_of(request)
     watch = visit.watch
     listed = await visit.listed("streams", StreamsQuery())
-    found = [row for row in listed.rows if arguments["find"] in row.name]
+    find = arguments["find"]
+    found = [row for row in listed.rows if find in row.name and (find.startswith(OWN) or not is_own(row))]
     found.sort(key=ORDERS[arguments["order"]])
     return visit.page(
         "streams.html",
         listed=listed,
         sheet=sheet(found, arguments["page"]),
         trails=watch.trails,
+        hidden=sum(map(is_own, listed.rows)) if not find else 0,
         **arguments_of(arguments),
     )
 

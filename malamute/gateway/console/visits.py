@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from malamute.aio import Client
-from malamute.errors import AccessRefused, LoginNeeded, OriginRefused
+from malamute.errors import AccessRefused, ConnectionLost, LinkError, LoginNeeded, OriginRefused
 from malamute.gateway.addresses import outside
 from malamute.gateway.console.rendering import HEADERS, render
 from malamute.gateway.console.sessions import ConsoleSession, ConsoleSessions
@@ -76,6 +76,8 @@ class Visit:
         self.request = request
         self.console = console
         self.session = session
+        self.is_lost = False
+        """Whether the page has the last data of a broker that is lost."""
         # The gateway's own paths act as this user, too.
         request.scope["malamute.identity"] = session.identity
 
@@ -99,16 +101,30 @@ class Visit:
             return await client.change(change, timeout=self.console.answer_seconds)
 
     async def listed(self, what: str, query: AdminQuery[Any]) -> Listed:
-        """Return all rows of a paged query: from the broker, or from the watch if they are many."""
+        """Return all rows of a paged query: from the broker, or from the watch if they are many.
+
+        While the broker is lost, they are the last ones that the watch has.
+        """
+        known = self.watch.found(what)
         try:
-            if not self.watch.looks_at(what):
-                return Listed(await self.ask(query))
-            page = _page_of(query)
-            rows = await self.ask(page)
-            if not rows or not await self.ask(_page_of(page, after_name=getattr(rows[-1], query.page_key))):
-                return Listed(rows)
+            if self.watch.failure and known is not None:
+                raise ConnectionLost(self.watch.failure)
+            return await self._asked(what, query)
         except AccessRefused as error:
             return Listed([], refusal=error.text)
+        except LinkError:
+            if known is None:
+                raise
+            self.is_lost = True
+            return Listed(known)
+
+    async def _asked(self, what: str, query: AdminQuery[Any]) -> Listed:
+        if not self.watch.looks_at(what):
+            return Listed(await self.ask(query))
+        page = _page_of(query)
+        rows = await self.ask(page)
+        if not rows or not await self.ask(_page_of(page, after_name=getattr(rows[-1], query.page_key))):
+            return Listed(rows)
         known = self.watch.found(what)
         return Listed(rows, complete=False) if known is None else Listed(known)
 
@@ -139,6 +155,7 @@ class Visit:
             # A page that refreshes itself would take the notes without showing them.
             notes=[] if RENEWS in self.request.headers else self.session.pop_notes(),
             broker=settings.broker,
+            data_of=self.watch.answered_at if self.is_lost else 0.0,
             version=__version__,
         )
 

@@ -109,6 +109,8 @@ class BrokerWatch:
         self.consumption = Consumption()
         self.failure = ""
         """The reason why the broker does not answer; empty while it does."""
+        self.answered_at = 0.0
+        """The time of the last answers, in seconds since the epoch."""
         self._looked = asyncio.Condition()
         self._looks = {
             # These are three short answers for a broker of any size.
@@ -127,8 +129,9 @@ class BrokerWatch:
         return what in self._looks
 
     def found(self, what: str) -> Any:
-        """Return the last result of a query; None before the first, or without permission."""
-        return self._looks[what].found
+        """Return the last result of a query; None if there is none, or without permission."""
+        look = self._looks.get(what)
+        return look and look.found
 
     @property
     def refusals(self) -> Mapping[str, str]:
@@ -155,7 +158,7 @@ class BrokerWatch:
                     for look in self._looks.values():
                         if look.due <= monotonic():
                             await self._take(client, look)
-                self.failure = ""
+                self.failure, self.answered_at = "", time()
             except MalamuteError as error:
                 self.failure = str(error)
             async with self._looked:

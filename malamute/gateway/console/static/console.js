@@ -18,6 +18,7 @@ async function renew() {
   const answer = await fetch(location.href, { headers: { accept: "text/html", "malamute-renews": "1" }, redirect: "manual" });
   if (answer.type === "opaqueredirect") return location.reload();
   if (!answer.ok && answer.status !== 404) throw new Error(String(answer.status));
+  if ("untilWell" in main.dataset) return location.reload();
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const old of main.querySelectorAll("[data-live]")) {
     const found = fresh.getElementById(old.id);
@@ -29,11 +30,18 @@ async function renew() {
   main.dispatchEvent(new Event("renewed"));
 }
 
+let renewedAt = new Date();
+function lose() {
+  const lost = document.getElementById("lost");
+  if (lost.hidden) lost.textContent = `Reconnecting: the data is of ${renewedAt.toLocaleTimeString()}.`;
+  lost.hidden = false;
+}
+
 const seconds = Number(main.dataset.refresh || 0);
 if (seconds) {
   const loop = async () => {
     if (!document.hidden && !paused) {
-      try { await renew(); say(""); } catch { say("no answer from the gateway; trying again"); }
+      try { await renew(); renewedAt = new Date(); } catch { lose(); }
     }
     setTimeout(loop, seconds * 1000);
   };
@@ -118,6 +126,19 @@ if (tail) {
   });
   events.addEventListener("problem", (event) => { put(make("p", "note bad", JSON.parse(event.data).detail)); events.close(); say("the stream has ended"); });
 }
+
+// Copies
+addEventListener("click", async (event) => {
+  if (!event.target.matches(".copy")) return;
+  const text = event.target.parentElement.querySelector("pre");
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+    event.target.textContent = "Copied";
+  } catch {
+    // Without TLS a browser lets no page write there: the text is marked instead.
+    getSelection().selectAllChildren(text);
+  }
+});
 
 // Keys
 let leading = false;
