@@ -14,11 +14,13 @@ import administration
 import commands
 import configuration
 import error_table
+import limits_table
 
 PAGES = {
     "reference/administration.md": administration.page,
     "reference/commands.md": commands.page,
     "reference/configuration.md": configuration.page,
     "reference/errors.md": error_table.page,
+    "reference/limits.md": limits_table.page,
 }
 """Where each page is below docs/, and what makes it."""
