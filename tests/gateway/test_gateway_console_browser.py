@@ -174,9 +174,10 @@ def test_a_message_is_published_seen_as_it_comes_and_dropped(browser: Any, runni
         assert tail.title() == "Tail of prices · Malamute"
 
         page.get_by_role("button", name="Drop all messages").click()
-        page.get_by_role("heading", name="Preview").wait_for()
+        page.get_by_role("heading", name="2 messages of the stream prices are dropped.").wait_for()
+        assert page.evaluate("document.activeElement.textContent") == "Cancel"
         page.get_by_role("button", name="Drop all").click()
-        page.get_by_text("stream.purge: stream prices").wait_for()
+        page.get_by_text("Done: 2 messages of the stream prices are dropped").wait_for()
         assert page.complaints == tail.complaints == []
 
 

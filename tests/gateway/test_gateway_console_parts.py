@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from malamute.client.session.message import Message
 from malamute.gateway.console import forms, words
-from malamute.gateway.console.changes import ACTS
+from malamute.gateway.console.changes import ACTS, Said
 from malamute.gateway.console.consumption import StreamConsumer, trend_of
 from malamute.gateway.console.stream_pages import TAIL_PER_SECOND, SampledWriter, tree_of
 from malamute.gateway.console.symptoms import (
@@ -84,6 +84,51 @@ def test_every_act_is_a_change_of_the_broker_with_fields_that_it_has() -> None:
         rules = arguments_of(CHANGES[topic])
         assert act.fields.keys() <= rules.required.keys() | rules.optional.keys()
         assert rules.required.keys() <= act.fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("topic", "values", "sentence"),
+    [
+        ("queue.redrive", {"name": "thumbnails", "messages": 2}, "2 dead letters go back to thumbnails"),
+        ("queue.redrive", {"name": "bob", "messages": 1}, "1 dead letter goes back to bob"),
+        (
+            "queue.purge",
+            {"kind": "mailbox", "name": "bob", "messages": 3, "dead": True},
+            "3 dead letters of the mailbox bob are removed",
+        ),
+        (
+            "stream.purge",
+            {"stream": "rain", "first": 5, "last": 4},
+            "0 messages of the stream rain are dropped",
+        ),
+        (
+            "queue.delete",
+            {"kind": "service", "name": "print", "messages": 4, "dead": 1, "consumers": 2, "feeds": ["f"]},
+            "The service print is deleted with 4 messages, 1 dead letter, 2 consumers, 1 feed",
+        ),
+        (
+            "stream.retain",
+            {"stream": "rain", "bytes": 64 << 20, "count": 5, "age": 3600.0},
+            "The stream rain keeps at most 64.0 MiB, 5 messages, 1 h 0 m",
+        ),
+        ("stream.retain", {"stream": "rain", "count": 0}, "The stream rain keeps all messages"),
+        (
+            "client.disconnect",
+            {"id": "1f", "address": "bob", "holding": 1},
+            "The session of bob ends: 1 message in flight returns to its queue",
+        ),
+        (
+            "broker.reload",
+            {"changed": [], "waiting_for_restart": ["storage.size"], "loses_right": True},
+            "A reload of the configuration changes no option; after a restart storage.size; "
+            "your right to reload ends",
+        ),
+    ],
+)
+def test_a_confirmation_is_one_sentence_with_the_numbers(
+    topic: str, values: dict[str, Any], sentence: str
+) -> None:
+    assert ACTS[topic].sentence(Said(values)) == sentence
 
 
 def _columns(first: int, count: int) -> Columns:

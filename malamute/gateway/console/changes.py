@@ -7,7 +7,7 @@ whose form has the same fields and does the change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_bytes
 from typing import Any, NamedTuple
 
@@ -15,23 +15,35 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.access.account import salted_hash
-from malamute.errors import ConfigError, InUse, InvalidValue
+from malamute.errors import ConfigError, InUse, InvalidValue, MalamuteError
+from malamute.gateway import problems
 from malamute.gateway.console import forms
-from malamute.gateway.console.forms import Reader, first_of
+from malamute.gateway.console.forms import FieldRefused, Reader, first_of
 from malamute.gateway.console.sign_in import own_path
-from malamute.gateway.console.visits import redirect, visit_of
-from malamute.gateway.console.words import plain, spaced
+from malamute.gateway.console.visits import Visit, redirect, visit_of
+from malamute.gateway.console.words import plain, size, some, span
 from malamute.gateway.routes import Arguments, Endpoint
 from malamute.protocol.admin import CHANGES, AdminChange
+from malamute.protocol.admin.topic import SECRET, arguments_of
 
 CHANGE = "/console/change"
+
+
+class Said:
+    """The arguments of a change and its answer, as a sentence needs them; None if there is none."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values.get(name)
 
 
 class Act(NamedTuple):
     """A change that a form can request."""
 
-    question: str
-    """The question of the confirmation, with the form's fields in braces."""
+    sentence: Callable[[Said], str]
+    """The outcome, for the question before the change as for the note after it."""
     button: str
     fields: Mapping[str, Reader]
     """Readers of the fields, by name. An empty field is left out, unless its reader is in `LISTS`."""
@@ -82,27 +94,88 @@ MANY = ("sequences", "removed_rules")
 LISTS = (forms.names, forms.lines)
 """Readers of lists: an empty field means an empty list."""
 
+
+def _dropped(said: Said) -> str:
+    number = max(said.last - said.first + 1, 0)
+    return f"{some(number, 'message')} of the stream {said.stream} {'is' if number == 1 else 'are'} dropped"
+
+
+def _retained(said: Said) -> str:
+    limits = [
+        text
+        for value, text in (
+            (said.bytes, size(said.bytes)),
+            (said.count, some(said.count or 0, "message")),
+            (said.age, span(said.age)),
+        )
+        if value
+    ]
+    return f"The stream {said.stream} keeps {'at most ' + ', '.join(limits) if limits else 'all messages'}"
+
+
+def _deleted(said: Said) -> str:
+    ends = (
+        (said.messages if said.kind else max(said.last - said.first + 1, 0), "message"),
+        (said.dead, "dead letter"),
+        (said.readers, "reader"),
+        (said.consumers, "consumer"),
+        (said.cursors, "cursor"),
+        (len(said.feeds or ()), "feed"),
+    )
+    found = ", ".join(some(count, noun) for count, noun in ends if count) or "no messages"
+    name = f"The {said.kind} {said.name}" if said.kind else f"The stream {said.stream}"
+    return f"{name} is deleted with {found}"
+
+
+def _redriven(said: Said) -> str:
+    goes = "goes" if said.messages == 1 else "go"
+    return f"{some(said.messages, 'dead letter')} {goes} back to {said.name}"
+
+
+def _removed(said: Said) -> str:
+    what = some(said.messages, "dead letter" if said.dead else "message")
+    return f"{what} of the {said.kind} {said.name} {'is' if said.messages == 1 else 'are'} removed"
+
+
+def _disconnected(said: Said) -> str:
+    back = "returns to its queue" if said.holding == 1 else "return to their queues"
+    return f"The session of {said.address or said.id} ends: {some(said.holding, 'message')} in flight {back}"
+
+
+def _reloaded(said: Said) -> str:
+    changed = ", ".join(said.changed) or "no option"
+    waiting = f"; after a restart {', '.join(said.waiting_for_restart)}" if said.waiting_for_restart else ""
+    lost = "; your right to reload ends" if said.loses_right else ""
+    return f"A reload of the configuration changes {changed}{waiting}{lost}"
+
+
+def _feed(verb: str) -> Callable[[Said], str]:
+    return lambda said: f"The feed {said.feed} from {said.source} {verb}"
+
+
 ACTS: Mapping[str, Act] = {
-    "stream.create": Act("Create the stream {stream}?", "Create", _KEPT, asks=False, destroys=False),
-    "stream.retain": Act(
-        "Set the retention of the stream {stream}? Messages beyond it are dropped at once.",
-        "Set retention",
-        _KEPT,
-    ),
-    "stream.purge": Act("Drop all messages of the stream {stream}?", "Drop all", {"stream": str}),
-    "stream.delete": Act(
-        "Delete the stream {stream} with its messages?",
-        "Remove it",
-        {"stream": str, "cascade": forms.flag},
-    ),
+    "stream.create": Act(_retained, "Create", _KEPT, asks=False, destroys=False),
+    "stream.retain": Act(_retained, "Set retention", _KEPT),
+    "stream.purge": Act(_dropped, "Drop all", {"stream": str}),
+    "stream.delete": Act(_deleted, "Remove it", {"stream": str, "cascade": forms.flag}),
     "cursor.set": Act(
-        "Move the cursor {cursor} to {start}?",
+        lambda said: (
+            f"The cursor {said.cursor} of {said.stream} moves "
+            f"from {plain(said.before)} to {plain(said.sequence)}"
+        ),
         "Move",
         {"stream": str, "cursor": str, "start": str},
     ),
-    "cursor.delete": Act("Delete the cursor {cursor} of {stream}?", "Delete", {"stream": str, "cursor": str}),
+    "cursor.delete": Act(
+        lambda said: f"The cursor {said.cursor} of {said.stream}, at {plain(said.before)}, is deleted",
+        "Delete",
+        {"stream": str, "cursor": str},
+    ),
     "feed.set": Act(
-        "Feed {target} from {source}?",
+        lambda said: (
+            f"The feed {said.feed} {'is new and passes' if said.created else 'passes'} messages "
+            f"from {said.source} to {said.target}"
+        ),
         "Set feed",
         {
             **_FEED,
@@ -114,70 +187,116 @@ ACTS: Mapping[str, Act] = {
         },
         destroys=False,
     ),
-    "feed.enable": Act("Resume the feed {feed} from {source}?", "Resume", _FEED, destroys=False),
-    "feed.disable": Act("Pause the feed {feed} from {source}?", "Pause", _FEED, destroys=False),
-    "feed.delete": Act("Delete the feed {feed} from {source}?", "Delete", _FEED),
-    "queue.redrive": Act("Redrive dead letters of the {kind} {name}?", "Redrive", _QUEUE, destroys=False),
-    "queue.purge": Act(
-        "Remove messages of the {kind} {name}?",
-        "Remove",
-        {**_QUEUE, "dead": forms.flag, "state": str},
+    "feed.enable": Act(_feed("resumes"), "Resume", _FEED, destroys=False),
+    "feed.disable": Act(_feed("pauses"), "Pause", _FEED, destroys=False),
+    "feed.delete": Act(_feed("is deleted"), "Delete", _FEED),
+    "queue.redrive": Act(_redriven, "Redrive", _QUEUE, destroys=False),
+    "queue.purge": Act(_removed, "Remove", {**_QUEUE, "dead": forms.flag, "state": str}),
+    "queue.delete": Act(_deleted, "Remove it", {"kind": str, "name": str, "cascade": forms.flag}),
+    "client.disconnect": Act(_disconnected, "Disconnect", {"id": str}),
+    "broker.reload": Act(_reloaded, "Reload", {}, destroys=False),
+    "journal.backup": Act(
+        lambda said: f"A copy of the store goes into {said.directory}",
+        "Back up",
+        {"directory": str},
+        destroys=False,
     ),
-    "queue.delete": Act(
-        "Delete the {kind} {name} with its messages?",
-        "Remove it",
-        {"kind": str, "name": str, "cascade": forms.flag},
+    "group.add": Act(
+        lambda said: f"The group {said.name} gets {some(len(said.access_rules or ()), 'rule')}",
+        "Add",
+        _GROUP,
+        destroys=False,
     ),
-    "client.disconnect": Act(
-        "End the session {id}? Its messages in flight return to their queues.", "Disconnect", {"id": str}
-    ),
-    "broker.reload": Act("Reload the configuration?", "Reload", {}, destroys=False),
-    "journal.backup": Act("Copy the store into {directory}?", "Back up", {"directory": str}, destroys=False),
-    "group.add": Act("Add the group {name}?", "Add", _GROUP, destroys=False),
     "group.set": Act(
-        "Change the rules of the group {name}?", "Change", {**_GROUP, **_CHANGED}, destroys=False
+        lambda said: f"The group {said.name} has {some(len(said.access_rules or ()), 'rule')}",
+        "Change",
+        {**_GROUP, **_CHANGED},
+        destroys=False,
     ),
-    "group.remove": Act("Remove the group {name}? Its users lose its permissions.", "Remove", {"name": str}),
-    "user.add": Act("Add the user {name}?", "Add", _ACCOUNT, asks=False, destroys=False),
+    "group.remove": Act(
+        lambda said: f"The group {said.name} is removed, and its users lose its permissions",
+        "Remove",
+        {"name": str},
+    ),
+    "user.add": Act(
+        lambda said: f"The user {said.name} is added", "Add", _ACCOUNT, asks=False, destroys=False
+    ),
     "user.set": Act(
-        "Change the user {name}?", "Change", {**_ACCOUNT, **_CHANGED}, asks=False, destroys=False
+        lambda said: f"The user {said.name} is changed",
+        "Change",
+        {**_ACCOUNT, **_CHANGED},
+        asks=False,
+        destroys=False,
     ),
-    "user.remove": Act("Remove the user {name}?", "Remove", {"name": str}),
+    "user.remove": Act(lambda said: f"The user {said.name} is removed", "Remove", {"name": str}),
 }
 """The changes that forms can request, by topic."""
 
 
-def _read(act: Act, fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _read(topic: str, fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the arguments of a change. Raises `FieldRefused`."""
     values: dict[str, Any] = {}
-    for name, read in act.fields.items():
+    for name, read in ACTS[topic].fields.items():
         given = fields.get(name)
         if given is None:
             continue
-        if name in MANY:
-            values[name] = [read(text) for text in given]
-        elif given[0].strip() or read in LISTS:
-            values[name] = read(given[0])
+        try:
+            if name in MANY:
+                values[name] = [read(text) for text in given]
+            elif given[0].strip() or read in LISTS:
+                values[name] = read(given[0])
+        except InvalidValue as error:
+            raise FieldRefused(name, error.text) from None
     if "some" in fields and not values.get("sequences"):
         # The broker takes a change without sequences as one of all messages.
-        raise InvalidValue("no message is chosen: tick at least one")
+        raise FieldRefused("sequences", "no message is chosen: tick at least one")
     return values
 
 
+def _field_of(topic: str, values: Mapping[str, Any], error: MalamuteError) -> str:
+    """Return the field that an error is about; empty for an error of the change as a whole."""
+    if isinstance(error, FieldRefused):
+        return error.field
+    known = arguments_of(CHANGES[topic])
+    for name, rule in known.rules.items():
+        if not rule.holds(values[name]) if name in values else name in known.required:
+            return name
+    return forms.field_of(error.text.removeprefix(f"{topic}: "), ACTS[topic].fields)
+
+
 async def change(request: Request, arguments: Arguments) -> Response:
-    """Show the dry run of a change, or do the change.
+    """Show the dry run of a change, or do the change. The form of a refused one is shown as it was typed.
 
     Raises:
-        InvalidValue: the change is unknown, or a field is invalid.
+        InvalidValue: the change is unknown.
     """
-    visit = visit_of(request)
     fields: dict[str, list[str]] = request.state.form
     topic = first_of(fields, "topic")
-    act = ACTS.get(topic)
-    if act is None:
+    if topic not in ACTS:
         raise InvalidValue(f"unknown change {topic[:50]!r}: expected one of {', '.join(ACTS)}")
-    # Hashing a password takes a while.
-    values = await asyncio.to_thread(_read, act, fields)
-    back = own_path(first_of(fields, "back", "/"))
+    visit, values = visit_of(request), dict[str, Any]()
+    try:
+        # Hashing a password takes a while.
+        values = await asyncio.to_thread(_read, topic, fields)
+        return await _change(visit, topic, fields, values)
+    except MalamuteError as error:
+        return visit.page(
+            "change.html",
+            problems.status_of(type(error)),
+            act=ACTS[topic],
+            topic=topic,
+            fields=fields,
+            back=own_path(first_of(fields, "back", "/")),
+            error=error,
+            field=_field_of(topic, values, error),
+            many=MANY,
+            lines=(forms.lines, forms.criteria),
+            secret=SECRET,
+        )
+
+
+async def _change(visit: Visit, topic: str, fields: dict[str, list[str]], values: dict[str, Any]) -> Response:
+    act, back = ACTS[topic], own_path(first_of(fields, "back", "/"))
     asks = act.asks and "confirmed" not in fields
     warning = ""
     try:
@@ -188,27 +307,15 @@ async def change(request: Request, arguments: Arguments) -> Response:
         # Dependent resources would be deleted as well: they are shown, then confirmed.
         fields["cascade"], warning = ["yes"], error.text
         done = await visit.change(_made(topic, {**values, "dry_run": True, "cascade": True}))
-    facts = {spaced(name): plain(value) for name, value in done.as_map().items()}
+    sentence = act.sentence(Said({**values, **done.as_map()}))
     if asks:
         again = {name: given for name, given in fields.items() if name in act.fields or name == "some"}
         return visit.page(
-            "confirm.html",
-            act=act,
-            question=act.question.format_map(_Said(values)),
-            topic=topic,
-            facts=facts,
-            warning=warning,
-            fields=again,
-            back=back,
+            "confirm.html", act=act, sentence=sentence, topic=topic, warning=warning, fields=again, back=back
         )
     visit.watch.hurry()
-    visit.session.note(f"{topic}: " + ", ".join(f"{name} {value}" for name, value in facts.items()))
+    visit.session.note(f"Done: {sentence}")
     return redirect(back)
-
-
-class _Said(dict[str, Any]):
-    def __missing__(self, name: str) -> str:
-        return ""
 
 
 def _made(topic: str, values: dict[str, Any]) -> AdminChange[Any]:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from malamute.errors import InvalidValue
 from malamute.gateway.console.words import parse_value
 from malamute.protocol.quantities import DURATION_EXAMPLES, SIZE_EXAMPLES, parse_duration, parse_size
+
+
+class FieldRefused(InvalidValue):
+    """Raised for an invalid field of a form."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.field = field
+
+
+def field_of(error: str, fields: Iterable[str]) -> str:
+    """Return the field that the first words of an error name; empty if they name none."""
+    words = re.sub(r"'[^']*'", "", error).partition(":")[0].split()
+    return next((field for field in fields if not {field, field.removesuffix("s")}.isdisjoint(words)), "")
 
 
 def size(text: str) -> int:

@@ -9,21 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.errors import MalamuteError, NotFound
-from malamute.gateway.console import forms
 from malamute.gateway.console.clients import FIRST_LOOK_SECONDS
-from malamute.gateway.console.forms import first_of
-from malamute.gateway.console.stream_pages import SEQUENCE
 from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
-from malamute.gateway.console.visits import Visit, redirect, visit_of
-from malamute.gateway.console.words import link
+from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.protocol.admin import (
     ClientQuery,
     MailboxesQuery,
     MailboxReader,
-    MessageQuery,
     MessagesQuery,
-    QueuePurge,
     QueueRow,
     ServiceQuery,
     ServicesQuery,
@@ -121,39 +115,6 @@ async def found_queue(visit: Visit, kind: str, name: str) -> tuple[QueueRow, lis
         return row, others, None
 
 
-async def again(request: Request, arguments: Arguments) -> Response:
-    """Show a dead letter as a form, to be sent again with changes. Raises `NotFound`."""
-    visit = visit_of(request)
-    kind, name, sequence = arguments["kind"], arguments["name"], arguments["sequence"]
-    message = await visit.ask(MessageQuery(kind=kind, name=name, sequence=sequence, dead=True))
-    return visit.page("again.html", kind=kind, name=name, message=message)
-
-
-async def send_again(request: Request, arguments: Arguments) -> Response:
-    """Send the message of a form to a queue, and drop the original dead letter if asked for."""
-    visit = visit_of(request)
-    fields: dict[str, list[str]] = request.state.form
-    kind, name = first_of(fields, "kind"), first_of(fields, "name")
-    content = (
-        first_of(fields, "subject"),
-        first_of(fields, "body").encode(),
-        forms.headers(first_of(fields, "headers")),
-    )
-    timeout = visit.console.answer_seconds
-    async with visit.client() as client:
-        if kind == "service":
-            replies = await client.request(name, *content, timeout=timeout)
-            await replies.wait(timeout)
-        else:
-            await client.send(name, *content, timeout=timeout)
-    visit.session.note(f"Sent to the {kind} {name}")
-    if forms.flag(first_of(fields, "drop")):
-        sequences = [forms.number(first_of(fields, "sequence"))]
-        await visit.change(QueuePurge(kind=kind, name=name, dead=True, sequences=sequences))
-        visit.session.note(f"The dead letter {sequences[0]} is removed")
-    return redirect(link("/console/queue", kind=kind, name=name, show="dead"))
-
-
 ENDPOINTS = (
     Endpoint(
         "GET",
@@ -183,6 +144,4 @@ ENDPOINTS = (
             Parameter("after", "Behind this sequence.", {"type": "integer", "minimum": 0, "default": 0}),
         ),
     ),
-    Endpoint("GET", "/console/queue/again", again, "Send again", (KIND, NAME, SEQUENCE)),
-    Endpoint("POST", "/console/queue/again", send_again, "Send again"),
 )

@@ -1,4 +1,4 @@
-"""Pages of one stream: its history, its subjects as a tree, the live tail, and publishing to it."""
+"""Pages of one stream: its history, its subjects as a tree, and the live tail."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.client.session.message import Message
-from malamute.errors import InvalidValue, MalamuteError, NotFound
-from malamute.gateway import problems
-from malamute.gateway.bodies import is_readable
-from malamute.gateway.console import forms, words
-from malamute.gateway.console.forms import first_of
+from malamute.errors import NotFound
 from malamute.gateway.console.streams import NAME
-from malamute.gateway.console.visits import Visit, redirect, visit_of
+from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.console.words import link
 from malamute.gateway.events import EventWriter, start_behind
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
@@ -223,83 +219,6 @@ class SampledWriter(EventWriter):
         yield from super().parts(columns)
 
 
-async def again(request: Request, arguments: Arguments) -> Response:
-    """Show a message as a form, to be published again with changes. Raises `NotFound`."""
-    visit = visit_of(request)
-    stream = await visit.ask(StreamQuery(name=arguments["name"]))
-    message = await message_at(visit, stream, arguments["sequence"])
-    if not is_readable(message):
-        raise NotFound(f"{message.sequence} of {stream.name} is unreadable: its record is damaged")
-    typed = TypedMessage(message.subject, words.header_lines(message.headers), words.body(message.body))
-    return _form(visit, stream.name, typed, message=message)
-
-
-class TypedMessage(NamedTuple):
-    """Return the fields of the form as they were typed."""
-
-    subject: str
-    headers: str
-    body: str
-
-    def headers_given(self) -> dict[str, Any]:
-        """Return the headers. Raises `FieldRefused`, also for a missing subject."""
-        if not self.subject:
-            raise FieldRefused("subject", "no subject: expected one, such as temp.oslo")
-        try:
-            return forms.headers(self.headers)
-        except InvalidValue as error:
-            raise FieldRefused("headers", error.text) from None
-
-
-class FieldRefused(InvalidValue):
-    """Raised for an invalid field of a form."""
-
-    def __init__(self, field: str, text: str) -> None:
-        super().__init__(text)
-        self.field = field
-
-
-def _form(
-    visit: Visit,
-    name: str,
-    typed: TypedMessage,
-    error: MalamuteError | None = None,
-    message: Message | None = None,
-) -> Response:
-    """Show the form as it was typed, with each error beside its field."""
-    return visit.page(
-        "publish_again.html",
-        problems.status_of(type(error)) if error is not None else 200,
-        name=name,
-        typed=typed,
-        message=message,
-        error=error,
-        field=getattr(error, "field", ""),
-    )
-
-
-async def publish(request: Request, arguments: Arguments) -> Response:
-    """Publish the message of a form."""
-    visit = visit_of(request)
-    fields: dict[str, list[str]] = request.state.form
-    name = first_of(fields, "name")
-    typed = TypedMessage(*(first_of(fields, field) for field in TypedMessage._fields))
-    try:
-        headers = typed.headers_given()
-        async with visit.client() as client:
-            sequence = await client.publish_batch(
-                name,
-                [typed.subject],
-                [typed.body.encode()],
-                [headers],
-                timeout=visit.console.answer_seconds,
-            )
-    except MalamuteError as error:
-        return _form(visit, name, typed, error)
-    visit.session.note(f"Published to {name} as {sequence}")
-    return redirect(link("/console/stream", name=name))
-
-
 ENDPOINTS = (
     Endpoint("GET", "/console/stream/history", history, "History", (NAME, PATTERN, WHERE, _start(""))),
     Endpoint("GET", "/console/stream/subjects", subjects, "Subjects", (NAME, PATTERN, WHERE)),
@@ -321,6 +240,4 @@ ENDPOINTS = (
             ),
         ),
     ),
-    Endpoint("GET", "/console/stream/again", again, "Publish again", (NAME, SEQUENCE)),
-    Endpoint("POST", "/console/stream/publish", publish, "Publish"),
 )

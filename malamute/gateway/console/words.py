@@ -28,6 +28,11 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
+def some(number: int, noun: str) -> str:
+    """Return a number of things in words."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def size(value: float | None) -> str:
     """Return bytes with a unit."""
     if value is None:
