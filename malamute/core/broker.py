@@ -47,7 +47,7 @@ from malamute.core.session.session import Session
 from malamute.core.session.sessions import Sessions
 from malamute.core.sources import end_source, take_back
 from malamute.core.stream.ageing import Ageing
-from malamute.core.stream.stream import Streams
+from malamute.core.stream.table import Streams
 from malamute.errors import Failed, InternalError, MalamuteError
 from malamute.matching import CacheBudget
 from malamute.protocol.messages import BY_TYPE, Answer, Message, Query, error_message

@@ -27,6 +27,7 @@ from malamute.core.session.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES
 from malamute.core.session.session import Session
 from malamute.core.sources import end_source
 from malamute.core.stream.chunk import MESSAGE_BYTES, large_bytes
+from malamute.core.stream.subscribing import subscribe
 from malamute.errors import (
     AccessRefused,
     InvalidSelector,
@@ -267,7 +268,7 @@ class ClientCommands:
             amounts = len(records), size_bytes
             check_rates(session.quotas, amounts, self.effects.now)
         stream = self.streams.by_name.get(message.stream)
-        if stream is None or stream.journaled or stream.next > stream.reserved:
+        if stream is None or stream.journaled or stream.progress.next > stream.progress.reserved:
             if stream is None:
                 session.may.require("create", "stream", message.stream)
             taken = 2 * size_bytes + MESSAGE_BYTES * len(records)
@@ -369,7 +370,7 @@ class ClientCommands:
             raise NotFound(f"there is no stream {message.stream!r}: publish to it, or create it, first")
         session.may.require_there("stream", message.stream, self.streams.by_name)
         cost = self.selectors.check(selector, session, SUBSCRIPTION_BYTES)
-        self.streams.subscribe(session, message, selector, asked)
+        subscribe(self.streams, session, message, selector, asked)
         self._acquire_selector(session, message.source, cost)
 
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from malamute.core.iteration.settings import ConfigurationLoaded, Settings
     from malamute.core.queue.mailbox import Mailboxes
     from malamute.core.queue.service import Services
-    from malamute.core.stream.stream import Streams
+    from malamute.core.stream.table import Streams
 
 CONFIGURED = "the configuration was loaded"
 
@@ -69,7 +69,7 @@ def configure(core: Engines, settings: Settings) -> None:
     if accounts or rules:
         core.quotas.configure(settings.access)
         core.streams.held.configure()
-        core.streams.cursors_held.configure()
+        core.streams.cursors.held.configure()
         review_all(core)
     run_workflow(core.effects, _configure_all(core, settings))
 

@@ -23,7 +23,7 @@ from malamute.core.selector_numbers import SelectorNumbers
 from malamute.core.session.answers import Answers
 from malamute.core.session.selectors import SelectorBudget
 from malamute.core.session.sessions import Sessions
-from malamute.core.stream.stream import Streams
+from malamute.core.stream.table import Streams
 
 
 class Engines:

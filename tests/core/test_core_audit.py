@@ -57,7 +57,7 @@ def records(bench: Bench, start: int = 1) -> list[dict[str, Any]]:
 
 
 def head(bench: Bench) -> int:
-    return bench.core.streams.by_name[AUDIT].next
+    return bench.core.streams.by_name[AUDIT].progress.next
 
 
 def new(bench: Bench, start: int) -> list[dict[str, Any]]:
@@ -442,5 +442,5 @@ def test_a_fault_in_a_record_takes_the_change_back(bench, monkeypatch):
     (record,) = new(bench, start)
     (answer,) = [m for m in bench.sent("op") if isinstance(m, Ok | Error) and m.about == 15]
     assert isinstance(answer, Error)
-    assert bench.core.streams.by_name["s"].first_kept == 1
+    assert bench.core.streams.by_name["s"].progress.first_kept == 1
     assert (record["outcome"], record["code"]) == ("failed", 500)

@@ -343,13 +343,13 @@ def test_a_lost_cursor_is_found_again_when_the_disk_has_its_new_place(bench):
         Change(2, "cursor.delete", {"stream": "s", "cursor": "lost"}),
     ):
         stream.cursors.pop("lost", None)
-        stream.lost_cursors.add("lost")
+        stream.cursors.lost.add("lost")
         refused(bench, change)
-        assert stream.lost_cursors == {"lost"}
+        assert stream.cursors.lost == {"lost"}
         again(bench, change._replace(number=change.number + 10))
         bench.tell("op", change._replace(number=0))
         bench.settle()
-        assert not stream.lost_cursors
+        assert not stream.cursors.lost
 
 
 def test_a_purge_of_dead_letters_that_is_under_way_is_not_redriven_or_purged_again(bench):
@@ -369,7 +369,7 @@ def test_a_stream_that_is_used_again_before_its_deletion_is_stored_keeps_what_is
     assert bench.bodies("alice")[-1:] == [b"new"]
     bench.crash()
     assert [body for _, body in chunks(bench.store)] == [b"new"]
-    assert bench.core.streams.by_name["s"].last == 3
+    assert bench.core.streams.by_name["s"].progress.last == 3
 
 
 def test_a_purge_that_is_repeated_after_a_crash_drops_nothing_that_was_confirmed_in_between(bench):

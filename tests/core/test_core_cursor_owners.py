@@ -163,7 +163,7 @@ def test_owners_survive_a_purge_and_go_with_their_stream() -> None:
     answer = tell(bench, "op", Change(0, "stream.delete", {"stream": "s", "cascade": True}))
     assert isinstance(answer, Ok), answer
     assert bench.store.recover().table(OWNERS) == {}
-    assert (bench.core.streams.held.costs, bench.core.streams.cursors_held.costs) == ({}, {})
+    assert (bench.core.streams.held.costs, bench.core.streams.cursors.held.costs) == ({}, {})
 
 
 def test_without_rules_anybody_uses_any_cursor() -> None:

@@ -320,7 +320,7 @@ def test_a_lost_cursor_goes_with_its_stream_though_a_purge_follows(refused):
     bench.settle()
     assert bench.store.recover().table(CURSORS) == ({("s", "c"): 1} if refused else {})
     found = bench.core.streams.by_name.get("s")
-    assert (set(found.lost_cursors) if found else set()) == ({"c"} if refused else set())
+    assert (set(found.cursors.lost) if found else set()) == ({"c"} if refused else set())
 
 
 def test_a_session_whose_numbers_may_be_lost_is_another_one_until_its_client_has_heard_of_that():

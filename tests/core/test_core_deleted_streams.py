@@ -36,7 +36,7 @@ def put(bench: Bench, stream: str) -> int:
     bench.tell("alice", publish(b"1", stream=stream))
     bench.settle()
     assert bench.sent("alice") == []
-    return bench.core.streams.by_name[stream].last
+    return bench.core.streams.by_name[stream].progress.last
 
 
 def is_refused(bench: Bench, stream: str) -> bool:
@@ -57,7 +57,7 @@ def test_streams_that_are_deleted_leave_their_places_to_others(bench, end):
             bench.open("alice")
             assert is_refused(bench, "one too many")
         for name in names:
-            seen[name] = bench.core.streams.by_name[name].last
+            seen[name] = bench.core.streams.by_name[name].progress.last
             delete(bench, name)
         if number % 3 == 1:
             getattr(bench, end)()
@@ -161,7 +161,7 @@ def test_what_comes_while_a_stream_is_being_deleted_is_not_sent_before_it_is_res
     assert bench.bodies("bob") == []
     bench.settle()
     assert bench.bodies("bob") == [b"2"]
-    last = bench.core.streams.by_name["a"].last
+    last = bench.core.streams.by_name["a"].progress.last
     bench.crash()
     bench.open("alice", "bob")
     assert put(bench, "a") > last
@@ -272,7 +272,7 @@ def test_a_new_stream_without_messages_has_nothing_to_tell_of(bench):
 def put_unseen(bench: Bench, stream: str) -> int:
     bench.tell("alice", publish(b"1", stream=stream))
     bench.settle()
-    return bench.core.streams.by_name[stream].last
+    return bench.core.streams.by_name[stream].progress.last
 
 
 def test_a_reader_who_had_something_of_a_name_is_told_of_what_was_deleted(bench):

@@ -208,4 +208,4 @@ def test_a_reader_that_comes_while_a_stream_is_deleted_does_not_bring_it_back(is
     bench.tell("alice", publish(b"2"))
     bench.settle()
     assert bench.bodies("bob") == [b"2"]
-    assert bench.core.streams.by_name["s"].last > 1
+    assert bench.core.streams.by_name["s"].progress.last > 1

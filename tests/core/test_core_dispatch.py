@@ -9,8 +9,7 @@ import pytest
 from core_bench import Bench, items, publish, request, subscribe
 
 from malamute.core.iteration import effects as effects_module
-from malamute.core.stream import audience, chunk, dispatch, replay
-from malamute.core.stream import stream as streams
+from malamute.core.stream import audience, chunk, dispatch, live, replay
 from malamute.core.stream.chunk import Loaded
 from malamute.matching import CompiledSelector, Index
 from malamute.protocol import codec
@@ -96,7 +95,7 @@ def test_who_takes_the_same_of_a_chunk_shares_one_part_of_it():
 def test_who_comes_while_a_chunk_is_dispatched_gets_each_message_once(start):
     bench = reading()
     bench.tell("alice", batch(0))
-    assert bench.core.streams.by_name["s"].behind
+    assert bench.core.streams.by_name["s"].progress.behind
     bench.tell("other", subscribe(1, criteria=[["topic", "*.7"]], start=start))
     bench.iterate()
     bench.tell("alice", batch(1))
@@ -112,7 +111,7 @@ def test_who_was_behind_is_not_live_before_the_chunk_is_dispatched():
     bench.tell("alice", publish(b"one"))
     bench.settle()
     bench.tell("alice", batch(0))
-    assert bench.core.streams.by_name["s"].behind
+    assert bench.core.streams.by_name["s"].progress.behind
     bench.sent("other")
     bench.receive("other", Credit(1, -1, -1))
     bench.settle()
@@ -127,12 +126,12 @@ def test_who_was_behind_is_not_live_before_the_chunk_is_dispatched():
 def test_who_ends_while_a_chunk_is_dispatched_gets_no_more_of_it():
     bench = reading()
     bench.tell("alice", batch(0))
-    assert bench.core.streams.by_name["s"].behind
+    assert bench.core.streams.by_name["s"].progress.behind
     had = got(bench)
     bench.tell("reader", *[Cancel(source) for source in range(1, READERS + 1)])
     bench.settle()
     assert not (had.keys() & got(bench).keys())
-    assert not bench.core.streams.by_name["s"].behind
+    assert not bench.core.streams.by_name["s"].progress.behind
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -141,7 +140,7 @@ def test_who_takes_what_is_on_the_disk_gets_it_whichever_is_done_first(stored):
     bench.tell("other", subscribe(1, criteria=[["topic", "*.7"]], committed=True))
     bench.sent("other")
     bench.tell("alice", batch(0))
-    assert bench.core.streams.by_name["s"].behind
+    assert bench.core.streams.by_name["s"].progress.behind
     while bench.core.streams.active and not stored:
         bench.iterate()
     assert not got(bench, "other")
@@ -153,7 +152,7 @@ def test_what_the_disk_refuses_while_it_is_dispatched_is_reported_to_all_who_wer
     bench = reading()
     bench.tell("alice", batch(0))
     bench.tell("alice", batch(1))
-    assert bench.core.streams.by_name["s"].behind
+    assert bench.core.streams.by_name["s"].progress.behind
     bench.fail()
     bench.settle()
     gaps, had = Counter(), Counter()
@@ -169,14 +168,14 @@ def test_what_the_disk_refuses_while_it_is_dispatched_is_reported_to_all_who_wer
 
 
 def test_what_waits_to_be_dispatched_has_a_limit_past_which_each_reader_looks_for_itself(monkeypatch):
-    monkeypatch.setattr(streams, "BEHIND_BYTES", 200_000)
+    monkeypatch.setattr(live, "BEHIND_BYTES", 200_000)
     bench = reading()
     stream = bench.core.streams.by_name["s"]
     held = []
     for number in range(5):
         bench.receive("alice", batch(number))
         stream.flush()
-        held.append(len(stream._held))
+        held.append(len(stream.live.held))
     assert max(held) < 5
     bench.settle()
     sent = bench.sent("reader")
@@ -191,7 +190,7 @@ def test_what_waits_to_be_dispatched_has_a_limit_past_which_each_reader_looks_fo
 
 def test_how_much_waits_is_counted_and_not_summed_up_for_each_chunk_that_comes(monkeypatch):
     asked: Counter[str] = Counter()
-    size_bytes = Loaded.size_bytes.fget
+    size_bytes, keep = Loaded.size_bytes.__get__, Loaded.size_bytes.__set__
 
     def counted(loaded):
         asked["now"] += 1
@@ -200,21 +199,21 @@ def test_how_much_waits_is_counted_and_not_summed_up_for_each_chunk_that_comes(m
     bench = reading()
     stream = bench.core.streams.by_name["s"]
     bench.tell("alice", batch())
-    assert stream.behind
+    assert stream.progress.behind
     bench.core.effects.work = 0
-    monkeypatch.setattr(Loaded, "size_bytes", property(counted))
+    monkeypatch.setattr(Loaded, "size_bytes", property(counted, keep))
     counts = []
     for number in range(20):
         asked.clear()
         bench.receive("alice", publish(b"%d" % number))
         stream.flush()
         counts.append(asked["now"])
-    assert len(stream._held) > 20
+    assert len(stream.live.held) > 20
     assert set(counts) == {counts[0]}
-    assert stream._held.size_bytes == sum(map(size_bytes, stream._held))
+    assert stream.live.held.size_bytes == sum(map(size_bytes, stream.live.held))
     bench.settle()
-    assert not stream.behind
-    assert stream._held.size_bytes == len(stream._held) == 0
+    assert not stream.progress.behind
+    assert stream.live.held.size_bytes == len(stream.live.held) == 0
 
 
 def test_what_is_kept_of_the_parts_is_counted_and_bounded(monkeypatch):
@@ -243,7 +242,7 @@ def test_a_feed_that_is_changed_while_a_chunk_is_dispatched_makes_each_request_o
     bench.settle()
     bench.tell("alice", Change(0, "feed.set", feed | {"criteria": [["topic", "*.8"]]}))
     bench.tell("alice", batch(0))
-    assert bench.core.streams.by_name["s"].behind
+    assert bench.core.streams.by_name["s"].progress.behind
     bench.settle()
     subjects = [e.subject for e in bench.core.services.by_name["w"].entries.values()]
     assert subjects == [f"a0-{place}.8" for place in range(8, MESSAGES, READERS)]
@@ -265,7 +264,7 @@ def test_work_of_others_leaves_some_for_chunks():
     bench.tell("alice", batch(0))
     for _ in range(100):
         bench.iterate()
-    assert not bench.core.streams.by_name["s"].behind
+    assert not bench.core.streams.by_name["s"].progress.behind
     assert sum(map(len, got(bench).values())) == MESSAGES
 
 

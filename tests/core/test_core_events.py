@@ -199,7 +199,7 @@ def test_clients_cannot_publish_to_sys_nor_set_its_cursors_by_reserved_names(ben
 
 
 def test_sys_has_cursors_like_any_stream_and_its_retention_is_not_for_clients(bench):
-    last = bench.core.streams.by_name[EVENTS].last
+    last = bench.core.streams.by_name[EVENTS].progress.last
     bench.tell("eve", Commit(EVENTS, 0, "mine", last), Change(0, "stream.retain", {"stream": EVENTS}))
     bench.settle()
     assert bench.store.recover().table(CURSORS)[EVENTS, "mine"] == last
@@ -415,14 +415,14 @@ def test_a_slow_reader_of_the_events_makes_no_events():
     for name in ("alice", "bob", "carl", "dora"):
         bench.open(name)
         bench.settle()
-    before = bench.core.streams.by_name[EVENTS].last
+    before = bench.core.streams.by_name[EVENTS].progress.last
     got = []
     for _ in range(10):
         bench.tell("eve", Credit(1, 1, -1))
         bench.settle()
         got += bench.sent("eve")
     assert any(isinstance(message, Gap) for message in got)
-    assert bench.core.streams.by_name[EVENTS].last == before
+    assert bench.core.streams.by_name[EVENTS].progress.last == before
 
 
 # Histories

@@ -17,7 +17,8 @@ from malamute.core.feed.table import KEEP_SECONDS
 from malamute.core.feed.target import FED_BYTES
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.session.selectors import SUBSCRIPTION_BYTES
-from malamute.core.stream.stream import RESERVE, cursor_bytes
+from malamute.core.stream.cursors import cursor_bytes
+from malamute.core.stream.stream import RESERVE
 from malamute.errors import StoreError
 from malamute.matching import Selector
 from malamute.protocol.batch import pack, pack_record

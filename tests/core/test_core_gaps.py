@@ -317,7 +317,7 @@ def test_a_restored_broker_continues_far_behind_all_that_it_may_have_given_out(b
     for _ in range(3):
         bench.tell("alice", publish(*[b"x"] * 1000))
         bench.settle()
-    had = bench.core.streams.by_name["s"].last
+    had = bench.core.streams.by_name["s"].progress.last
     restore(bench, backup)
     incarnation = next_incarnation(bench.now, 0)
     bench.tell("bob", back(had + 1, had=had))
@@ -407,7 +407,7 @@ def test_an_incarnation_is_beyond_all_that_was_used_though_the_clock_is_wrong():
 def test_a_stream_may_have_been_restored_more_than_once():
     recovered = Recovered(b"\0" * 16, {"s": StreamState(1, 5, 8)}, {}, {}, incarnations=(100, 200))
     stream = Core(START, Settings(), recovered).streams.by_name["s"]
-    assert stream.next == 201
+    assert stream.progress.next == 201
     assert stream.gaps.reason(6, 100) == stream.gaps.reason(150, 200) == "restored"
     assert stream.gaps.reason(110, 120) == "restart"
 
@@ -417,7 +417,7 @@ def test_a_position_of_before_a_restore_is_one_in_this_store(bench):
     backup = bench.store.copy()
     bench.tell("alice", publish(*[b"x"] * 10))
     bench.settle()
-    had = bench.core.streams.by_name["s"].last
+    had = bench.core.streams.by_name["s"].progress.last
     own = bench.core.streams.broker
     restore(bench, backup)
     incarnation = next_incarnation(bench.now, 0)

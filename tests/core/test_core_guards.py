@@ -260,7 +260,7 @@ def test_a_stop_is_not_kept_from_ending_in_good_order(bench, monkeypatch):
     bench.settle()
     once(monkeypatch, stream_module.Stream, "close")
     bench.restart()
-    assert {stream.next - 1 for stream in bench.core.streams.by_name.values()} == {
+    assert {stream.progress.next - 1 for stream in bench.core.streams.by_name.values()} == {
         1,
         1 + stream_module.RESERVE,
     }

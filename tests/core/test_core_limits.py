@@ -10,7 +10,7 @@ from lab.attacks import CLAUSES
 
 from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.session.selectors import SUBSCRIPTION_BYTES
-from malamute.core.stream.stream import cursor_bytes
+from malamute.core.stream.cursors import cursor_bytes
 from malamute.matching import Selector
 from malamute.protocol.batch import pack, pack_record
 from malamute.protocol.limits import Limits

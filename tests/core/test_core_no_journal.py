@@ -89,14 +89,14 @@ def test_a_stream_that_stops_in_good_order_gives_its_epoch_back(bench):
     bench.tell("alice", publish(b"1", stream="live"), publish(b"1", stream="other"))
     bench.settle()
     assert sequences(bench) == [2]
-    assert bench.core.streams.by_name["other"].last == 1
+    assert bench.core.streams.by_name["other"].progress.last == 1
 
 
 def test_an_epoch_is_extended_before_it_ends(bench, monkeypatch):
     monkeypatch.setattr("malamute.core.stream.stream.EPOCH", 4)
     bench.settle()
     stream = bench.core.streams.by_name["live"]
-    stream.reserved = 4
+    stream.progress.reserved = 4
     for _ in range(20):
         bench.tell("alice", publish(b"1", stream="live"))
         bench.settle()

@@ -49,16 +49,16 @@ def test_no_client_changes_the_stream_of_the_broker(topic, dry_run):
     bench.settle()
     bench.sent("alice")
     stream = bench.core.streams.by_name[EVENTS]
-    before = stream.first_kept, stream.last, stream.retention
-    assert stream.last >= 1
+    before = stream.progress.first_kept, stream.progress.last, stream.retention
+    assert stream.progress.last >= 1
     given = {name: VALUES[name] for name in arguments_of(CHANGES[topic]).required} | {"dry_run": dry_run}
     bench.tell("alice", Change(0, topic, given))
     bench.settle()
     (answer,) = bench.sent("alice")
     if topic not in READERS:
         assert getattr(answer, "code", 0) in (401, 404), answer
-    assert (stream.first_kept, stream.retention) == (before[0], before[2])
-    assert stream.last >= before[1]
+    assert (stream.progress.first_kept, stream.retention) == (before[0], before[2])
+    assert stream.progress.last >= before[1]
     assert not bench.core.feeds.by_name
 
 

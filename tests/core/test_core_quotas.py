@@ -264,7 +264,7 @@ def test_a_refused_command_changes_nothing_and_its_number_is_settled():
     answers += bench.sent("ann")
     assert [answer.ref for answer in answers if isinstance(answer, Error)] == [2, 3]
     assert [answer.ranges for answer in answers if isinstance(answer, Stored)] == [[[1, 1, 1]]]
-    assert bench.core.streams.by_name["s"].next == 2
+    assert bench.core.streams.by_name["s"].progress.next == 2
     assert isinstance(bench.ask("ann", publish(b"2", number=2))[0], Error)
 
 
@@ -640,7 +640,7 @@ class Anything:
                 "cursors": sum(
                     usage in core.quotas.of(user, (), self.bench.now)
                     for stream in core.streams.by_name.values()
-                    for user in stream.owners.values()
+                    for user in stream.cursors.owners.values()
                 ),
                 "requests": sum(kind == "service" for kind, _ in waiting),
                 "queued_bytes": sum(entry.size_bytes for _, entry in waiting),

@@ -74,7 +74,7 @@ def test_what_nobody_can_have_had_is_not_noted(bench):
 
 def counts(bench):
     """How many messages are counted, and how many are there."""
-    return bench.core.streams.by_name["s"].messages_behind(0), bench.store.status().streams["s"].count
+    return bench.core.streams.by_name["s"].numbering.messages(0), bench.store.status().streams["s"].count
 
 
 def test_what_is_noted_as_refused_is_not_counted(bench):
@@ -97,8 +97,8 @@ def test_what_a_restore_skipped_before_the_first_message_of_a_stream_is_not_coun
     if is_stored:
         bench.settle()
     stream = bench.core.streams.by_name["s"]
-    assert stream.last == bench.core.streams.incarnation + 1
-    assert stream.messages_behind(0) == 1
+    assert stream.progress.last == bench.core.streams.incarnation + 1
+    assert stream.numbering.messages(0) == 1
 
 
 def test_what_a_refused_chunk_told_of_skipped_sequences_is_stored_with_the_next_one(bench):

@@ -17,7 +17,8 @@ from malamute.core.identity.access import QUERIES, Principal
 from malamute.core.iteration.effects import WORK_MAX
 from malamute.core.queue import table
 from malamute.core.review import REVIEW_WORK
-from malamute.core.stream.stream import STREAMS_WORK, Stream
+from malamute.core.stream.stream import Stream
+from malamute.core.stream.table import STREAMS_WORK
 from malamute.protocol import admin
 from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.batch import pack_record
@@ -148,7 +149,7 @@ def test_every_subject_of_a_command_is_checked():
         "'publish stream/s/fx.internal' is not allowed: refused by 'deny publish stream/s/fx.internal'"
     ]
     assert refusals(bench.ask("ann", batch._replace(subjects=["fx.eur", "metals"])))
-    assert bench.core.streams.by_name["s"].last == 2
+    assert bench.core.streams.by_name["s"].progress.last == 2
 
 
 def test_what_was_allowed_once_is_not_decided_again(monkeypatch):
@@ -548,7 +549,7 @@ def test_any_command_is_done_exactly_if_the_reference_allows_it_and_leaves_no_tr
 def state(bench):
     core = bench.core
     return (
-        {name: stream.last for name, stream in core.streams.by_name.items() if not stream.own},
+        {name: stream.progress.last for name, stream in core.streams.by_name.items() if not stream.own},
         {name: len(queue.entries) for name, queue in core.mailboxes.by_name.items()},
         {name: len(queue.entries) for name, queue in core.services.by_name.items()},
     )
@@ -620,7 +621,7 @@ def test_a_numbered_command_that_may_not_make_its_stream_is_answered_once_and_ag
     (refused,) = bench.ask("ann", publish(b"1", number=1))
     assert refused.code == 401
     bench.tell("ann", publish(b"1", number=2))
-    assert bench.core.streams.by_name["s"].last == 1
+    assert bench.core.streams.by_name["s"].progress.last == 1
 
 
 def test_an_operator_makes_a_stream_by_the_right_to_administer_it_and_an_owner_has_his_mailbox():

@@ -347,7 +347,7 @@ def test_a_purge_that_could_not_be_stored_has_purged_nothing(bench):
     bench.tell("bob", Change(0, "stream.purge", {"stream": "s"}))
     bench.fail(StorageFull("full"))
     assert bench.sent("bob") == [Error(507, "full", 15, 0)]
-    assert bench.core.streams.by_name["s"].first_kept == 1
+    assert bench.core.streams.by_name["s"].progress.first_kept == 1
     assert begin(bench, "first")[1] == [1, 2, 3, 4, 5, 6]
 
 
@@ -368,9 +368,9 @@ def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_continue(be
     assert change(bench, "stream.create", stream="s") == {"stream": "s"}
     bench.tell("alice", publish(b"after", number=1))
     bench.settle()
-    assert bench.core.streams.by_name["s"].last == 7
+    assert bench.core.streams.by_name["s"].progress.last == 7
     bench.crash()
-    assert bench.core.streams.by_name["s"].next > 7
+    assert bench.core.streams.by_name["s"].progress.next > 7
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ MUTANTS = {
         "test_with_cascade_all_that_hangs_on_a_queue_ends_with_a_reason",
     ),
     "XU11": Mutant(
-        "core/stream/stream.py",
+        "core/stream/table.py",
         "return self._policy_of(name)._replace(journal=self._started_with(name).journal)",
         "return self._policy_of(name)",
         "test_a_name_resolves_to_one_store_and_is_found_there_again",
@@ -286,13 +286,13 @@ MUTANTS = {
         "test_a_message_is_delivered_until_it_expires_and_then_a_gap",
     ),
     "WP2": Mutant(
-        "core/stream/stream.py",
+        "core/stream/live.py",
         "            start = subscription.start\n",
         "            start = subscription.start if all(True for _ in range(len(readers) // 100)) else 0\n",
         "test_wp2_each_of_10_000_subscribers_gets_everything_for_what_it_takes_with_100",
     ),
     "WP3": Mutant(
-        "core/stream/stream.py",
+        "core/stream/live.py",
         "if subscription.state is not LIVE or start > loaded.chunk.last:",
         "if subscription.state is not LIVE and all(True for _ in range(1_000)):",
         "test_wp3_one_that_stands_still_among_a_hundred_costs_neither_work_nor_memory_nor_an_iteration",
@@ -305,8 +305,8 @@ MUTANTS = {
     ),
     "WP5": Mutant(
         "core/stream/start.py",
-        "Position(min(start.value, stream.next))",
-        "Position(stream.next)",
+        "Position(min(start.value, stream.progress.next))",
+        "_head(stream)",
         "test_wp5_wp22_a_replay_begins_at_the_first_a_sequence_or_what_is_new",
     ),
     "WP7": Mutant(
@@ -407,8 +407,8 @@ MUTANTS = {
     ),
     "WP29": Mutant(
         "core/stream/start.py",
-        "Position(min(start.value, stream.next))",
-        "Position(min(start.value + 1, stream.next))",
+        "Position(min(start.value, stream.progress.next))",
+        "Position(min(start.value + 1, stream.progress.next))",
         "test_wp29_resuming_after_the_last_received_leaves_no_gap_and_no_duplicate",
     ),
     "WP30": Mutant(
@@ -425,8 +425,8 @@ MUTANTS = {
     ),
     "WP32": Mutant(
         "core/stream/stream.py",
-        "                    last + RESERVE,\n",
-        "                    last,\n",
+        "chunk, last + RESERVE, loaded",
+        "chunk, last, loaded",
         "test_wp32_no_sequence_is_used_twice_after_a_crash",
     ),
     "WP33": Mutant(
@@ -448,21 +448,21 @@ MUTANTS = {
         "test_wp35_50_000_clients_are_found_as_trying_each_finds_them_and_cost_a_message_what_5_000_do",
     ),
     "WP36": Mutant(
-        "core/stream/stream.py",
-        "self._held[0].chunk.last <= self.reserved:\n            if self.behind and",
-        "self._held[0].chunk.last <= self.replay.durable:\n            if self.behind and",
+        "core/stream/live.py",
+        "self.held[0].chunk.last <= progress.reserved:\n            if progress.behind and",
+        "self.held[0].chunk.last <= progress.durable:\n            if progress.behind and",
         "test_wp36_only_the_first_messages_of_a_new_stream_wait_for_a_commit",
     ),
     "WP37": Mutant(
         "core/stream/gaps.py",
-        "if first < self._stream.first_kept:",
+        "if first < self._progress.first_kept:",
         "if first < 0:",
         "test_wp37_a_reader_that_the_ring_has_passed_is_notified_of_the_exact_gaps_and_the_file_is_constant",
     ),
     "WP38": Mutant(
         "core/stream/replay.py",
-        "subscription.skip(stream.next_dispatch - 1, NO_JOURNAL)",
-        "subscription.move(stream.next_dispatch)",
+        "subscription.skip(head - 1, NO_JOURNAL)",
+        "subscription.move(head)",
         "test_wp38_a_stream_without_a_history_drops_and_counts_and_shows_what_there_was_no_credit_for",
     ),
     "WP39": Mutant(
@@ -635,7 +635,7 @@ MUTANTS = {
     ),
     "ZN19": Mutant(
         "core/feed/stream_feed.py",
-        "        self.stream.commit(self.name.cursor, sequences[-1])\n        self.delivered",
+        "        self.stream.cursors.commit(self.name.cursor, sequences[-1])\n        self.delivered",
         "        pass\n        self.delivered",
         "test_zn19_over_crashes_a_feed_goes_on_behind_what_it_has_put",
     ),
@@ -689,8 +689,8 @@ MUTANTS = {
     ),
     "WP6": Mutant(
         "core/stream/stream.py",
-        "self.effects.store(Reserve(self.name, self.next - 1))",
-        "self.effects.store(Reserve(self.name, self.next + 9))",
+        "self.effects.store(Reserve(self.name, self.progress.next - 1))",
+        "self.effects.store(Reserve(self.name, self.progress.next + 9))",
         "test_wp6_a_history_is_switched_on_without_a_word_to_publishers",
     ),
     "WP16": Mutant(

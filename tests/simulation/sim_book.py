@@ -627,12 +627,13 @@ class Book:
         }
         if cursors != self.cursors_stored | begin_at:
             raise Violation("cursors are not where the disk has them", cursors=cursors)
-        owners = {(s.name, c): who for s in core.streams.by_name.values() for c, who in s.owners.stored()}
+        streams = core.streams.by_name.values()
+        owners = {(s.name, c): who for s in streams for c, who in s.cursors.owners.stored()}
         if owners != self.owners_stored and not isinstance(self.streams.store, FlawedStore):
             raise Violation("cursors have other owners than the disk has them", owners=owners)
         if core.recovery.skipped != len(feeds.lost):
             raise Violation("other feeds are reported as lost", count=core.recovery.skipped, lost=feeds.lost)
-        lost = {(s.name, cursor) for s in core.streams.by_name.values() for cursor in s.lost_cursors}
+        lost = {(s.name, cursor) for s in core.streams.by_name.values() for cursor in s.cursors.lost}
         if lost != self.lost_cursors:
             raise Violation("other cursors are lost", found=lost, lost=self.lost_cursors)
         if dict(core.streams.retentions) != self.retentions:

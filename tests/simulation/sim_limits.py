@@ -14,7 +14,7 @@ from malamute.core.queue.source import QueueSource
 from malamute.core.reports.refusal_log import REFUSALS_MAX
 from malamute.core.session.answers import ASKED_BYTES
 from malamute.core.session.refusals import RUNS_MAX
-from malamute.core.stream.stream import cursor_bytes
+from malamute.core.stream.cursors import cursor_bytes
 from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.limits import Limits
 
@@ -108,7 +108,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
         "selectors": (sum(selectors), limits.selectors_bytes),
         "cursors": (_cursors_bytes(core), limits.cursors_bytes),
         "identities": (_identities_bytes(core), limits.identities_bytes),
-        "caches of subjects": (core.streams.caches.used_bytes, limits.caches_bytes),
+        "caches of subjects": (core.streams.shared.caches.used_bytes, limits.caches_bytes),
         "answers that the store is asked for": (
             max(core.answers._asked.values(), default=0),
             # An answer is let in as long as there is any room.

@@ -402,7 +402,7 @@ def check_counts(core: Core, store: MemoryStore, damaged: set[tuple[str, int]]) 
         there = sorted(read_all(store, name))
         for place in {0, len(there) // 3, len(there) - 1, len(there)} if there else {0}:
             after = there[place - 1] if place > 0 else 0
-            counted = stream.messages_behind(after)
+            counted = stream.numbering.messages(after)
             if counted != len(there) - max(place, 0):
                 raise Violation(
                     "messages are counted that are not there",

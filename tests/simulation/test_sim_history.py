@@ -31,6 +31,7 @@ from malamute.core.broker import Core
 from malamute.core.queue.state import MessageStates
 from malamute.core.queue.trackers import Trackers
 from malamute.core.session.confirmations import Confirmations
+from malamute.core.stream.cursors import Cursors
 from malamute.core.stream.stream import Stream
 from malamute.core.stream.subscription import Subscription
 from malamute.errors import StorageFull
@@ -135,8 +136,8 @@ def _post_twice(trackers, usage, entries, outcome, reason, *, bound=True):
     del trackers._use
 
 
-def _commit_one_less(stream, cursor, sequence, user=None):
-    _COMMIT(stream, cursor, max(0, sequence - 1), user)
+def _commit_one_less(cursors, cursor, sequence, user=None):
+    _COMMIT(cursors, cursor, max(0, sequence - 1), user)
 
 
 def _leave_out(subscription, part):
@@ -175,7 +176,7 @@ _STORED = Core.stored
 _ACCEPT = Confirmations.accept
 _WRITE = MemoryStore.write
 _PUBLISH = Stream.publish
-_COMMIT = Stream.commit
+_COMMIT = Cursors.commit
 _COMMAND = StreamSource.command
 _KEPT = Outbox.kept
 _ASSIGN = MessageStates.assign
@@ -222,16 +223,16 @@ BROKEN = {
         "malamute.core.stream.subscription.Subscription._send", _call_it_a_gap, "false gap", plan_of, 4
     ),
     "a durable reader does not wait": Fault(
-        "malamute.core.stream.stream.Stream._offer", offer_at_once, "taken back untold", refused, 23
+        "malamute.core.stream.live.LiveDelivery._offer", offer_at_once, "taken back untold", refused, 23
     ),
     "what was taken back is not told": Fault(
         "malamute.core.stream.subscription.Subscription.refused", _nothing, "taken back untold", refused, 35
     ),
     "a commit is one less": Fault(
-        "malamute.core.stream.stream.Stream.commit", _commit_one_less, "cursor", plan_of, 11
+        "malamute.core.stream.cursors.Cursors.commit", _commit_one_less, "cursor", plan_of, 11
     ),
     "a commit is nothing": Fault(
-        "malamute.core.stream.stream.Stream.commit", _nothing, "cursor", plan_of, 11
+        "malamute.core.stream.cursors.Cursors.commit", _nothing, "cursor", plan_of, 11
     ),
     "a queue is removed with its messages": Fault(
         "malamute.core.queue.queue.Queue.used",
@@ -273,7 +274,7 @@ BROKEN = {
         39,
     ),
     "a purge is answered and not made": Fault(
-        "malamute.core.stream.stream.Stream.purge", _nothing, "change undone", operated, 0
+        "malamute.core.admin.changes.purge_history", _nothing, "change undone", operated, 0
     ),
 }
 

@@ -42,7 +42,8 @@ from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.table import QueueTable
 from malamute.core.reports.audit import Audit
 from malamute.core.session.confirmations import Confirmations
-from malamute.core.stream.stream import Stream
+from malamute.core.stream.cursors import Cursors
+from malamute.core.stream.live import LiveDelivery
 from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
@@ -209,7 +210,7 @@ def _report_one_more(queue, sender, correlation, told, failed):
 
 
 def _take_without_a_position(feed, columns):
-    with patch.object(feed.stream, "commit", _nothing):
+    with patch.object(Cursors, "commit", _nothing):
         _TAKE(feed, columns)
 
 
@@ -218,7 +219,7 @@ def _take_all_for_stored(feed, error):
 
 
 def _begin_anywhere(core, name, source, position):
-    with patch.object(Stream, "check_known", _nothing):
+    with patch.object(Cursors, "check_known", _nothing):
         return _START_FEED(core, name, source, position)
 
 
@@ -227,7 +228,7 @@ def _leave_one_out(sequence):
 
 
 def _is_impatient(feed):
-    return feed.cursor <= feed.stream.replay.durable and not feed.full and feed.effects.now >= feed.retry_at
+    return feed.cursor <= feed.stream.progress.durable and not feed.full and feed.effects.now >= feed.retry_at
 
 
 def _go_on_with_old_numbers(restored, state):
@@ -313,7 +314,7 @@ _PUT_BACK = redrive._put_back
 _RECALL = Queue._recall
 _COLLECT = QueueTable._collect_unless_used
 _START_FEED = admin_feeds._start
-_OFFER = Stream._offer
+_OFFER = LiveDelivery._offer
 _RESTORE_FEED = Feeds._restore
 _TAKE = StreamFeed._put
 _CONFIRM = Confirmations._confirm
@@ -322,12 +323,12 @@ _WITHDRAW = purge.withdraw
 _SETTLED = StreamFeed._settled
 
 
-def offer_at_once(stream, loaded, part, readers):
+def offer_at_once(live, loaded, part, readers):
     """Durable readers do not wait."""
     committed = [reader for reader in readers if reader.committed]
     for reader in committed:
         reader.committed = False
-    _OFFER(stream, loaded, part, readers)
+    _OFFER(live, loaded, part, readers)
     for reader in committed:
         reader.committed = True
 
@@ -351,7 +352,7 @@ BROKEN = {
     "a gap is not told": ("malamute.core.stream.subscription.Subscription.skip", _skip_in_silence),
     "what was taken back is not told": ("malamute.core.stream.subscription.Subscription.refused", _nothing),
     "a committed subscription does not wait for the disk": (
-        "malamute.core.stream.stream.Stream._offer",
+        "malamute.core.stream.live.LiveDelivery._offer",
         offer_at_once,
     ),
     "what a peer held is not given to others": (
@@ -545,9 +546,9 @@ BROKEN = {
         "malamute.core.queue.limits.QueueSequences.covers",
         lambda sequences, last: True,
     ),
-    "a lost cursor begins at the head": ("malamute.core.stream.stream.Stream.check_known", _nothing),
+    "a lost cursor begins at the head": ("malamute.core.stream.cursors.Cursors.check_known", _nothing),
     "a lost cursor that is set again stays lost": (
-        "malamute.core.stream.stream.Stream._find_again",
+        "malamute.core.stream.cursors.Cursors._find_again",
         _nothing,
     ),
     "a feed that is set again is reported as lost": (
@@ -585,7 +586,7 @@ BROKEN = {
         lambda budget, selector, session=None, beside=0: selector.cost_bytes + beside,
     ),
     "a cursor that waits for its position has room": (
-        "malamute.core.stream.stream.Stream.check_cursor",
+        "malamute.core.stream.cursors.Cursors.check",
         _nothing,
     ),
     "a session may have any answers": ("malamute.core.session.answers.Answers.check", _nothing),
@@ -601,7 +602,7 @@ BROKEN = {
     ),
     "a restored feed goes on at the head": (
         "malamute.core.feed.table.Feeds._restore",
-        _begin_restored_at(lambda stream: stream.next - 1),
+        _begin_restored_at(lambda stream: stream.progress.next - 1),
     ),
     "a restored feed begins again": (
         "malamute.core.feed.table.Feeds._restore",

@@ -30,6 +30,7 @@ from malamute.core.queue import redrive as redriving
 from malamute.core.queue.browse import choose
 from malamute.core.queue.mailbox import EVERYTHING
 from malamute.core.reports.audit import DONE, FAILED, PARTIAL, REFUSED, who
+from malamute.core.stream.deletion import purge as purge_history
 from malamute.core.stream.start import locate, one_position, removed
 from malamute.core.stream.subscription import Position
 from malamute.errors import (
@@ -154,9 +155,9 @@ def set_cursor(
     """Set a cursor so that its reader, who may be named as its `owner`, goes on at `start`."""
     name, cursor, user = wanted.stream, wanted.cursor, session.may.principal.user
     stream = stream_of(core, name)
-    for owner in (stream.owners.get(cursor, ""), wanted.owner or ""):
+    for owner in (stream.cursors.owners.get(cursor, ""), wanted.owner or ""):
         session.may.require_cursor("admin", name, cursor, owner)
-    stream.check_cursor(cursor, wanted.owner or user)
+    stream.cursors.check(cursor, wanted.owner or user)
     where = one_position(wanted.start, "a cursor", core.streams.broker)
     stream.flush()
 
@@ -166,15 +167,15 @@ def set_cursor(
             return
         try:
             # Others may have come meanwhile.
-            stream.check_cursor(cursor, wanted.owner or user)
+            stream.cursors.check(cursor, wanted.owner or user)
         except (TooMany, QuotaExceeded) as error:
             failed(error)
             return
         before, sequence = stream.cursors.get(cursor), position.first - 1
         if not wanted.dry_run:
             if wanted.owner:
-                stream.give(cursor, wanted.owner)
-            stream.commit(cursor, sequence, user)
+                stream.cursors.give(cursor, wanted.owner)
+            stream.cursors.commit(cursor, sequence, user)
         value = CursorChanged(stream=name, cursor=cursor, before=before, sequence=sequence)
         answered(value, before={"sequence": before})
 
@@ -190,12 +191,12 @@ def delete_cursor(
         NotFound: there is no such stream or cursor.
     """
     stream, cursor = stream_of(core, wanted.stream), wanted.cursor
-    if cursor not in stream.cursors and cursor not in stream.lost_cursors:
+    if cursor not in stream.cursors and cursor not in stream.cursors.lost:
         raise NotFound(f"there is no cursor {cursor!r} in the stream {wanted.stream!r}")
-    session.may.require_cursor("admin", stream.name, cursor, stream.owners.get(cursor, ""))
+    session.may.require_cursor("admin", stream.name, cursor, stream.cursors.owners.get(cursor, ""))
     before = stream.cursors.get(cursor)
     if not wanted.dry_run:
-        stream.delete_cursor(cursor)
+        stream.cursors.delete(cursor)
     value = CursorDeleted(stream=wanted.stream, cursor=cursor, before=before)
     answered(value, before=value)
 
@@ -221,7 +222,7 @@ def create_stream(
     if not wanted.dry_run:
         made = _made(core, name, session)
         made.store_maker()
-        core.effects.store(Reserve(name, made.reserved))
+        core.effects.store(Reserve(name, made.progress.reserved))
         if limited:
             made.retain(kept)
     answered(_kept(name, kept) if limited else StreamKept(stream=name))
@@ -283,10 +284,12 @@ def purge_stream(
     stream = stream_of(core, name)
     core.feeds.check_stream(name)
     stream.flush()
-    purged = StreamPurged(stream=name, first=stream.first_kept, last=stream.last)
+    purged = StreamPurged(stream=name, first=stream.progress.first_kept, last=stream.progress.last)
     if not wanted.dry_run:
         what = f"stream.purged.{name}"
-        stream.purge(lambda: core.effects.event(what, first=purged.first, last=purged.last))
+        purge_history(
+            core.streams, stream, lambda: core.effects.event(what, first=purged.first, last=purged.last)
+        )
         core.feeds.put_again(name)
     answered(purged, before=purged)
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.streams import stream_of
 from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
+from malamute.core.stream.deletion import delete
 from malamute.core.stream.start import removed
 from malamute.core.stream.subscription import Subscription
 from malamute.errors import InUse, MalamuteError, NotFound, TryLater
@@ -74,7 +75,7 @@ def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answ
         core.effects.event(f"stream.deleted.{stream.name}", first=gone.first, last=gone.last)
         run_workflow(core.effects, _end(core, readers, NotFound(f"stream {stream.name!r} was deleted")))
 
-    core.streams.delete(stream, deleted)
+    delete(core.streams, stream, deleted)
     core.feeds.forget(place)
     answer(gone, otherwise=otherwise)
 
@@ -150,14 +151,14 @@ def _readers(stream: Stream) -> list[Subscription]:
 
 def _own_cursors(stream: Stream) -> list[str]:
     """The cursors of a stream, but for those of feeds: they go with these."""
-    return [name for name in chain(stream.cursors, stream.lost_cursors) if not name.startswith(FEED_PREFIX)]
+    return [name for name in chain(stream.cursors, stream.cursors.lost) if not name.startswith(FEED_PREFIX)]
 
 
 def _deleted(core: Engines, stream: Stream) -> StreamDeleted:
     return StreamDeleted(
         stream=stream.name,
-        first=stream.first_kept,
-        last=stream.last,
+        first=stream.progress.first_kept,
+        last=stream.progress.last,
         cursors=len(_own_cursors(stream)),
         readers=len(_readers(stream)),
         feeds=[str(name) for name in core.feeds.of(Place("stream", stream.name))],

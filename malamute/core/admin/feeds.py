@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from malamute.core.feed.table import Feeds
     from malamute.core.session.selectors import SelectorBudget
     from malamute.core.session.session import Session
-    from malamute.core.stream.stream import Streams
+    from malamute.core.stream.table import Streams
 
 
 def feeds(core: Engines, query: FeedsQuery) -> list[FeedRow]:
@@ -121,7 +121,7 @@ def _start(core: Engines, name: FeedName, source: FeedPlace, position: Position 
     if core.streams.by_name.get(stream.name) is not stream:
         raise removed(stream.name)
     if position is None and name not in core.feeds.by_name:
-        stream.check_known(name.cursor)
+        stream.cursors.check_known(name.cursor)
     return StreamStart(name, source, position)
 
 

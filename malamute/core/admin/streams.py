@@ -126,7 +126,7 @@ def cursors(core: Engines, query: CursorsQuery) -> list[StreamCursor]:
     """The cursors of streams by name, or of one; a page has all of a stream."""
     only = core.streams.by_name.get(query.stream)
     wanted = [only] if only else [] if query.stream else core.streams.by_name.values()
-    having = (s for s in wanted if s.cursors or s.lost_cursors)
+    having = (s for s in wanted if s.cursors or s.cursors.lost)
     rows: list[StreamCursor] = []
     for found in page(core.effects, having, attrgetter("name"), query.after_name, query.limit):
         if len(rows) >= (query.limit or PAGE_ROWS):
@@ -139,9 +139,9 @@ def cursors(core: Engines, query: CursorsQuery) -> list[StreamCursor]:
 def _stream(stream: Stream) -> StreamRow:
     return StreamRow(
         name=stream.name,
-        first=stream.first_kept,
-        last=stream.last,
-        stored=stream.stored_messages,
+        first=stream.progress.first_kept,
+        last=stream.progress.last,
+        stored=stream.numbering.messages_stored,
         published=stream.messages,
         published_rate=stream.rate.each_second(stream.effects.now),
         journaled=stream.journaled,
@@ -164,10 +164,12 @@ def _reader(stream: Stream, reader: Reader) -> ReaderRow:
 
 
 def _cursors(stream: Stream) -> list[CursorRow]:
-    owner = stream.owners.get
+    owner = stream.cursors.owners.get
     known = [
-        CursorRow(name=name, sequence=sequence, lag=stream.messages_behind(sequence), owner=owner(name, ""))
+        CursorRow(
+            name=name, sequence=sequence, lag=stream.numbering.messages(sequence), owner=owner(name, "")
+        )
         for name, sequence in stream.cursors.items()
     ]
-    lost = sorted(stream.lost_cursors)
+    lost = sorted(stream.cursors.lost)
     return known + [CursorRow(name=name, sequence=None, lag=None, owner=owner(name, "")) for name in lost]

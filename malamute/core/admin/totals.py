@@ -83,7 +83,7 @@ class _ReaderSums:
                 continue
             if isinstance(reader, int):
                 self._cursors += 1
-                self._cursor_lag = max(self._cursor_lag, stream.messages_behind(reader))
+                self._cursor_lag = max(self._cursor_lag, stream.numbering.messages(reader))
                 continue
             behind = stream.lag(reader)
             self._readers["replay" if reader.state == "replay" else "live"] += 1

@@ -71,8 +71,8 @@ class StreamStart:
         if self._position is None and not at_work:
             # One that could not be taken up goes on where it was.
             known = value is not None and done is not None
-            self._position = Position(done + 1 if known and done is not None else stream.next)
-        self._head = stream.next
+            self._position = Position(done + 1 if known and done is not None else stream.progress.next)
+        self._head = stream.progress.next
         if self._position is None:
             assert value is not None, "one at work is stored"
             self.done = done
@@ -87,7 +87,7 @@ class StreamStart:
     def _commit(self) -> None:
         assert self.done is not None, "the position is planned"
         self._stream.cursors[self._name.cursor] = self.done
-        self._stream.lost_cursors.discard(self._name.cursor)
+        self._stream.cursors.lost.discard(self._name.cursor)
 
     def make(self, feeds: FeedOwner, rule: FeedRule, target: FeedTarget) -> Feed:
         """Begin at its position."""

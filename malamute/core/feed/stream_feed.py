@@ -53,7 +53,9 @@ class StreamFeed(Reader, Feed):
     def ready(self) -> bool:
         """Whether it may put to its target what is at its cursor."""
         return (
-            self.cursor <= self.stream.replay.durable and self.free and self._token in (0, self.effects.token)
+            self.cursor <= self.stream.progress.durable
+            and self.free
+            and self._token in (0, self.effects.token)
         )
 
     @property
@@ -104,13 +106,13 @@ class StreamFeed(Reader, Feed):
         self.group = self.stream.audience.modify(id(self), selector, self)
         self.compiled = CompiledSelector(selector, self.stream.audience.failed)
         self._cost(selector.cost_bytes)
-        self.stream.set_back(self)
+        self.stream.live.set_back(self)
 
     def offer(self, part: ChunkPart) -> int:
         """Put as much of a part to the target as there is room for."""
         first = part.columns.each_sequence()[0]
         # What it takes, it takes in REPLAY: its position is where it goes on if the disk refuses that.
-        if self.state is not REPLAY or first > self.stream.replay.durable:
+        if self.state is not REPLAY or first > self.stream.progress.durable:
             return first
         columns = self._unclaimed(part.columns) if self.rule.when == "default" else part.columns
         if not columns.subjects:
@@ -150,7 +152,7 @@ class StreamFeed(Reader, Feed):
     def _put(self, columns: Columns) -> None:
         sequences = columns.each_sequence()
         self.target.put(columns, self.name.source)
-        self.stream.commit(self.name.cursor, sequences[-1])
+        self.stream.cursors.commit(self.name.cursor, sequences[-1])
         self.delivered += len(sequences)
         self._first, self._last = self._first or sequences[0], sequences[-1]
         if not self._token:
@@ -162,7 +164,7 @@ class StreamFeed(Reader, Feed):
         if not self.open:
             return
         if error is not None and first:
-            self.stream.commit(self.name.cursor, first - 1)
+            self.stream.cursors.commit(self.name.cursor, first - 1)
             self.stream.replay.leave(self)
             self.rewind(first)
             self._retry()
@@ -172,12 +174,12 @@ class StreamFeed(Reader, Feed):
 
     def keep(self) -> None:
         """Store how far it has looked, when it has found nothing to take for a while."""
-        done = (self.cursor if self.state is REPLAY else self.stream.next_dispatch) - 1
+        done = (self.cursor if self.state is REPLAY else self.stream.progress.next_dispatch) - 1
         idle = self.state in (REPLAY, LIVE) and not self.resting and not self._token
         if idle and done > self.stream.cursors.get(self.name.cursor, 0):
             self.announce_expired()
             self.done = done
-            self.stream.commit(self.name.cursor, done)
+            self.stream.cursors.commit(self.name.cursor, done)
 
     def missed(self, first: int, last: int, reason: str) -> None:
         """Report that messages could not be passed on."""
@@ -194,7 +196,7 @@ class StreamFeed(Reader, Feed):
         """What it does and where it stands, for people."""
         stream = self.stream
         # What is not on the disk is none of its business yet.
-        lag = stream.lag(self, stream.replay.durable)
+        lag = stream.lag(self, stream.progress.durable)
         working = "full" if self.full else "replay" if lag else "live"
         return FeedRow(
             **self.rule.shown(self.name, working),

@@ -20,8 +20,8 @@ from malamute.core.queue.mailbox import Mailboxes
 from malamute.core.queue.service import Services
 from malamute.core.queue.table import QueueTable
 from malamute.core.session.selectors import SelectorBudget
-from malamute.core.stream.stream import Streams
 from malamute.core.stream.subscription import Position
+from malamute.core.stream.table import Streams
 from malamute.errors import InvalidValue, MalamuteError, NotFound, TooMany, TryLater
 from malamute.matching import Selector
 from malamute.protocol.fields import FEED_PREFIX
@@ -110,14 +110,14 @@ class Feeds:
             self._add(moving).begin()
             return
         stream = self.streams.keep(name.source.name)
-        stream.check_known(name.cursor)
+        stream.cursors.check_known(name.cursor)
         feed = self._add(StreamFeed(self, name, rule, stream, self._kept_target(rule)))
-        done = stream.cursors.get(name.cursor, stream.next - 1)
+        done = stream.cursors.get(name.cursor, stream.progress.next - 1)
         found = done
         if doubtful and rule.began and rule.began[0] < done <= rule.began[1]:
             done = rule.began[0]
         # The disk may not have reserved these sequences, so they are used again.
-        done = min(done, stream.next - 1)
+        done = min(done, stream.progress.next - 1)
         feed.done = done
         if done < found:
             self._set_back(feed, done)
@@ -136,7 +136,7 @@ class Feeds:
         """Store that a feed is before what the disk has of it, and again until the disk takes that."""
         cursors, cursor = feed.stream.cursors, feed.name.cursor
         cursors[cursor] = done
-        feed.stream.commit(cursor, done)
+        feed.stream.cursors.commit(cursor, done)
 
         def stored(error: MalamuteError | None) -> None:
             if error is not None:
@@ -435,7 +435,7 @@ class Feeds:
                 self.effects.store(name.put(self.values[name]))
                 yield self.effects
         elif stream is not None and name.cursor in stream.cursors:
-            stream.commit(name.cursor, stream.cursors[name.cursor])
+            stream.cursors.commit(name.cursor, stream.cursors[name.cursor])
             yield self.effects
         self._end_change(name)
         if feed is not None and feed.open:
@@ -483,7 +483,7 @@ class Feeds:
         stream = self.streams.by_name.get(name.source.name) if name.source.kind == "stream" else None
         if stream is not None:
             stream.cursors.pop(name.cursor, None)
-            stream.lost_cursors.discard(name.cursor)
+            stream.cursors.lost.discard(name.cursor)
         self.report("deleted", name)
         return None
 

@@ -45,7 +45,8 @@ from malamute.protocol.names import AUDIT
 
 if TYPE_CHECKING:
     from malamute.core.session.session import Session
-    from malamute.core.stream.stream import Stream, Streams
+    from malamute.core.stream.stream import Stream
+    from malamute.core.stream.table import Streams
 
 DONE, PARTIAL, REFUSED, FAILED = "done", "partial", "refused", "failed"
 """What came of a change: done; a part of it is, and it goes on; refused, and nothing was changed; or the disk

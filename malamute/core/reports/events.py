@@ -30,7 +30,8 @@ from malamute.protocol.messages import MAILBOX
 if TYPE_CHECKING:
     from malamute.core.queue.settlement_log import SettlementLog
     from malamute.core.queue.source import QueueSource
-    from malamute.core.stream.stream import Stream, Streams
+    from malamute.core.stream.stream import Stream
+    from malamute.core.stream.table import Streams
 
 EVENTS = "$sys"
 """The stream of events."""

@@ -63,11 +63,14 @@ class Loaded:
         "chunk",
         "columns",
         "later",
+        "size_bytes",
     )
 
     def __init__(self, chunk: Chunk, columns: Columns, born: float = 0.0) -> None:
         self.chunk = chunk
         self.columns = columns
+        self.size_bytes = len(chunk.payload) + sum(map(len, chunk.large))
+        """The bytes of its frames."""
         self.born = born
         """When it came, in seconds that are counted; it matters if any of its messages expires."""
         self.later: dict[int, tuple[Reader, ChunkPart]] = {}
@@ -84,11 +87,6 @@ class Loaded:
     def read(cls, chunk: Chunk) -> Loaded:
         """A chunk as it comes from the journal."""
         return cls(chunk, unpack_payload(chunk.payload, chunk.large))
-
-    @property
-    def size_bytes(self) -> int:
-        """What its frames take."""
-        return len(self.chunk.payload) + sum(map(len, self.chunk.large))
 
     def places(self, selector: CompiledSelector, start: int, stop: int) -> Sequence[int]:
         """The places from one to before another of the messages that a selector takes.

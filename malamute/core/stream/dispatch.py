@@ -9,7 +9,6 @@ chunk before all of it was looked up, so each still gets its part of it as one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -39,25 +38,6 @@ PARTS_BYTES = 1 << 20
 """Bytes of parts that are kept for other readers of the same."""
 
 Offer = Callable[[Loaded, ChunkPart, Sequence["Reader"]], None]
-
-
-class Held(deque[Loaded]):
-    """Chunks that wait, in order, and what they take."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size_bytes = 0
-
-    def add(self, loaded: Loaded) -> None:
-        """Let a chunk wait."""
-        self.append(loaded)
-        self.size_bytes += loaded.size_bytes
-
-    def remove_first(self) -> Loaded:
-        """The first of them waits no more."""
-        loaded = self.popleft()
-        self.size_bytes -= loaded.size_bytes
-        return loaded
 
 
 def in_steps(effects: Effects, audience: Audience, loaded: Loaded, offer: Offer) -> Iterator[None]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from malamute.protocol.messages import NOT_STORED, OVERWRITTEN, RESTART, RESTORED, TAKEN_BACK
 from malamute.store.operations import FindGap, GapRange, NoteRefused
 
 if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
+    from malamute.core.stream.progress import StreamProgress
 
 REFUSED_MAX = 100
 """Ranges that a stream remembers as accepted but not stored."""
@@ -42,51 +43,51 @@ class RefusedRange(NamedTuple):
     sent: int
 
 
-class JournaledStream(Protocol):
-    """What is to be known of a stream to say what is missing of it."""
-
-    name: str
-    effects: Effects
-    journaled: bool
-    next: int
-    next_dispatch: int
-    last_stored: int
-    first_kept: int
-
-
 class Gaps:
     """The gaps in one stream."""
 
-    def __init__(self, stream: JournaledStream, last_found: int, incarnations: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        effects: Effects,
+        progress: StreamProgress,
+        last_found: int,
+        incarnations: Sequence[int],
+        *,
+        journaled: bool,
+    ) -> None:
         """`last_found` is the last sequence that the journal or a deleted stream had when it was found."""
-        self._stream = stream
+        self._name = name
+        self._effects = effects
+        self._progress = progress
         self._incarnations = incarnations
-        self._left_out = GapRange(last_found + 1, stream.next - 1)
+        self._journaled = journaled
+        self._left_out = GapRange(last_found + 1, progress.next - 1)
         """What lies between the journal as it was found and what came since."""
         self._refused: deque[RefusedRange] = deque(maxlen=REFUSED_MAX)
 
     def restore(self, notes: Sequence[NoteRefused]) -> None:
         """Take up what the disk had refused before the broker ended."""
-        stream = self._stream
+        progress = self._progress
         for note in notes:
-            if note.last < stream.first_kept:
+            if note.last < progress.first_kept:
                 continue
             # A subscriber that has had something newer has resumed since, and was notified then.
-            sent = note.sent or stream.last_stored
+            sent = note.sent or progress.last_stored
             self._refused.append(RefusedRange(note.first, note.last, sent))
             if not note.sent:
-                stream.effects.store(note._replace(sent=sent))
+                self._effects.store(note._replace(sent=sent))
 
     def refuse(self, first: int, last: int) -> None:
         """The disk has refused a chunk."""
-        self._refused.append(RefusedRange(first, last, self._stream.next_dispatch - 1))
+        self._refused.append(RefusedRange(first, last, self._progress.next_dispatch - 1))
 
     def reason(self, first: int, last: int) -> str:
         """Why a range is missing."""
         # Some of it may have been dropped by retention as well, which says less.
         if self._is_restored(first, last):
             return RESTORED
-        if first < self._stream.first_kept:
+        if first < self._progress.first_kept:
             return OVERWRITTEN
         return NOT_STORED if any(r.first <= first <= r.last for r in self._refused) else RESTART
 
@@ -95,19 +96,19 @@ class Gaps:
 
     def taken_back(self, had: int, then: Callable[[Sequence[Missing]], None]) -> None:
         """Call back with what is no more of the messages up to `had`, which somebody has had."""
-        stream = self._stream
-        if not stream.journaled or had >= stream.next:
+        progress = self._progress
+        if not self._journaled or had >= progress.next:
             then(())
         elif self._left_out.first <= had <= self._left_out.last:
             # None of it was ever here, so retention has not dropped it.
             then(self._before(had, self._left_out))
-        elif had < stream.first_kept:
+        elif had < progress.first_kept:
             then(())
-        elif had > stream.last_stored:
+        elif had > progress.last_stored:
             then(self._before(had, None))
         else:
-            question = FindGap(stream.name, had)
-            stream.effects.ask(question, lambda gap: then(self._before(had, gap)))
+            question = FindGap(self._name, had)
+            self._effects.ask(question, lambda gap: then(self._before(had, gap)))
 
     def _before(self, had: int, gap: GapRange | None) -> list[Missing]:
         refused = [

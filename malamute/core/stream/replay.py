@@ -15,24 +15,27 @@ selector.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.stream.chunk import Loaded
 from malamute.core.stream.expiry import BirthTimes
 from malamute.core.stream.reader_state import REPLAY
-from malamute.core.stream.subscription import Reader, SourceStream
+from malamute.core.stream.subscription import Reader
 from malamute.errors import MalamuteError
 from malamute.matching import CompiledSelector, Group
 from malamute.protocol.messages import NO_JOURNAL
 from malamute.store.operations import Chunk, Damage, ReadChunks, ReadResult
 
 if TYPE_CHECKING:
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.stream.audience import Audience
     from malamute.core.stream.gaps import Gaps
+    from malamute.core.stream.progress import StreamProgress
 
 READ_BYTES = 1 << 20
 """How much of the journal one read brings."""
@@ -57,23 +60,6 @@ READERS_PASSED = 1
 
 REACH_READS = 4
 """How far in front of a pass a reader may be to join it, in reads."""
-
-
-class ReplayedStream(SourceStream, Protocol):
-    """What replay needs of its stream."""
-
-    journaled: bool
-    next_dispatch: int
-    last_stored: int
-    first_kept: int
-    behind: bool
-    births: BirthTimes
-
-    def activate(self) -> None:
-        """Flush it at the end of the iteration."""
-
-    def deliver(self, loaded: Loaded) -> None:
-        """Deliver a chunk that is on the disk to the readers that waited for that."""
 
 
 class _Pass:
@@ -104,16 +90,35 @@ class _Pass:
 class Replay:
     """The subscriptions of one stream that are behind."""
 
-    def __init__(self, stream: ReplayedStream, gaps: Gaps) -> None:
-        self.stream = stream
+    def __init__(
+        self,
+        name: str,
+        effects: Effects,
+        audience: Audience,
+        progress: StreamProgress,
+        gaps: Gaps,
+        births: BirthTimes,
+        activate: Callable[[], None],
+        deliver: Callable[[Loaded], None],
+        *,
+        journaled: bool,
+    ) -> None:
+        """`activate` has it advance at the end of the iteration.
+
+        `deliver` gives a chunk that is on the disk to the readers that waited for that.
+        """
+        self._name = name
+        self._effects = effects
+        self._audience = audience
+        self._progress = progress
         self._gaps = gaps
+        self._births = births
+        self._activate = activate
+        self._deliver = deliver
+        self._journaled = journaled
         self.waking: dict[int, Reader] = {}
         self.unstored: deque[Loaded] = deque()
         """Chunks that wait for the disk, in order."""
-        self.durable = stream.last_stored
-        """The newest message that is on the disk."""
-        self.known = stream.next - 1
-        """The newest message of which it is known whether it is on the disk."""
         self.patient: dict[int, Reader] = {}
         """Those that wait for what is on its way to the disk."""
         self._selectors: dict[Group, CompiledSelector] = {}
@@ -126,7 +131,7 @@ class Replay:
     def wake(self, subscription: Reader) -> None:
         """Serve a subscription that is behind and has credit, at the end of this iteration."""
         self.waking[id(subscription)] = subscription
-        self.stream.activate()
+        self._activate()
 
     def forget(self, subscription: Reader) -> None:
         """A subscription has ended."""
@@ -144,7 +149,7 @@ class Replay:
     def advance(self) -> None:
         """Serve those that woke up, from memory or with a read from the journal."""
         for subscription in list(self.waking.values()):
-            if self.stream.effects.replay_work <= 0:
+            if self._effects.replay_work <= 0:
                 return
             if not subscription.open:
                 # It has failed in this iteration, at whose end it is taken apart.
@@ -158,23 +163,25 @@ class Replay:
     def _fail(self, subscription: Reader, error: Exception) -> None:
         """A fault ends the one subscription that met it."""
         self.waking.pop(id(subscription), None)
-        subscription.fail(self.stream.effects.fault("replay", error))
+        subscription.fail(self._effects.fault("replay", error))
 
     def stored(self) -> None:
         """The oldest chunk that waited for the disk is on it."""
-        loaded = self.unstored[0]
-        self.durable = self.known = loaded.chunk.last
-        self.stream.deliver(loaded)
+        loaded, progress = self.unstored[0], self._progress
+        progress.durable = progress.known = loaded.chunk.last
+        if loaded.later:
+            self._deliver(loaded)
         self._wake_patient()
         # A reader that waits is served while the chunk is in memory, which saves reading it back.
-        self.advance()
+        if self.waking:
+            self.advance()
         self.unstored.popleft()
-        self.stream.last_stored = loaded.chunk.last
+        progress.last_stored = loaded.chunk.last
 
     def refused(self) -> Loaded:
         """The oldest chunk that waited for the disk was refused by it."""
         loaded = self.unstored.popleft()
-        self.known = loaded.chunk.last
+        self._progress.known = loaded.chunk.last
         self._gaps.refuse(loaded.chunk.first, loaded.chunk.last)
         self._wake_patient()
         return loaded
@@ -184,18 +191,18 @@ class Replay:
             reader.unblock()
 
     def _advance(self, subscription: Reader) -> None:
-        stream = self.stream
-        if not stream.journaled:
-            subscription.skip(stream.next_dispatch - 1, NO_JOURNAL)
-        head = stream.next_dispatch
+        progress = self._progress
+        head = progress.next_dispatch
+        if not self._journaled:
+            subscription.skip(head - 1, NO_JOURNAL)
         if subscription.committed:
-            head = min(head, self.known + 1)
+            head = min(head, progress.known + 1)
         while subscription.ready and subscription.cursor < head:
-            if stream.effects.replay_work <= 0:
+            if self._effects.replay_work <= 0:
                 # The others have their turn before it goes on.
                 self.waking[id(subscription)] = self.waking.pop(id(subscription))
                 return
-            if subscription.cursor <= stream.last_stored:
+            if subscription.cursor <= progress.last_stored:
                 self._read(subscription)
                 return
             loaded = self._in_memory(subscription.cursor, head)
@@ -203,7 +210,7 @@ class Replay:
                 subscription.skip(head - 1, self._gaps.reason(subscription.cursor, head - 1))
             else:
                 self._serve(subscription, loaded)
-        if subscription.ready and stream.behind:
+        if subscription.ready and progress.behind:
             # It is LIVE when no chunk is under way to those that are.
             return
         del self.waking[id(subscription)]
@@ -232,19 +239,23 @@ class Replay:
     def _note_later(self, subscription: Reader) -> None:
         """Have it get what is on its way to the disk when it is there."""
         for loaded in self.unstored:
-            if max(self.known, subscription.cursor - 1) < loaded.chunk.last < self.stream.next_dispatch:
+            if (
+                max(self._progress.known, subscription.cursor - 1)
+                < loaded.chunk.last
+                < self._progress.next_dispatch
+            ):
                 selector = self._selector(subscription.group)
                 selected = loaded.places(selector, 0, loaded.chunk.count)
                 places = subscription.takes(loaded.chunk.first, selected)
                 if places:
                     loaded.later[id(subscription)] = subscription, loaded.part(places)
                 work = SERVE_WORK + selector.pop_spent() + loaded.pop_spent()
-                self.stream.effects.replay_work -= work
+                self._effects.replay_work -= work
 
     def _read(self, subscription: Reader) -> None:
         """Have it wait for a read that is under way, or else for its own if there may be one more."""
-        effects = self.stream.effects
-        costly = self.stream.audience.is_costly(subscription.group)
+        effects = self._effects
+        costly = self._audience.is_costly(subscription.group)
         under_way = self._pass_for(subscription, costly=costly)
         if under_way is None and len(effects.reads) + effects.replaying < READS_MAX:
             under_way = self._begin_pass(subscription)
@@ -273,20 +284,20 @@ class Replay:
         under_way = _Pass(subscription.cursor)
         self._passes.append(under_way)
         # What is stored while it is under way, the read may not have seen.
-        self.stream.effects.ask(
-            ReadChunks(self.stream.name, under_way.start, size_bytes),
-            partial(self._replayed, under_way, self.stream.last_stored),
+        self._effects.ask(
+            ReadChunks(self._name, under_way.start, size_bytes),
+            partial(self._replayed, under_way, self._progress.last_stored),
             partial(self._not_replayed, under_way),
         )
         return under_way
 
     def _replayed(self, under_way: _Pass, last: int, result: ReadResult) -> None:
         """Serve what a read found; `last` was on the disk when it was asked."""
-        self.stream.first_kept = max(self.stream.first_kept, result.first)
+        self._progress.first_kept = max(self._progress.first_kept, result.first)
         if result.found:
             self._reach = result.found[-1].last + 1 - under_way.start
-        self.stream.effects.replaying += 1
-        run_workflow(self.stream.effects, self._replay(under_way, last, result))
+        self._effects.replaying += 1
+        run_workflow(self._effects, self._replay(under_way, last, result))
 
     def _replay(self, under_way: _Pass, last: int, result: ReadResult) -> Workflow:
         """Serve the readers of a pass, as far as there is work in each iteration."""
@@ -298,7 +309,7 @@ class Replay:
                     for subscription in [*going.values()]:
                         if subscription.open and subscription.ready:
                             subscription.skip(found.last, found.reason)
-                elif found.last >= self.stream.next_dispatch:
+                elif found.last >= self._progress.next_dispatch:
                     # The read has overtaken the answer of the commit. What is held for that answer is offered
                     # to all that are LIVE then, and each of these will be.
                     break
@@ -309,7 +320,7 @@ class Replay:
                     del going[key]
         finally:
             self._passes.remove(under_way)
-            self.stream.effects.replaying -= 1
+            self._effects.replaying -= 1
         for subscription in under_way.readers.values():
             if not subscription.open:
                 continue
@@ -334,9 +345,9 @@ class Replay:
         """Serve a chunk to the readers that are ready for it."""
         loaded = Loaded.read(chunk)
         if loaded.columns.ttls:
-            loaded.born = self.stream.births.counted(chunk.first, chunk.time_ns)
-        effects = self.stream.effects
-        shared = self.stream.audience.shares(len({subscription.group for subscription in going.values()}))
+            loaded.born = self._births.counted(chunk.first, chunk.time_ns)
+        effects = self._effects
+        shared = self._audience.shares(len({subscription.group for subscription in going.values()}))
         readers = [*going.values()]
         step = STEP if shared else chunk.count
         for start, number in product(range(0, chunk.count, step), range(0, len(readers), READERS_STEP)):
@@ -362,19 +373,19 @@ class Replay:
     ) -> list[Reader]:
         """Move readers past some places of a chunk that have nothing for them. Returns the others."""
         try:
-            found = loaded.shared(self.stream.audience, start, stop)
+            found = loaded.shared(self._audience, start, stop)
         except Exception:
             # Each of them meets it for itself.
             return readers
         first, after = loaded.chunk.first + start, loaded.chunk.first + stop
-        places_of = self.stream.audience.places_of
+        places_of = self._audience.places_of
         left: list[Reader] = []
         for reader in readers:
             if reader.cursor < first or places_of(reader.group, found) != ():
                 left.append(reader)
             elif reader.cursor < after and id(reader) in going:
                 reader.move(after)
-        self.stream.effects.replay_work -= len(readers) // READERS_PASSED + loaded.pop_spent()
+        self._effects.replay_work -= len(readers) // READERS_PASSED + loaded.pop_spent()
         return left
 
     def _serve(self, subscription: Reader, loaded: Loaded, *, shared: bool = False) -> None:
@@ -388,7 +399,7 @@ class Replay:
         if shared:
             start = (subscription.cursor - chunk.first) // STEP * STEP
             stop = min(start + STEP, chunk.count)
-            audience = self.stream.audience
+            audience = self._audience
             places = audience.places_of(subscription.group, loaded.shared(audience, start, stop))
             if places is not None:
                 self._pass(subscription, loaded, places, stop)
@@ -399,7 +410,7 @@ class Replay:
             start = max(subscription.cursor - chunk.first, 0)
             stop = min(stop, start + max(1, STEP // selector.work))
         self._pass(subscription, loaded, loaded.places(selector, start, stop), stop)
-        self.stream.effects.replay_work -= selector.pop_spent()
+        self._effects.replay_work -= selector.pop_spent()
 
     def _pass(self, subscription: Reader, loaded: Loaded, places: Sequence[int], stop: int) -> None:
         """Offer the messages at some places of a chunk to a reader, and be done with all before `stop`."""
@@ -410,10 +421,10 @@ class Replay:
         if subscription.state is REPLAY:
             subscription.move(left or first + stop)
         # Others may share what it took to find its messages, and to encode them.
-        self.stream.effects.replay_work -= (SERVE_WORK if places else PASS_WORK) + loaded.pop_spent()
+        self._effects.replay_work -= (SERVE_WORK if places else PASS_WORK) + loaded.pop_spent()
 
     def _selector(self, group: Group) -> CompiledSelector:
         selector = self._selectors.get(group)
         if selector is None:
-            selector = self._selectors[group] = CompiledSelector(group.selector, self.stream.audience.failed)
+            selector = self._selectors[group] = CompiledSelector(group.selector, self._audience.failed)
         return selector

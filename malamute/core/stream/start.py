@@ -41,8 +41,6 @@ class StartingStream(SourceStream, Protocol):
     """What is to be known of a stream to find a start in it."""
 
     journaled: bool
-    last: int
-    last_stored: int
     replay: Replay
 
     def moment(self) -> int:
@@ -82,11 +80,12 @@ def removed(stream: str) -> TryLater:
 
 def locate(stream: StartingStream, start: Start, group: Group, then: Then) -> None:
     """Call `then` with the position of a start: now, or in a later iteration."""
-    asked = Asked(stream.next, stream.last_stored, [*stream.replay.unstored])
+    progress = stream.progress
+    asked = Asked(progress.next, progress.last_stored, [*stream.replay.unstored])
     if start.kind in KNOWN:
         then(KNOWN[start.kind](stream, start))
     elif not stream.journaled:
-        then(Position(stream.next))
+        then(Position(progress.next))
     elif start.kind == LAST_PER_SUBJECT:
         _locate_last_of_each(stream, group, asked, then)
     else:
@@ -129,11 +128,15 @@ def subject_test(selector: Selector) -> SubjectTest | None:
     return CompiledSelector(by_subject, lambda family, error: None).takes_subject
 
 
+def _head(stream: StartingStream) -> Position:
+    return Position(stream.progress.next)
+
+
 KNOWN: Mapping[str, Callable[[StartingStream, Start], Position]] = {
-    NEW: lambda stream, start: Position(stream.next),
-    FIRST: lambda stream, start: Position(1, quiet=True) if stream.journaled else Position(stream.next),
-    LAST: lambda stream, start: Position(stream.last or stream.next, quiet=True),
-    SEQ: lambda stream, start: Position(min(start.value, stream.next)),
+    NEW: lambda stream, start: _head(stream),
+    FIRST: lambda stream, start: Position(1, quiet=True) if stream.journaled else _head(stream),
+    LAST: lambda stream, start: Position(stream.progress.last or stream.progress.next, quiet=True),
+    SEQ: lambda stream, start: Position(min(start.value, stream.progress.next)),
 }
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.stage import WhenStored
     from malamute.core.stream.audience import Audience
+    from malamute.core.stream.progress import StreamProgress
     from malamute.errors import MalamuteError
 
 
@@ -72,7 +73,7 @@ class SourceStream(Protocol):
     own: bool
     effects: Effects
     audience: Audience
-    next: int
+    progress: StreamProgress
     switches: Counter[str]
 
     def lag(self, reader: Reader) -> int:
@@ -122,10 +123,10 @@ class Reader:
     def begin(self, position: Position) -> None:
         """Go on from a position: LIVE if it is the head."""
         self.wanted.extend(position.wanted)
-        self.head = position.sequence if position.wanted else self.stream.next
+        self.head = position.sequence if position.wanted else self.stream.progress.next
         self.start = position.first
         self.after = self.start - 1
-        if self.start == self.stream.next:
+        if self.start == self.stream.progress.next:
             change(self, "begin at head")
         else:
             change(self, "begin behind", self.start)

@@ -1,0 +1,123 @@
+"""The begin of a subscription: where it is in this store, what it has missed, and its cursor.
+
+A position may be one in another store, of a broker that the client was connected to before. Then it means
+nothing here: the subscription begins with all that there is, and its client is notified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from malamute.core.stream.start import locate
+from malamute.core.stream.subscription import Position, Subscription
+from malamute.errors import InvalidValue, QuotaExceeded, TooMany
+from malamute.protocol.messages import ANOTHER_STORE, Subscribe
+from malamute.protocol.position import StorePosition
+from malamute.protocol.start import AFTER, FIRST, NEW, SEQ, Start
+
+if TYPE_CHECKING:
+    from malamute.core.session.session import Session
+    from malamute.core.stream.gaps import Missing
+    from malamute.core.stream.stream import Stream
+    from malamute.core.stream.table import Streams
+    from malamute.matching import Selector
+
+
+def subscribe(
+    streams: Streams, session: Session, message: Subscribe, selector: Selector, asked: Selector
+) -> Subscription:
+    """Begin a subscription to what is allowed of what was asked for.
+
+    Raises:
+        InvalidSelector, InvalidValue, TooMany: it cannot be.
+    """
+    start, resumed = Start.parse(message.start), _position_of(message)
+    user = session.may.principal.user
+    if message.cursor and resumed is None:
+        streams.check_cursor(message.stream, message.cursor, session.may)
+    stream = streams.get(message.stream, user)
+    # What came before it in this iteration is not new to it.
+    stream.flush()
+    start, message, is_foreign = _resolve(streams, stream, start, resumed, message)
+    committed = stream.journaled and (message.committed or stream.committed)
+    subscription = Subscription(
+        session, message.source, stream, selector, asked, message.had, committed=committed
+    )
+    session.sources[message.source] = subscription
+    subscription.credit.grant(message.credit, message.credit_bytes)
+
+    def look(position: Position) -> None:
+        stream.gaps.taken_back(message.had, lambda taken_back: begin(position, taken_back))
+
+    def begin(position: Position, taken_back: Sequence[Missing]) -> None:
+        if subscription.open:
+            if message.cursor and message.cursor not in stream.cursors:
+                try:
+                    # Others may have come meanwhile.
+                    stream.cursors.check(message.cursor, user)
+                except (TooMany, QuotaExceeded) as error:
+                    subscription.fail(error)
+                    return
+                stream.cursors.commit(message.cursor, position.first - 1, user)
+            subscription.accept(position)
+            if is_foreign:
+                subscription.missed(1, position.first - 1, ANOTHER_STORE)
+            for missing in taken_back:
+                subscription.missed(*missing)
+            subscription.begin(position)
+
+    with streams.effects.failing(subscription.fail):
+        locate(stream, start, subscription.group, look)
+    return subscription
+
+
+def _resolve(
+    streams: Streams, stream: Stream, start: Start, resumed: StorePosition | None, message: Subscribe
+) -> tuple[Start, Subscribe, bool]:
+    """Find where a subscription begins in this store, and whether its position was one in another store.
+
+    Raises `CursorLost`.
+    """
+    if resumed is not None and _is_here(streams, resumed, stream):
+        message = message._replace(cursor="")
+        return _anew(streams, stream, Start(SEQ, resumed.sequence + 1), message), message, False
+    if is_foreign := resumed is not None:
+        message = message._replace(had=0)
+    stream.cursors.check_known(message.cursor)
+    if (done := stream.cursors.get(message.cursor)) is not None:
+        return stream.numbering.first_used(Start(SEQ, done + 1)), message, is_foreign
+    if start.kind == AFTER:
+        position = StorePosition(start.value, start.store)
+        if not _is_here(streams, position, stream):
+            return Start(FIRST), message._replace(had=0), True
+        start = Start(SEQ, position.sequence + 1)
+        if position.sequence:
+            # Who has had something of this name is to learn what was deleted since.
+            return _anew(streams, stream, start, message), message, False
+    start = _anew(streams, stream, start, message)
+    return start if message.had else stream.numbering.first_used(start), message, is_foreign
+
+
+def _anew(streams: Streams, stream: Stream, start: Start, message: Subscribe) -> Start:
+    """Begin at the head of a stream that was made anew for its readers, if nothing was before that."""
+    anew = stream.idle and not (message.had or message.cursor)
+    used = max(streams.incarnation, streams.deleted.last(stream.name))
+    return Start(NEW) if anew and start.kind == SEQ and start.value > used else start
+
+
+def _is_here(streams: Streams, position: StorePosition, stream: Stream) -> bool:
+    """Whether a position is one in this store.
+
+    An older incarnation of the broker has given out none beyond what this one begins behind. So what lies
+    beyond the head is of one that this store does not know.
+    """
+    return position.broker == streams.broker and (position.sequence < stream.progress.next or stream.idle)
+
+
+def _position_of(message: Subscribe) -> StorePosition | None:
+    """Return the position of a subscription that stood before; None for a new one. Raises `InvalidValue`."""
+    position = StorePosition.parse(message.resume)
+    if message.resume and position is None:
+        raise InvalidValue(f"invalid position {message.resume!r}: expected N@STORE")
+    return position
