@@ -1,4 +1,4 @@
-"""Processes that begin together, each with a workload, and hand in what they measured."""
+"""Processes that begin together, each with a workload, and return their measurements."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class WorkloadProcess:
         self.end()
 
     def end(self) -> None:
-        """End its process, whatever it does."""
+        """End its process at once."""
         self._process.terminate()
         self._process.join()
         self._process.close()
@@ -96,7 +96,7 @@ def _run(channel: Connection, workload: WorkloadFunction, arguments: tuple[Any, 
 
 
 def run_together(*parts: tuple[Any, ...]) -> list[Measured]:
-    """Run workloads, each with its arguments, in processes that begin together: what each measured."""
+    """Run workloads, each with its arguments, in processes that begin together; return their measurements."""
     with ExitStack() as stack:
         processes = [stack.enter_context(WorkloadProcess(*part)) for part in parts]
         for process in processes:

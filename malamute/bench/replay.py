@@ -1,4 +1,4 @@
-"""Reading what a stream keeps: one reader who takes all or a half of it, and many at once.
+"""Reading the history of a stream: one reader of all or a half of it, and many at once.
 
 Every other message has a subject of the first kind, and every second pair the header that is asked for. The
 readers that are many are spread over the history, each with a part of it, so that no two read the same place.
@@ -60,7 +60,7 @@ class ReplayRow(NamedTuple):
     """One way to read.
 
     Processor time is in microseconds: of the broker for a message that it went through, and of the reader for
-    one that it got. `extent` is that of what is delivered in a second.
+    one that it got. `extent` is that of the deliveries in a second.
     """
 
     what: str

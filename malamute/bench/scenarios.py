@@ -56,7 +56,7 @@ Scenario = Callable[[ScenarioOptions], Iterator[ScenarioRow]]
 def row_of(
     what: str, messages: int, deliveries: int, watch: Watch, sender: Measured, receiver: Measured
 ) -> ScenarioRow:
-    """The row for what a sender and a receiver measured; they are the same where there is no receiver."""
+    """Return the row of a sender's and a receiver's measurements, which are the same without a receiver."""
     latencies = sorted(receiver.get("latencies", ()))
     memory = watch.anonymous_bytes
     return ScenarioRow(
@@ -74,7 +74,7 @@ def row_of(
 
 
 class ScenarioRun(NamedTuple):
-    """One broker for one row: the workload, and what watches the broker."""
+    """One broker for one row: the workload, and the measurements of the broker."""
 
     workload: Workload
     watch: Watch

@@ -39,7 +39,7 @@ def set_options(*settings: str) -> list[str]:
 
 
 def store_bytes(history_bytes: int) -> int:
-    """The size of a store whose share for streams holds so much, with room for what LMDB takes."""
+    """Return the size of a store whose share for streams holds so many bytes, with room for LMDB."""
     return max(STORE_BYTES_MIN, history_bytes * 8 // 5)
 
 

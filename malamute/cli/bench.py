@@ -272,8 +272,8 @@ def run(options: ScenarioOptions, *, as_json: bool) -> None:
 def replay_command(as_json: bool, **given: Any) -> None:
     """Read a history from its first message.
 
-    One reader reads all of it, or half of it by subject or by header; then many read at once. They are spread
-    over the history, in two processes, and each reads a twentieth of it.
+    One reader reads all of it, or half of it by subject or by header; then many read at once. These are
+    spread over the history, in two processes, and each reads a twentieth of it.
     """
     options = replay.ReplayOptions(**given)
     measure_alone(options, replay.measure(options), {}, as_json=as_json)

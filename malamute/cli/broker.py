@@ -59,9 +59,9 @@ broker.add_command(check)
 def run(read: Callable[[], Config], *, console: str | None, as_json: bool) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
-    It listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless options say otherwise.
-    When clients can connect, its endpoints are printed, with --json as one line. Its log goes to standard
-    error.
+    The broker listens on tcp://127.0.0.1:9999 and keeps its data in ./malamute-data, unless options say
+    otherwise. When clients can connect, its endpoints are printed, with --json as one line. Its log goes to
+    standard error.
 
     `malamute broker reload` reloads the configuration, and so does SIGHUP, except on a terminal: there SIGHUP
     stops the broker, too.

@@ -45,7 +45,7 @@ def spark() -> None:
     """Analyze exported history, and publish it again.
 
     HISTORY is a directory that `malamute journal export` has written, or its URL. Spark runs on all cores of
-    this machine unless --master names a cluster. It needs malamute[spark] and Java.
+    this machine unless --master names a cluster. The command needs malamute[spark] and Java.
     """
 
 

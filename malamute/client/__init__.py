@@ -39,7 +39,7 @@
         client.drain()                               # graceful shutdown: consume no more
         client.on_event = print                      # Connected, Lost, Gap, Recalled and others
 
-A client belongs to the thread that made it. It reconnects by itself: subscriptions go on where they
+A client belongs to the thread that made it, and reconnects by itself: subscriptions go on where they
 were, confirmed commands are retried and stored once. Every error is one of `malamute.errors`.
 
 `malamute.aio` has the same names for asyncio programs.

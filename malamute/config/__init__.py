@@ -4,7 +4,7 @@ The command line comes before an environment variable `MALAMUTE_SECTION__OPTION`
 the file before the default. An invalid value is a `ConfigError` with place, option, value and expectation.
 
 The modules: `option_types` reads and writes values, `sections` are the options, `rendering` makes the file,
-`options` is what a broker shows of them.
+`options` are the rows that a broker shows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where options were given, by their names `section.option`: `file`, `environment` or `command line`, and
-    `system` for what the system does not allow as it was given. Other options have their defaults."""
+    `system` for values that the system does not allow as given. Other options have their defaults."""
     overrides: Mapping[str, float] = field(default_factory=dict, repr=False)
     """Limits in place of derived ones, by name: for programs and tests. No file can set them."""
 
@@ -101,7 +101,7 @@ class Config:
     def load(
         cls, path: Path | None, environ: Mapping[str, str], options: Mapping[str, str] | None = None
     ) -> Config:
-        """Read a file, if one is named, what the environment sets, and `section.option` of the command line.
+        """Return the configuration of a named file, the environment, and options of the command line.
 
         Raises ConfigError.
         """

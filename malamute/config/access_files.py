@@ -29,7 +29,7 @@ class AccessFiles(NamedTuple):
 
         Raises:
             ConfigError: one of them cannot be used, or others than its owner may read or write it.
-            NotInstalled: what verifies tokens is missing.
+            NotInstalled: the library that verifies tokens is missing.
         """
         files = {"curve": access.key, "curve-before": access.key_before}
         keys = {name: read_secret_key(Path(file)) if file else "" for name, file in files.items()}

@@ -35,7 +35,7 @@ SALT_BYTES = 16
 
 
 def hash_password(password: str) -> str:
-    """A password as it is kept. Raises `ConfigError` for what cannot be one."""
+    """Return the hash of a password. Raises `ConfigError` for an invalid password."""
     return salted_hash(password, os.urandom(SALT_BYTES))
 
 

@@ -21,7 +21,7 @@ def read_issuers(tables: Iterable[TokenIssuer]) -> Issuers:
 
     Raises:
         ConfigError: a file cannot be used, or others than its owner may write it.
-        NotInstalled: what verifies tokens is missing.
+        NotInstalled: the library that verifies tokens is missing.
     """
     return Issuers(map(_read, tables))
 

@@ -32,7 +32,7 @@ _PLAIN = {"": Decimal(1)}
 
 _TCP = re.compile(r"tcp://(\*|[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(\*|[0-9]{1,5})")
 _STORE = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,31})?")
-_IPC_BYTES_MAX = 107  # what the address of a Unix socket holds
+_IPC_BYTES_MAX = 107  # the bytes of a Unix socket's address
 _FLAGS = {
     "true": True,
     "yes": True,
@@ -48,9 +48,9 @@ _FLAGS = {
 class OptionType(NamedTuple):
     """The type of an option.
 
-    `words` say what is allowed. `read` takes what TOML or the environment gives, or a value that it
-    returned before, and raises ValueError for anything else. `write` makes TOML of a value. `example`
-    is for the words of an error, which do not have the value if it is `secret`.
+    `words` describe the allowed values. `read` takes a value of TOML or of the environment, or one that it
+    returned before, and raises ValueError for anything else. `write` returns the TOML of a value. `example`
+    is for the text of an error, which omits a `secret` value.
     """
 
     words: str
@@ -117,7 +117,7 @@ def choice(*values: str) -> OptionType:
 
 
 def quoted(value: Any) -> str:
-    """A text as TOML. It is the same as in JSON, except that TOML wants one character more escaped."""
+    """Return a text as TOML: as JSON, with one more escaped character."""
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -203,7 +203,7 @@ class ListenEndpoint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ListenEndpoint:
-        """Read what stands in the configuration."""
+        """Return the value of the configuration."""
         for mechanism in ("plain", "curve", "curve-before", "peer"):
             if text.startswith(f"{mechanism}+"):
                 return cls(mechanism, text.removeprefix(f"{mechanism}+"))

@@ -61,7 +61,7 @@ def reloaded(running: Config, read: Config) -> Reloaded:
 
 
 def _different(one: Config, other: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The sections that differ, each with its options that do and what the other one has for them."""
+    """Yield the sections that differ, each with its differing options and their values in the other one."""
     for section, kind in SECTIONS.items():
         before, after = getattr(one, section), getattr(other, section)
         options = {name: getattr(after, name) for name in types_of(kind)}

@@ -71,7 +71,7 @@ _EXAMPLES: dict[OptionType, tuple[str, Section]] = {
 
 
 def render(sections: Mapping[str, Any]) -> str:
-    """Every option of these sections, by their names, with its words and what is allowed."""
+    """Every option of these sections, by their names, with its description and its allowed values."""
     return "\n".join([_HEADER, *(_section(name, sections[name]) for name in SECTIONS)])
 
 

@@ -1,6 +1,6 @@
 """The options: each is one field, with its default, its type, and a docstring.
 
-The docstring is what people read in `config/malamute.toml`. To add an option, add a field here and run
+People read the docstring in `config/malamute.toml`. To add an option, add a field here and run
 `make docs`. Limits that follow from options are in `derived`.
 """
 
@@ -49,7 +49,8 @@ def read(option_type: OptionType, value: Any, option: str) -> Any:
     """The value of an option.
 
     Raises:
-        ConfigError: it is none; names the option, the value unless that is secret, and what is allowed.
+        ConfigError: the value is invalid; names the option, the value unless that is secret, and the
+            allowed values.
     """
     try:
         return option_type.read(value)
@@ -105,9 +106,9 @@ class ListenConfig(Section):
     endpoints: tuple[str, ...] = option(("tcp://127.0.0.1:9999",), option_types.ENDPOINTS)
     """Where to listen, all at once. `tcp://127.0.0.1:9999` is open to every user of this machine, and so is
     `ipc://@NAME`, a Linux abstract socket, which has no file. `ipc://PATH` is a socket in the file system,
-    open to those whom `ipc_mode` lets in. `tcp://*:9999` listens on every network interface. What
-    clients may do, [access] says. With `curve+` before it an endpoint takes encrypted connections of those
-    who have a key or a password among the accounts, and with `plain+` those with a password.
+    open to the users of `ipc_mode`. `tcp://*:9999` listens on every network interface. The rules of [access]
+    say what clients may do. With `curve+` before it an endpoint takes encrypted connections of clients
+    with a key or a password among the accounts, and with `plain+` of clients with a password.
     `peer+ipc://PATH` takes programs whose user of the system (uid) is among the accounts."""
     insecure: bool = option(False, option_types.FLAG)
     """Listen without CURVE on addresses that other machines can reach, though every client that reaches them
@@ -148,7 +149,7 @@ class SessionConfig(Section):
 
 @dataclass(frozen=True)
 class StreamRule(Section):
-    """What differs for the streams with a name of this pattern. An option that is None does not differ."""
+    """Options that differ for the streams with a name of this pattern. None is no difference."""
 
     table = "rule"
 
@@ -163,7 +164,7 @@ class StreamRule(Section):
 
 @dataclass(frozen=True)
 class QueueRule(Section):
-    """What differs for the mailboxes and services with a name of this pattern."""
+    """Options that differ for the mailboxes and services with a name of this pattern."""
 
     table = "rule"
 
@@ -184,7 +185,7 @@ class QueueRule(Section):
 
 @dataclass(frozen=True)
 class GroupRules(Section):
-    """What the users of a group may do, and how much they may have together."""
+    """The rules of the users of a group, and their quota together."""
 
     table = "group"
 
@@ -195,7 +196,7 @@ class GroupRules(Section):
 
 @dataclass(frozen=True)
 class UserRules(Section):
-    """What a user may do and have, the user's groups, and what rules may name as `{claim.NAME}`."""
+    """The rules, the quota and the groups of a user, and the claims that rules name as `{claim.NAME}`."""
 
     table = "user"
 
@@ -208,7 +209,7 @@ class UserRules(Section):
 
 @dataclass(frozen=True)
 class TokenIssuer(Section):
-    """An issuer of bearer tokens: what their claims `iss` and `aud` have to be, and the public keys."""
+    """An issuer of bearer tokens: the required claims `iss` and `aud`, and the public keys."""
 
     table = "issuer"
 
@@ -233,7 +234,7 @@ def write_table(section: str, table: Section) -> str:
 
 
 def read_table(table: type[Table], value: Any) -> Table:
-    """One of the tables of a section. Raises `ConfigError`, or `ValueError` for what is no table."""
+    """Return one of the tables of a section. Raises `ConfigError`, or `ValueError` for another value."""
     if isinstance(value, table):
         return value
     if not isinstance(value, dict):
@@ -260,7 +261,7 @@ ISSUERS = _tables("access", TokenIssuer, "a name, an audience, a file of keys an
 
 @dataclass(frozen=True)
 class StorageConfig(Section):
-    """The store: what survives a restart."""
+    """The store of everything that survives a restart."""
 
     table = "storage"
 
@@ -288,8 +289,8 @@ class StreamsConfig(Section):
     journal: bool = option(True, option_types.FLAG)
     """Keep messages at all, for subscribers that come later or are slow."""
     committed: bool = option(False, option_types.FLAG)
-    """Deliver messages only when they are on the disk, whatever the subscriber asks for. Without it, a crash
-    can take back what a subscriber was delivered just before; it gets a GAP then."""
+    """Deliver messages only when they are durable, to every subscriber. Without it, a crash can take back
+    messages delivered just before; the subscriber gets a GAP then."""
     bytes: int = option(0, _ANY_SIZE)
     """Bytes kept of one stream; 0 is as much as the store's share for streams allows."""
     count: int = option(0, _ANY_COUNT)
@@ -393,7 +394,7 @@ class EventsConfig(Section):
     """When each queued message came, was delivered and was settled, by whom and how, for analytics, at
     about a tenth of the cost of queued messages."""
     audit: bool = option(True, option_types.FLAG)
-    """Every administrative change on `$audit`: who, what, before and after, stored with the change."""
+    """Every administrative change on `$audit`: user, change, before and after, stored with the change."""
 
 
 @dataclass(frozen=True)
@@ -403,9 +404,9 @@ class LimitsConfig(Section):
     table = "limits"
 
     memory: int = option(MEMORY_BYTES, option_types.size(64 * 1024**2))
-    """Memory for everything that clients can fill: queued messages, what waits for the disk or for a client,
-    selectors, streams, queues, cursors and caches. Each kind has its share, and is refused past it. Beside it
-    the broker takes its own 30 MiB, and what connections and large messages need."""
+    """Memory for everything that clients can fill: queued messages, data on its way to the disk or to
+    clients, selectors, streams, queues, cursors and caches. Each kind has its share, and is refused past it.
+    The broker takes its own 30 MiB beside it, and memory for connections and large messages."""
     message_bytes: int = option(Limits().message_bytes, option_types.size(1))
     """Size of the records of one command together."""
 
@@ -424,7 +425,7 @@ class LogConfig(Section):
 
 @dataclass(frozen=True)
 class AccessConfig(Section):
-    """Who may do what, by rules `["deny"] ACTION{,ACTION} KIND/NAME[/SUBJECT] ["where" EXPRESSION]`.
+    """The permissions of users, by rules `["deny"] ACTION{,ACTION} KIND/NAME[/SUBJECT] ["where" EXPRESSION]`.
 
     Without any rule everything is allowed. Once there is one, only what a rule allows; docs/security.md.
     """
@@ -449,10 +450,10 @@ class AccessConfig(Section):
     user: tuple[UserRules, ...] = option((), USERS)
     """Rights, quotas and groups of users. A rule names a text of `claims` as `{claim.NAME}`."""
     issuer: tuple[TokenIssuer, ...] = option((), ISSUERS)
-    """Whose bearer tokens (JWT) are taken, on endpoints with `curve+` or `plain+`: `name` is the claim `iss`,
-    `audience` the claim `aud`, and `keys` a file of public keys, in PEM or as a JWKS. `user_claim` names the
-    claim with the user, and is `sub` by default. `scope_claim` has rules that narrow what that user may do.
-    `leeway` is how much clocks may differ."""
+    """Issuers of the bearer tokens (JWT) that endpoints with `curve+` or `plain+` take: `name` is the claim
+    `iss`, `audience` the claim `aud`, and `keys` a file of public keys, in PEM or as a JWKS. `user_claim`
+    names the claim with the user, and is `sub` by default. `scope_claim` has rules that narrow the user's
+    permissions. `leeway` is the allowed difference of clocks."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a name that stands twice, and for a group that is none."""

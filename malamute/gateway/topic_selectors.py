@@ -2,7 +2,7 @@
 
 A selector is `*`, a topic, or a URI template (RFC 6570), which matches its expansions. A template becomes a
 regular expression: each of its expressions is the beginning, the separator and the characters that the table
-of its operator has (RFC 6570, appendix A). It is short, since a pattern has a limit.
+of its operator has (RFC 6570, appendix A). The expression is short, since a pattern has a limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Authentication of peers: the handler of libzmq's authentication protocol (ZAP, RFC 27), in the loop.
 
-libzmq asks here about each connection, before anything that it sends is handed over, and puts the user that
-the answer names into every frame of that connection (`User-Id`). It asks about open listeners, too: a peer
-may call itself anything in its own metadata, which only an answer from here outweighs.
+libzmq asks here about each connection, before handing over anything of it, and puts the user of the answer
+into every frame of that connection (`User-Id`). Open listeners ask, too: a peer may call itself anything in
+its own metadata, which only an answer from here outweighs.
 
 A handshake whose password is being tried waits for its answer, and one that has to wait longer is to be tried
 again (300). A connection with a key that no account has may still prove its user in HELLO, by a token or a

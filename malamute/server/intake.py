@@ -106,7 +106,7 @@ class Intake:
                 self._arrivals = select.epoll()
             self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
         except OSError as error:
-            # It is known from an earlier session, or closed already, and may be another file by now.
+            # The descriptor is known from an earlier session, or closed, and may be another file by now.
             self._blind |= error.errno not in (errno.EEXIST, errno.EBADF, errno.EPERM, errno.EINVAL)
 
     def fileno(self) -> int:

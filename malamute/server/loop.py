@@ -1,8 +1,8 @@
 """The loop: poll, drain the socket, work, flush once, and again.
 
-One thread runs the core and the socket. An iteration takes in what is there, up to a bound, lets the core
-work, and does all that it says at the end: appends go to the writer thread and reads to the reader thread,
-messages go to the socket. So the price of a commit, of an encoding and of a system call is paid for an
+One thread runs the core and the socket. An iteration receives the available commands, up to a bound, lets the
+core work, and carries out its effects at the end: appends go to the writer thread, reads to the reader
+thread, messages to the socket. So the price of a commit, of an encoding and of a system call is paid for an
 iteration, not for a message, and the busier the broker is, the larger its iterations are.
 """
 
@@ -64,8 +64,8 @@ DRAIN_MS = 10
 """Seconds between two retries of full pipes during the shutdown."""
 
 READING_SECONDS = 2.0
-"""How long it waits in the end for its readers, A disk may hang: nobody waits
-for what readers find, and what was not confirmed was not promised."""
+"""Seconds of waiting for the readers at the end. A disk may hang, and unconfirmed commands were not
+promised."""
 
 LINGER_MS = 2_000
 """Milliseconds that the last messages have to leave when the broker stops."""
@@ -139,7 +139,7 @@ class Loop:
         self._results.wake()
 
     def run(self, on_stopping: Callable[[], None] = lambda: None) -> None:
-        """Serve until stopped; then store and confirm what was accepted, and close everything.
+        """Serve until stopped; then store and confirm the accepted commands, and close everything.
 
         `on_stopping` is called between the two.
         """
@@ -269,7 +269,7 @@ class Loop:
             check = edge.next_check(now)
             if check is not None and check < until:
                 until = check
-        # libzmq counts whole milliseconds. Less than one before it is due is not yet due; what is due is now.
+        # libzmq counts whole milliseconds: a part of one before the time rounds up, a time that is due is 0.
         return ceil((until - now) * 1000) if until > now else 0
 
     def _handle_results(self, now: float) -> None:

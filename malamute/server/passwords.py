@@ -47,7 +47,7 @@ class Busy(TryLater):
 
 
 class _Login(NamedTuple):
-    """A user and a password, which is `digest`, keyed, and what was kept of the password of the user."""
+    """A user and a password: its keyed `digest`, and the stored hash of the user's password."""
 
     name: str
     hashed: str

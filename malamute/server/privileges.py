@@ -2,7 +2,7 @@
 
 Root may listen on any port and make files anywhere, and a broker needs no more of root than that. So it opens
 its store as the other user, listens as root, and then is the other user for good, before it answers anybody.
-A thread of libzmq may have begun a handshake by then; what it brings is read and checked by the other user.
+A thread of libzmq may have begun a handshake by then; the other user reads and checks its data.
 """
 
 from __future__ import annotations

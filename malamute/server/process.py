@@ -25,7 +25,7 @@ class BrokerProcess:
     `options` are further options of `malamute broker run`.
 
     Raises:
-        MalamuteError: The broker did not start; the text is what it logged last.
+        MalamuteError: The broker did not start; the text is its last log line.
 
     """
 

@@ -107,7 +107,7 @@ def _state(descriptor: int) -> _State | None:
 def _acknowledged(descriptor: int) -> int:
     info = _tcp_info(descriptor)
     if not info:
-        return 0  # there, what was taken is all that is known
+        return 0  # on such a system only the taken bytes are known
     acknowledged: int = _ACKNOWLEDGED.unpack_from(info, _ACKNOWLEDGED_AT)[0]
     return acknowledged
 

@@ -1,4 +1,4 @@
-"""The threads of the store, and what is to be given to its writer."""
+"""The threads of the store, and the queue of appends for its writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from malamute.store.commit import Append
 from malamute.store.operations import Backup
 
 HOLD_SECONDS = 0.005
-"""How long what nobody waits for may wait for more to be stored with it."""
+"""Seconds for which an append that nobody waits for is held, for others to join its commit."""
 
 HELD_MAX = 64
 """Appends that wait so at the most."""
@@ -35,7 +35,7 @@ class StoreThreads:
         self.copier = ReaderThread("malamute-copier", store, results)
         self.all = (self.writer, self.reader, self.copier)
         self.held_until = 0.0
-        """Until when what is held may wait."""
+        """The time until which held appends may wait."""
         self._held: list[Append] = []
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class StoreThreads:
         return bool(self._held)
 
     def put(self, appends: Sequence[Append], now: float, *, at_once: bool) -> None:
-        """Give the writer what is to be stored, if somebody waits for it or it has waited enough.
+        """Give the writer the held appends, if somebody waits for them or they have waited enough.
 
         Each transaction takes the interpreter's lock from this thread some dozen times.
         """
@@ -66,7 +66,7 @@ class StoreThreads:
         (self.copier if isinstance(question, Backup) else self.reader).put(question)
 
     def finish(self) -> None:
-        """Let each end when it has done what it has; a copy is given up."""
+        """End each thread after its queued work; a copy is given up."""
         self.copier.give_up()
         for thread in self.all:
             thread.finish()

@@ -157,7 +157,7 @@ class Transport:
     ) -> None:
         self._begin(windows, patience, allowance, codecs, authenticator)
         self.socket = context.socket(zmq.ROUTER)
-        # Without what pyzmq does for other kinds of sockets at each frame.
+        # Without pyzmq's checks of other kinds of sockets at each frame.
         self._send = partial(backend.Socket.send, self.socket)
         self._has_input = [(self.socket, int(zmq.POLLIN))]
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -532,8 +532,8 @@ class Transport:
         unsent.add(frames, message)
         if unsent.too_large:
             # The connection is still there. When it has room, the peer learns why its session has ended, or
-            # that it has to begin anew, but behind the WELCOME that it may wait for: what comes before that
-            # it passes over.
+            # that it has to begin anew, but behind the WELCOME that it may wait for: it ignores messages
+            # before.
             first = self._first.get(peer) or deque()
             last_word = unsent.farewell or self._encode(peer, _GIVEN_UP)
             self._give_up(peer)

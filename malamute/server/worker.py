@@ -210,7 +210,7 @@ def no_configuration() -> MalamuteError:
 
 
 class ReaderThread(Worker[Question]):
-    """Answers what the core asks of the store. `load` reads and checks the configuration."""
+    """Answers the reads that the core requests of the store. `load` reads and checks the configuration."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ def _stored_streams(store: Store, asked: StreamStats) -> list[StoredStream]:
 
 def _stored(stream: StreamMeta, retention: StreamRetention) -> StoredStream:
     fields = stream._asdict()
-    # They order the ring and mean nothing to others.
+    # The eras order the ring, and only the store knows them.
     del fields["first_era"], fields["last_era"]
     return StoredStream(
         **fields,

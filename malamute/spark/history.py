@@ -262,8 +262,8 @@ class BrokerHistory:
 class _RangeReader:
     """The state of one replay of a range.
 
-    It is done when a message or a gap reaches the end, or when the subscription is live from behind the end
-    on: it has had all that was wanted then. Events are reported when they arrive, which may be before
+    The replay is done when a message or a gap reaches the end, or when the subscription is live from behind
+    the end on: it has had all that was wanted then. Events are reported when they arrive, which may be before
     messages that came earlier were taken.
     """
 

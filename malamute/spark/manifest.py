@@ -62,8 +62,8 @@ class FileContents(NamedTuple):
 class File(NamedTuple):
     """A file of an export: its path, relative to the location; its bytes and CRC32; and its contents.
 
-    It has checksums of its parts, too, unless an earlier version has written it. Of a file that is in no
-    manifest `size` and `crc` are 0.
+    The record has checksums of its parts, too, unless an earlier version has written it. Of a file that is in
+    no manifest `size` and `crc` are 0.
     """
 
     path: str

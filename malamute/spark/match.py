@@ -13,8 +13,8 @@ counted by result, and the subscriptions behind each result are looked at once f
 subscriptions with conditions on headers there are two ways:
 
 - by columns: the index finds the subscriptions of each subject, and each condition is evaluated over the
-  columns of those rows (`conditions`). It costs some microseconds for each subscription and row group.
-- by message: headers are decoded, those alone that one names, and the index is asked about each message. It
+  columns of those rows (`conditions`). This costs some microseconds for each subscription and row group.
+- by message: headers are decoded, those alone that one names, and the index is asked about each message. This
   costs some microseconds for each message, so it is the way for few messages and very many subscriptions; and
   the only one for a family from outside that looks at headers.
 """

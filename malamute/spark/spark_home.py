@@ -1,8 +1,8 @@
 """A directory of Spark whose library in Python is compiled.
 
-Each process in Python that Spark's Java starts imports pyspark from archives in `SPARK_HOME/python/lib`. They
-have no byte code, so every process compiles each module anew: that takes a second of the processor, and a
-first query needs five such processes. Where pip installed pyspark, the same modules are compiled beside
+Each process in Python that Spark's Java starts imports pyspark from archives in `SPARK_HOME/python/lib`.
+Archives have no byte code, so every process compiles each module anew: that takes a second of the processor,
+and a first query needs five such processes. Where pip installed pyspark, the same modules are compiled beside
 them. So here is a `SPARK_HOME` of links with these in place of the archives.
 """
 

@@ -241,7 +241,7 @@ class Client(ClientBase):
         return mailbox
 
     async def receive(self, timeout: Span | None = None) -> Mail:
-        """Return the next mail. It is acknowledged when the following one is requested.
+        """Return the next mail, which is acknowledged when the following one is requested.
 
         Raises as `malamute.Client.receive`.
         """

@@ -39,7 +39,7 @@ class Subscription(SubscriptionBase, _Scope):
     """The messages of a stream that match the patterns, in order. Made by `Client.subscribe`."""
 
     def __aiter__(self) -> Self:
-        """Yield every message as it is delivered. It stops when the subscription is cancelled."""
+        """Yield every message as it is delivered. The iteration stops when the subscription is cancelled."""
         return self
 
     async def __anext__(self) -> Message:
@@ -68,7 +68,7 @@ class Subscription(SubscriptionBase, _Scope):
         return await self._take(most, timeout)
 
     def batches(self, most: int = 1000) -> Batches:
-        """Yield lists of up to `most` messages. It stops when the subscription is cancelled."""
+        """Yield lists of up to `most` messages. The iteration stops when the subscription is cancelled."""
         return Batches(self, most)
 
     async def columns(
@@ -178,7 +178,7 @@ class Work(WorkerBase, _Scope):
     """Requests to a service, each to be answered. Made by `Client.work`."""
 
     def __aiter__(self) -> Self:
-        """Yield every request as it is delivered. It stops when the offer is cancelled."""
+        """Yield every request as it is delivered. The iteration stops when the offer is cancelled."""
         return self
 
     async def __anext__(self) -> Request:

@@ -2,7 +2,7 @@
 
 One DEALER for one connection, and the monitor that reports when it is connected and when it broke. libzmq
 makes the connection and keeps heartbeats going in its own thread, so a program that is busy with a message
-stays connected. It does not reconnect: every attempt is a link of its own, to the URL that is next, and
+stays connected. A link does not reconnect: every attempt is a link of its own, to the URL that is next, and
 nothing of an older connection can arrive on it. `IMMEDIATE` keeps frames out of a connection that is not
 made yet, where they would overtake HELLO.
 """

@@ -189,7 +189,7 @@ class Outbox:
         return self.ready and self._offered
 
     def next_to_send(self) -> Sequence[Frame] | None:
-        """Return the frames to send next, or None. They stay next until `sent`."""
+        """Return the frames to send next, or None; the same frames until `sent`."""
         if not self.queue:
             return None
         self._offered = True

@@ -18,7 +18,7 @@ commands. The calls of a client are in its parts, each of which knows only those
     sending          publish, send, request, reply, commit
     questions        query, change (once, as a command in the outbox), withdraw, ping
 
-Commands never wait. They return an object to look at (`Command.done`, `Source.open`, `Query.done`,
+Commands never wait. Each returns an object to look at (`Command.done`, `Source.open`, `Query.done`,
 `PendingRequest.waiting`); the edge's only art is to wait until it has changed. When `error` is set the
 session is over, and every awaited object has that error.
 

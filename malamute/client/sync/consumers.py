@@ -101,7 +101,7 @@ class Subscription(SubscriptionBase, _Scope):
     def __iter__(self) -> Iterator[Message]:
         """Yield every message as it is delivered, waiting without end.
 
-        It stops when the subscription is cancelled.
+        The iteration stops when the subscription is cancelled.
 
         Raises:
             MalamuteError: the error that ended the session or the subscription.
@@ -134,7 +134,7 @@ class Subscription(SubscriptionBase, _Scope):
         return self._driver.run(self._take(most, timeout))
 
     def batches(self, most: int = 1000) -> Iterator[list[Message]]:
-        """Yield lists of up to `most` messages. It stops when the subscription is cancelled."""
+        """Yield lists of up to `most` messages. The iteration stops when the subscription is cancelled."""
         while batch := self.take(most):
             yield batch
 
@@ -261,7 +261,7 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
     _driver: BlockingDriver
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield every request as it is delivered. It stops when the offer is cancelled."""
+        """Yield every request as it is delivered. The iteration stops when the offer is cancelled."""
         while (item := self._driver.run(self._next(None, "no request"))) is not None:
             yield Request(*item, self)
 
@@ -306,8 +306,8 @@ class Replies(ReplyStream, _Scope):
     """The replies to one request, as they are delivered. Made by `Client.request`.
 
     The iterator ends after the final reply, and with the assurance `confirmed` also when the request has
-    ended without one: `outcome` has its name. It raises `TimedOut` when neither has happened in time, counted
-    from the request on, and the error that the broker refused the request with.
+    ended without one: `outcome` has its name. The iteration raises `TimedOut` when neither has happened in
+    time, counted from the request on, and the error that the broker refused the request with.
     """
 
     _driver: BlockingDriver

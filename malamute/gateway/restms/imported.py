@@ -1,4 +1,4 @@
-"""Streams and used services of the broker as feeds. They are locked."""
+"""Streams and used services of the broker as locked feeds."""
 
 from __future__ import annotations
 
