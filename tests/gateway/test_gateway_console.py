@@ -157,6 +157,37 @@ def test_a_stream_may_be_called_as_anything_in_python_is(console: httpx.Client, 
         assert (answer.status_code, HOSTILE in answer.text) == (200, False)
 
 
+def test_a_body_is_indented_json_or_bytes_and_a_page_of_long_ones_is_small(
+    running: RunningGateway, console: httpx.Client
+) -> None:
+    with malamute.connect(running.state.settings.broker, timeout=WAIT_SECONDS) as client:
+        client.publish("bodies", "json", b'{"a":{"b":[1,2.50]}}', assurance="stored")
+        client.publish("bodies", "png", b"\x89PNG\r\n", assurance="stored")
+        client.send("bodies", "json", b"[1]")
+        long = b'{"names": ["%s"]}' % b'", "'.join([b"n" * 20] * 1_000)
+        client.publish_batch("bodies/long", ["a.b"] * HISTORY_MESSAGES, [long] * HISTORY_MESSAGES)
+        client.flush()
+    history = html.unescape(console.get(link("/console/stream/history", name="bodies")).text)
+    shown = re.findall(r'<div class="copied"><pre>([^<]*)</pre><button class="copy', history)
+    assert shown == [
+        '{\n  "a": {\n    "b": [\n      1,\n      2.50\n    ]\n  }\n}',
+        f"00000000  {'89 50 4e 47 0d 0a':<48} .PNG..",
+    ]
+    assert re.findall(r'<p class="quiet">(JSON|hex|text), ([^<]*)</p>', history) == [
+        ("JSON", "20 B"),
+        ("hex", "6 B"),
+    ]
+    mailbox = console.get(link("/console/queue", kind="mailbox", name="bodies")).text
+    assert "<pre>[\n  1\n]</pre>" in mailbox
+    page = console.get(link("/console/stream/history", name="bodies/long"))
+    sizes = {path.partition("?")[0].rpartition("/")[2] for path in Page(page.text).loaded}
+    assert len(page.content) + sum(len(static_files()[name].data) for name in sizes) < PAGE_BYTES_MAX
+    [more] = {found["href"] or "" for _, found in Page(page.text).tags if "start=seq%3A7&" in str(found)}
+    whole = console.get(more).text
+    assert whole.count('class="message"') == 1
+    assert whole.count("nnnnnnnnnnnnnnnnnnnn") > 500
+
+
 def test_a_page_that_is_not_there_and_a_method_that_it_has_not(console: httpx.Client) -> None:
     assert console.get(link("/console/stream", name="none")).status_code == 404
     assert console.post("/console/streams").status_code == 405
@@ -272,7 +303,8 @@ def test_what_destroys_says_first_what_it_would_do(console: httpx.Client) -> Non
     assert "Published to prices as 1" in console.get("/console/streams").text
     assert "Published to prices" not in console.get("/console/streams").text
     history = console.get(link("/console/stream/history", name="prices")).text
-    assert "n=1\nt=&#34;1&#34;" in history
+    headers = re.findall(r'<th scope="row">([^<]*)</th><td class="text mono">([^<]*)</td>', history)
+    assert headers == [("n", "1"), ("t", "&#34;1&#34;")]
     assert "x\ny" in history
 
     fields = {"csrf": csrf, "topic": "stream.purge", "stream": "prices", "back": "//evil.example/"}

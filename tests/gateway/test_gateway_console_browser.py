@@ -170,15 +170,39 @@ def test_a_message_is_published_seen_as_it_comes_and_dropped(browser: Any, runni
         page.get_by_text("Published to prices as 2").wait_for()
         tail.locator("#tail .subject", has_text="eur").click()
         tail.locator("#tail pre", has_text=HOSTILE).wait_for()
+        assert tail.locator("#tail .headers").inner_text() == "n\t1"
+        _use_the_tail(tail, running)
         assert tail.locator("#tail img, #tail script").count() == 0
         assert tail.title() == "Tail of prices · Malamute"
 
         page.get_by_role("button", name="Drop all messages").click()
-        page.get_by_role("heading", name="2 messages of the stream prices are dropped.").wait_for()
+        page.get_by_role("heading", name="4 messages of the stream prices are dropped.").wait_for()
         assert page.evaluate("document.activeElement.textContent") == "Cancel"
         page.get_by_role("button", name="Drop all").click()
-        page.get_by_text("Done: 2 messages of the stream prices are dropped").wait_for()
+        page.get_by_text("Done: 4 messages of the stream prices are dropped").wait_for()
         assert page.complaints == tail.complaints == []
+
+
+def _use_the_tail(tail: Any, running: RunningGateway) -> None:
+    """Filter the messages of the stream `prices`, expand, pause and clear them."""
+    messages = tail.locator("#tail .message")
+    with malamute.connect(running.state.settings.broker, timeout=WAIT_SECONDS) as client:
+        client.publish("prices", "usd", b'{"a":[1.50,{}],"b":"x, y"}', assurance="stored")
+        messages.nth(1).wait_for()
+        tail.fill("#filter", "USD")
+        assert [one.is_visible() for one in messages.all()] == [True, False]
+        tail.fill("#filter", "")
+        tail.get_by_role("button", name="Expand").click()
+        indented = '{\n  "a": [\n    1.50,\n    {}\n  ],\n  "b": "x, y"\n}'
+        assert messages.first.locator("pre").inner_text() == indented
+        tail.get_by_role("button", name="Pause").click()
+        client.publish("prices", "png", b"\x89PNG", assurance="stored")
+        tail.get_by_text("paused: 1 wait").wait_for()
+        assert messages.count() == 2
+        tail.get_by_role("button", name="Continue").click()
+        tail.locator("#tail pre", has_text="89 50 4e 47").wait_for()
+        tail.get_by_role("button", name="Clear").click()
+        assert messages.count() == 0
 
 
 def test_nothing_that_a_message_holds_is_run(browser: Any, running: RunningGateway) -> None:

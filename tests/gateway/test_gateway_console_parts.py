@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import deque
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from malamute.client.session.message import Message
@@ -63,6 +67,44 @@ def test_a_span(seconds: float | None, text: str) -> None:
 )
 def test_a_size(size: int, text: str) -> None:
     assert words.size(size) == text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON.filter(lambda value: isinstance(value, list | dict)), st.sampled_from([None, 3]))
+def test_json_is_indented_and_otherwise_the_same(value: Any, indent: int | None) -> None:
+    shown = words.pretty(json.dumps(value, indent=indent).encode(), 1_000_000)
+    assert (shown.kind, json.loads(shown.text), shown.is_cut) == ("JSON", value, False)
+    # Python writes empty ones over two lines only within others that are not.
+    assert shown.text == json.dumps(value, indent=2)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b'{"a": 1, "a": 2, "n": 12345678901234567890.50}', "JSON"),
+        (b"[" * 5_000 + b"]" * 5_000, "text"),
+        (b"[1, 2", "text"),
+        (b"12", "text"),
+        (b"", "text"),
+        (b"[" * 900 + b"]" * 900, "JSON"),
+        (b"\x00\x01", "hex"),
+        (b"\xff" * 10_000, "hex"),
+        (b"x" * 2_000, "text"),
+    ],
+)
+def test_a_body_is_shown_by_its_kind_and_never_longer_than_it_may_be(data: bytes, kind: str) -> None:
+    for most in (10, 1_000):
+        shown = words.pretty(data, most)
+        assert shown.kind == kind
+        assert len(shown.text) <= (most if kind != "hex" else 2 * most + 80)
+    if data.startswith(b'{"a"'):
+        assert re.sub(r"\s", "", shown.text) == data.decode().replace(" ", "")
 
 
 @pytest.mark.parametrize("value", ["C", "1", "true", "null", '"', "a\nb", "", "[1]", 1, 1.5, True, None])

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from malamute.errors import MalamuteError, NotFound
 from malamute.gateway.console.clients import FIRST_LOOK_SECONDS
+from malamute.gateway.console.stream_pages import COUNT, characters_of
 from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
 from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
@@ -22,8 +23,6 @@ from malamute.protocol.admin import (
     ServiceQuery,
     ServicesQuery,
 )
-
-PAGE_MESSAGES = 50
 
 KIND = Parameter(
     "kind", "What it is.", {"type": "string", "enum": ["mailbox", "service"], "default": "mailbox"}
@@ -73,7 +72,7 @@ async def queue(request: Request, arguments: Arguments) -> Response:
             name=name,
             dead=show == "dead",
             after=arguments["after"],
-            limit=PAGE_MESSAGES,
+            limit=arguments["count"],
             where=arguments["where"].strip(),
             state=show if show not in ("all", "dead") else "",
         )
@@ -88,11 +87,12 @@ async def queue(request: Request, arguments: Arguments) -> Response:
         reader=reader,
         refusal=visit.watch.refusals.get("consumers", "") if kind == "mailbox" else "",
         messages=messages,
+        most=characters_of(messages),
         problem=problem,
         show=show,
         shown=SHOWN,
         where=arguments["where"],
-        more=messages[-1].sequence if len(messages) == PAGE_MESSAGES else 0,
+        more=messages[-1].sequence if len(messages) == arguments["count"] else 0,
     )
 
 
@@ -141,6 +141,7 @@ ENDPOINTS = (
             Parameter(
                 "show", "The messages to show.", {"type": "string", "enum": [*SHOWN], "default": "all"}
             ),
+            COUNT,
             Parameter("after", "Behind this sequence.", {"type": "integer", "minimum": 0, "default": 0}),
         ),
     ),

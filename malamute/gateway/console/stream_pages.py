@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from time import monotonic
 from typing import Any
@@ -25,6 +25,15 @@ from malamute.protocol.batch import Columns
 from malamute.protocol.start import NEW
 
 HISTORY_MESSAGES = 50
+
+COUNT = Parameter(
+    "count",
+    "Maximum messages of the page.",
+    {"type": "integer", "minimum": 1, "maximum": HISTORY_MESSAGES, "default": HISTORY_MESSAGES},
+)
+
+BODIES_CHARACTERS, BODY_CHARACTERS = 12_000, 40_000
+"""Characters of all bodies on a page, and of the body on a page of one message."""
 SUBJECTS_MAX = 1_000
 """Maximum subjects of a tree: those with the oldest last messages; the page says if there are more."""
 
@@ -75,7 +84,9 @@ async def history(request: Request, arguments: Arguments) -> Response:
     stream = await visit.ask(StreamQuery(name=arguments["name"]))
     newest = max(stream.first, stream.last - HISTORY_MESSAGES + 1)
     start = arguments["start"].strip() or f"seq:{max(newest, 1)}"
-    messages, is_last = await read(visit, stream.name, HISTORY_MESSAGES, start=start, **_selection(arguments))
+    messages, is_last = await read(
+        visit, stream.name, arguments["count"], start=start, **_selection(arguments)
+    )
     first = messages[0].sequence if messages else stream.last + 1
     if asked := _SEQUENCE_START.fullmatch(start):
         # Selected messages may lie far apart: the way back must not end at a page without any.
@@ -86,6 +97,7 @@ async def history(request: Request, arguments: Arguments) -> Response:
         "history.html",
         stream=stream,
         messages=messages,
+        most=characters_of(messages),
         start=arguments["start"],
         **_typed(arguments),
         earlier=link("/console/stream/history", **selected, start=f"seq:{earlier}")
@@ -95,6 +107,11 @@ async def history(request: Request, arguments: Arguments) -> Response:
         if is_last or not messages
         else link("/console/stream/history", **selected, start=f"seq:{messages[-1].sequence + 1}"),
     )
+
+
+def characters_of(messages: Sequence[Any]) -> int:
+    """Return the number of characters that a page shows of each body."""
+    return BODIES_CHARACTERS // len(messages) if len(messages) > 1 else BODY_CHARACTERS
 
 
 def _typed(arguments: Arguments) -> dict[str, Any]:
@@ -220,7 +237,7 @@ class SampledWriter(EventWriter):
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/console/stream/history", history, "History", (NAME, PATTERN, WHERE, _start(""))),
+    Endpoint("GET", "/console/stream/history", history, "History", (NAME, PATTERN, WHERE, _start(""), COUNT)),
     Endpoint("GET", "/console/stream/subjects", subjects, "Subjects", (NAME, PATTERN, WHERE)),
     Endpoint("GET", "/console/stream/tail", tail, "Tail", (NAME, PATTERN, WHERE, _start(""))),
     Endpoint(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
+
+import msgspec
 
 from malamute.gateway.bodies import is_readable
 from malamute.protocol.batch import pack_plain
@@ -14,6 +17,19 @@ from malamute.protocol.time_units import to_seconds
 
 BODY_CHARACTERS = 160
 """Length of a body's beginning in a table."""
+
+HEX_ROW = 16
+"""Bytes in a row of a dump."""
+
+JSON_BYTES_MAX = 1024 * 1024
+"""Maximum bytes of a body that is indented."""
+
+INDENT_MAX = 20
+"""Maximum levels of an indentation: deep ones would be mostly spaces."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_OPENS = ("{", "[")
+_JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 SPANS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
@@ -103,12 +119,65 @@ def _decoded(data: bytes) -> str | None:
         return None
 
 
+class Shown(NamedTuple):
+    """A body for people, from its beginning."""
+
+    kind: str
+    """`JSON`, `text` or `hex`."""
+    text: str
+    is_cut: bool
+
+
+def pretty(data: bytes, most: int) -> Shown:
+    """Return at most so many characters of a body: indented JSON, text, or a dump of other bytes."""
+    text = _decoded(data)
+    if text is None or _CONTROL.search(text):
+        rows = range(0, min(len(data), most // 4), HEX_ROW)
+        return Shown("hex", "\n".join(_hex_row(data, start) for start in rows), len(data) > most // 4)
+    kind = "JSON" if _is_json(data) else "text"
+    text = _indented(text, most) if kind == "JSON" else text
+    return Shown(kind, text[:most], len(text) > most)
+
+
+def _hex_row(data: bytes, start: int) -> str:
+    row = data[start : start + HEX_ROW]
+    plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+    return f"{start:08x}  {row.hex(' '):<{3 * HEX_ROW}} {plain}"
+
+
+def _is_json(data: bytes) -> bool:
+    """Return whether a body is an object or an array; numbers and strings are text as well."""
+    if len(data) > JSON_BYTES_MAX or data.lstrip()[:1] not in (b"{", b"["):
+        return False
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def _indented(text: str, most: int) -> str:
+    """Return JSON with a line for each value, and no other change: numbers and keys are those of the body."""
+    found, depth, before = "", 0, ""
+    for token in (one[0] for one in _JSON_TOKENS.finditer(text)):
+        closes = token in ("}", "]")
+        depth -= closes
+        if before == "," or closes != (before in _OPENS):
+            found += "\n" + "  " * min(depth, INDENT_MAX)
+        found += ": " if token == ":" else token
+        depth += token in _OPENS
+        if len(found) > most:
+            break
+        before = token
+    return found
+
+
 def header_lines(headers: Mapping[str, Any] | None) -> str:
     """Return headers as lines NAME=VALUE, as in forms."""
-    return "\n".join(f"{name}={_typed(value)}" for name, value in (headers or {}).items())
+    return "\n".join(f"{name}={header_text(value)}" for name, value in (headers or {}).items())
 
 
-def _typed(value: Any) -> str:
+def header_text(value: Any) -> str:
     """Return a value so that it is read back unchanged: text that looks like another value is quoted."""
     if isinstance(value, str) and parse_value(value) == value and "\n" not in value:
         return value
@@ -180,6 +249,8 @@ _FUNCTIONS = (
     moment_ns,
     plain,
     points,
+    pretty,
+    header_text,
     size,
     spaced,
     span,

@@ -85,21 +85,66 @@ const make = (tag, name, words) => {
   if (words !== undefined) element.textContent = words;
   return element;
 };
-const headerLines = (headers) => Object.entries(headers ?? {}).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join("\n");
+// JSON by lines, without another change: numbers and keys are those of the body.
+function pretty(text) {
+  try { if (!/^\s*[[{]/.test(text) || JSON.parse(text) === null) return text; } catch { return text; }
+  let depth = 0;
+  const line = () => `\n${"  ".repeat(Math.min(depth, 20))}`;
+  return text.replace(/("(?:[^"\\]|\\.)*")|([{[])\s*([}\]])|([{[])\s*|\s*([}\]])|(,)\s*|(:)\s*|\s+/g, (found, string, open, shut, opens, shuts, comma, colon) => {
+    if (string) return string;
+    if (open) return open + shut;
+    if (opens) { depth++; return opens + line(); }
+    if (shuts) { depth--; return line() + shuts; }
+    return comma ? comma + line() : colon ? ": " : "";
+  });
+}
+function hex(bytes) {
+  const rows = [];
+  for (let at = 0; at < Math.min(bytes.length, 4096); at += 16) {
+    const row = [...bytes.slice(at, at + 16)];
+    const codes = row.map((one) => one.charCodeAt(0).toString(16).padStart(2, "0")).join(" ");
+    rows.push(`${at.toString(16).padStart(8, "0")}  ${codes.padEnd(48)} ${row.map((one) => one >= " " && one <= "~" ? one : ".").join("")}`);
+  }
+  return rows.join("\n");
+}
+const headerTable = (headers) => {
+  const table = make("table", "headers");
+  for (const [name, value] of Object.entries(headers)) table.insertRow().append(make("th", "", name), make("td", "text mono", typeof value === "string" ? value : JSON.stringify(value)));
+  return table;
+};
 
 function shown(message) {
-  const body = message.body ?? `${atob(message.body_base64 ?? "").length} bytes that are no text`;
+  const isText = message.body !== undefined && !/[\x00-\x08\x0b\x0c\x0e-\x1f]/.test(message.body);
+  const bytes = isText ? "" : message.body === undefined ? atob(message.body_base64 ?? "") : String.fromCharCode(...new TextEncoder().encode(message.body.slice(0, 4096)));
+  const body = isText ? message.body : `${bytes.length} bytes that are no text`;
   const details = make("details", "message");
   const line = make("summary");
   line.append(make("span", "n", message.sequence), make("span", "quiet", message.time.slice(11, 23)), make("span", "subject", message.subject), make("span", "body", body.slice(0, 300)));
   details.append(line);
   details.addEventListener("toggle", () => {
     const inside = make("div", "detail");
-    if (message.headers) inside.append(make("pre", "", headerLines(message.headers)));
-    inside.append(make("pre", "", body));
+    if (message.headers) inside.append(headerTable(message.headers));
+    const copied = make("div", "copied");
+    const button = make("button", "copy small", "Copy");
+    button.type = "button";
+    copied.append(make("pre", "", isText ? pretty(body) : hex(bytes)), button);
+    inside.append(copied);
     details.append(inside);
   }, { once: true });
+  details.words = `${message.subject}\n${JSON.stringify(message.headers ?? {})}\n${body}`.toLowerCase();
   return details;
+}
+
+// A button with two states, pressed or not.
+function press(id, words, pressed, act) {
+  const button = document.getElementById(id);
+  const is = () => button?.getAttribute("aria-pressed") === "true";
+  button?.addEventListener("click", () => {
+    button.setAttribute("aria-pressed", String(!is()));
+    button.textContent = is() ? pressed : words;
+    act(is());
+  });
+  return is;
 }
 
 const tail = document.getElementById("tail");
@@ -107,9 +152,17 @@ if (tail) {
   const keep = 500;
   const waiting = [];
   const put = (element) => { waiting.push(element); if (waiting.length > keep) waiting.shift(); };
+  const filter = document.getElementById("filter");
+  const sift = (one) => { one.hidden = one.words !== undefined && !one.words.includes(filter.value.toLowerCase()); };
+  filter.addEventListener("input", () => [...tail.children].forEach(sift));
+  const isExpanded = press("expand", "Expand", "Collapse", (is) => tail.querySelectorAll("details").forEach((one) => { one.open = is; }));
+  document.getElementById("clear").addEventListener("click", () => { tail.replaceChildren(); waiting.length = 0; });
   const flush = () => {
-    if (!paused && waiting.length) {
-      tail.prepend(...waiting.splice(0).reverse());
+    if (paused) say(waiting.length ? `paused: ${waiting.length}${waiting.length === keep ? " or more" : ""} wait` : "paused");
+    else if (waiting.length) {
+      const fresh = waiting.splice(0).reverse();
+      for (const one of fresh) { sift(one); one.open = isExpanded(); }
+      tail.prepend(...fresh);
       while (tail.childElementCount > keep) tail.lastElementChild.remove();
     }
     requestAnimationFrame(flush);
@@ -140,6 +193,8 @@ addEventListener("click", async (event) => {
   }
 });
 
+press("pause", "Pause", "Continue", (is) => { paused = is; say(is ? "paused" : tail ? "following" : ""); });
+
 // Keys
 let leading = false;
 const rows = () => [...main.querySelectorAll("tbody tr td:first-child a, .message summary")];
@@ -153,7 +208,7 @@ const keys = {
   "?": () => document.getElementById("keys").showModal(),
   j: () => step(1),
   k: () => step(-1),
-  p: () => { paused = !paused; say(paused ? "paused: p goes on" : ""); },
+  p: () => document.getElementById("pause")?.click(),
 };
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
