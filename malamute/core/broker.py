@@ -161,7 +161,7 @@ class Core(Engines):
     def stored(self, token: int, now: float) -> None:
         """What `token` names is committed and fsynced."""
         self.effects.now = now
-        self.effects.settle(token, None)
+        self.effects.stage.settle(token, None, now)
         # Most commits follow on others that went well.
         if self.health.failed_at:
             self.health.stored()
@@ -169,7 +169,8 @@ class Core(Engines):
     def store_failed(self, token: int, error: MalamuteError, now: float) -> None:
         """What `token` names could not be stored."""
         self.effects.now = now
-        self.effects.settle(token, error if isinstance(error, Failed) else InternalError(str(error)))
+        why = error if isinstance(error, Failed) else InternalError(str(error))
+        self.effects.stage.settle(token, why, now)
         self.health.store_failed(error)
 
     def answered(self, question: Question, result: Any, now: float) -> None:
@@ -296,7 +297,7 @@ class Core(Engines):
             self.commands.refused_peers.clear()
         if self.answers.given:
             self.answers.flush()
-        if effects.operations and effects.now >= self.clock_note.due:
+        if effects.stage.operations and effects.now >= self.clock_note.due:
             self.clock_note.store()
         return effects.finish()
 
@@ -353,4 +354,4 @@ class Core(Engines):
     @property
     def idle(self) -> bool:
         """Whether nothing waits for the writer of the store."""
-        return not self.effects.unsettled
+        return not self.effects.stage.unsettled

@@ -344,15 +344,15 @@ class ClientCommands:
         """
         effects = self.effects
         held = session.backlog_bytes + size_bytes
-        if effects.backlog_bytes + held + size_bytes > self._backlog_bytes_max:
+        if effects.stage.backlog_bytes + held + size_bytes > self._backlog_bytes_max:
             self._check_backlog(session.backlog_bytes)
         session.backlog_bytes = held
         if not session.new_bytes:
-            effects.backlog_shares.append(session)
+            effects.stage.backlog_shares.append(session)
         session.new_bytes += size_bytes
 
     def _check_backlog(self, held: int) -> None:
-        if self.effects.backlog_bytes > self._backlog_bytes_max:
+        if self.effects.stage.backlog_bytes > self._backlog_bytes_max:
             raise TryLater("write backlog is full: the disk is slower than the publishers; retry later")
         if held:
             raise TryLater(
@@ -470,7 +470,9 @@ class ClientCommands:
             elif final and not count:
                 refused(nothing)
             elif final:
-                self.effects.when_stored(lambda error: withdrawn(count if error is None else before, error))
+                self.effects.stage.when_stored(
+                    lambda error: withdrawn(count if error is None else before, error)
+                )
 
         def withdrawn(count: int, error: MalamuteError | None) -> None:
             if error is not None and not count:

@@ -23,7 +23,7 @@ def backlog_bytes() -> int:
     bench = Bench()
     bench.open("hog")
     bench.tell("hog", publish(BODY))
-    return bench.core.effects.backlog_bytes
+    return bench.core.effects.stage.backlog_bytes
 
 
 def codes(messages: list[Message]) -> list[int]:
@@ -49,7 +49,7 @@ def test_others_get_through_whatever_one_session_sends(backlog_bytes):
     bench = sharing(20 * backlog_bytes, "hog", "alice", "bob")
     for _ in range(100):
         bench.tell("hog", publish(BODY))
-    taken = bench.core.effects.backlog_bytes
+    taken = bench.core.effects.stage.backlog_bytes
     assert 9 * backlog_bytes <= taken <= 10 * backlog_bytes
     assert set(codes(bench.sent("hog"))) == {503}
     asked = bench.ask("alice", publish(b"1", number=1), send("bob", b"2", number=2), request(b"3", number=3))
@@ -85,8 +85,8 @@ def test_what_is_settled_is_given_back(end, backlog_bytes):
     assert session.backlog_bytes == 3 * HELD + SIZE + ENTRY_BYTES
     while bench.appends:
         bench.commit() if end == "stored" else bench.fail()
-    assert session.backlog_bytes == bench.core.effects.backlog_bytes == 0
-    assert not bench.core.effects.backlog_shares
+    assert session.backlog_bytes == bench.core.effects.stage.backlog_bytes == 0
+    assert not bench.core.effects.stage.backlog_shares
 
 
 def test_what_needs_no_disk_counts_for_nobody():

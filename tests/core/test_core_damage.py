@@ -367,7 +367,7 @@ def test_the_private_mailbox_of_a_lost_session_waits_as_long_as_a_session_would(
 def test_a_store_that_fails_is_tried_until_it_is_well():
     bench = served(Bench())
     health = bench.core.health
-    bench.core.effects.when_stored(lambda error: None)
+    bench.core.effects.stage.when_stored(lambda error: None)
     [append] = bench.core.ready().appends
     bench.core.store_failed(append.token, StoreError("the disk is ill"), bench.now)
     assert "the disk is ill" in health.error
@@ -380,7 +380,7 @@ def test_a_store_that_fails_is_tried_until_it_is_well():
 
 def test_a_store_that_is_full_is_not_ill():
     bench = served(Bench())
-    bench.core.effects.when_stored(lambda error: None)
+    bench.core.effects.stage.when_stored(lambda error: None)
     [append] = bench.core.ready().appends
     bench.core.store_failed(append.token, StorageFull("no room"), bench.now)
     assert bench.core.health.error == ""

@@ -21,23 +21,23 @@ PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 def test_a_callback_waits_for_the_iteration_that_it_was_made_in():
     effects, called = Effects(0.0), []
-    effects.store(DeleteValue(SESSIONS, (b"1",)))
-    effects.when_stored(called.append)
+    effects.stage.store(DeleteValue(SESSIONS, (b"1",)))
+    effects.stage.when_stored(called.append)
     [first] = effects.finish().appends
-    effects.store(DeleteValue(SESSIONS, (b"2",)))
+    effects.stage.store(DeleteValue(SESSIONS, (b"2",)))
     [second] = effects.finish().appends
-    effects.settle(second.token, None)
+    effects.stage.settle(second.token, None, effects.now)
     assert called == []
     error = StorageFull()
-    effects.settle(first.token, error)
+    effects.stage.settle(first.token, error, effects.now)
     assert called == [error]
 
 
 def test_an_iteration_is_handed_over_once():
     effects = Effects(0.0)
     effects.send(b"peer", Pong())
-    effects.store(DeleteValue(SESSIONS, (b"1",)))
-    effects.store_bound(DeleteValue(SESSIONS, (b"2",)))
+    effects.stage.store(DeleteValue(SESSIONS, (b"1",)))
+    effects.stage.store_bound(DeleteValue(SESSIONS, (b"2",)))
     [append] = effects.finish().appends
     assert append.operations == [DeleteValue(SESSIONS, (b"1",)), DeleteValue(SESSIONS, (b"2",))]
     assert append.bound == [DeleteValue(SESSIONS, (b"2",))]
@@ -46,14 +46,14 @@ def test_an_iteration_is_handed_over_once():
 
 def test_the_backlog_is_what_was_handed_over_and_not_settled():
     effects = Effects(0.0)
-    effects.store(PutValue(SESSIONS, (b"1", NUMBERS), b""), size_bytes=10)
+    effects.stage.store(PutValue(SESSIONS, (b"1", NUMBERS), b""), size_bytes=10)
     [append] = effects.finish().appends
-    effects.store(PutValue(SESSIONS, (b"2", NUMBERS), b""), size_bytes=5)
-    assert effects.backlog_bytes == 15
-    assert effects.unsettled
-    effects.settle(append.token, StorageFull())
-    assert effects.backlog_bytes == 5
-    assert not effects.unsettled
+    effects.stage.store(PutValue(SESSIONS, (b"2", NUMBERS), b""), size_bytes=5)
+    assert effects.stage.backlog_bytes == 15
+    assert effects.stage.unsettled
+    effects.stage.settle(append.token, StorageFull(), effects.now)
+    assert effects.stage.backlog_bytes == 5
+    assert not effects.stage.unsettled
 
 
 def test_who_asks_the_same_shares_an_answer_and_who_asks_another_kind_has_its_own():

@@ -388,7 +388,7 @@ def test_events_of_an_iteration_beyond_what_the_backlog_has_room_for_are_dropped
     for number in range(100):
         bench.core.effects.event(f"test.large.{number}", text="x" * 1_000)
     bench.iterate()
-    assert bench.core.effects.backlog_bytes < 10_000 + 3_000
+    assert bench.core.effects.stage.backlog_bytes < 10_000 + 3_000
     *large, dropped = told(bench)
     assert [event.subject for event in large] == [f"test.large.{number}" for number in range(len(large))]
     assert 4 <= len(large) <= 5

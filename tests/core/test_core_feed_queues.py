@@ -467,7 +467,7 @@ def test_a_feed_brings_no_more_than_a_little_while_the_disk_stands_still(
         bench.iterate()
         bench.read_all()
     assert len(entries(bench, "service/w")) == len(sent)
-    assert bench.core.effects.backlog_bytes < 8_000
+    assert bench.core.effects.stage.backlog_bytes < 8_000
     bench.settle()
     assert entries(bench, "service/w") == []
 

@@ -213,9 +213,9 @@ def test_a_delivery_that_raises_gives_the_work_to_another(bench, monkeypatch):
 def test_what_waits_for_the_store_is_reported_though_another_raises(bench):
     effects = bench.core.effects
     called: list[Any] = []
-    effects.when_stored(called.append)
-    effects.when_stored(oops)
-    effects.when_stored(called.append)
+    effects.stage.when_stored(called.append)
+    effects.stage.when_stored(oops)
+    effects.stage.when_stored(called.append)
     bench.settle()
     assert called == [None, None]
     assert faults(bench) == 1

@@ -149,7 +149,7 @@ def backlog_bytes() -> Case:
     bench = Bench()
     bench.open("alice")
     bench.tell("alice", publish(b"1"))
-    full = bench.core.effects.backlog_bytes
+    full = bench.core.effects.stage.backlog_bytes
     bench = Bench(Limits(backlog_bytes=full))
     bench.open("alice", "bob", "carl")
     bench.tell("alice", publish(b"1"))

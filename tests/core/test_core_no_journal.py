@@ -38,7 +38,7 @@ def test_while_the_disk_hangs_all_is_delivered_at_once_and_nothing_waits(bench):
     for _ in range(1000):
         bench.tell("alice", publish(bytes(1000), stream="live"))
     assert sequences(bench) == list(range(1, 1001))
-    assert bench.core.effects.backlog_bytes == 0
+    assert bench.core.effects.stage.backlog_bytes == 0
     assert bench.sent("alice") == []
 
 
@@ -73,7 +73,7 @@ def test_the_first_epoch_and_what_waits_for_it_are_bounded_in_bytes():
         sent += 1
     assert [answer.code for answer in refused if isinstance(answer, Error)] == [503]
     one = chunk_bytes(1, 1_000, ())
-    assert BACKLOG / 2 - 2 * one < bench.core.effects.backlog_bytes <= BACKLOG / 2
+    assert BACKLOG / 2 - 2 * one < bench.core.effects.stage.backlog_bytes <= BACKLOG / 2
     assert sequences(bench) == []
     bench.settle()
     assert len(sequences(bench)) == sent - 1

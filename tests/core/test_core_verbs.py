@@ -476,10 +476,10 @@ by_verb = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 @by_verb
 def test_a_verb_for_what_is_not_outstanding_is_refused_and_does_nothing(bench, verb):
     worker(bench, b"1", b"2", credit=1)
-    operations = len(bench.core.effects.operations)
+    operations = len(bench.core.effects.stage.operations)
     [error] = bench.ask("bob", verb(1, (1, 1), (2, 2)))
     assert (error.code, error.ref) == (420, 1)
-    assert len(bench.core.effects.operations) == operations
+    assert len(bench.core.effects.stage.operations) == operations
     [consumer] = bench.core.services.by_name["w"].consumers.values()
     assert list(consumer.outstanding) == [1]
 

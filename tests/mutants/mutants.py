@@ -401,8 +401,8 @@ MUTANTS = {
     ),
     "WP26": Mutant(
         "core/commands.py",
-        "if effects.backlog_bytes + held + size_bytes > self._backlog_bytes_max:",
-        "if effects.backlog_bytes > 100 * self._backlog_bytes_max:",
+        "if effects.stage.backlog_bytes + held + size_bytes > self._backlog_bytes_max:",
+        "if effects.stage.backlog_bytes > 100 * self._backlog_bytes_max:",
         "test_behind_a_hanging_write_no_more_than_the_backlog_is_accepted",
     ),
     "WP29": Mutant(
@@ -689,8 +689,8 @@ MUTANTS = {
     ),
     "WP6": Mutant(
         "core/stream/stream.py",
-        "self.effects.store(Reserve(self.name, self.progress.next - 1))",
-        "self.effects.store(Reserve(self.name, self.progress.next + 9))",
+        "self.effects.stage.store(Reserve(self.name, self.progress.next - 1))",
+        "self.effects.stage.store(Reserve(self.name, self.progress.next + 9))",
         "test_wp6_a_history_is_switched_on_without_a_word_to_publishers",
     ),
     "WP16": Mutant(

@@ -91,7 +91,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
         ),
         "bytes in queues": (budget.bytes - dead - sum(answers_bytes), limits.queues_bytes),
         "bytes that wait for the disk": (
-            core.effects.backlog_bytes,
+            core.effects.stage.backlog_bytes,
             # A feed puts what one read has brought, and then waits for the disk. All that dies may do so at
             # once, as at a start.
             # What changes come to is recorded whatever else waits.

@@ -261,7 +261,7 @@ def _leave_out_changes(audit, details, count):
 
 def _record_later(audit, details, count):
     if details["outcome"] in ("done", "partial"):
-        audit._effects.when_stored(lambda error: _WRITE_RECORD(audit, details, count))
+        audit._effects.stage.when_stored(lambda error: _WRITE_RECORD(audit, details, count))
     else:
         _WRITE_RECORD(audit, details, count)
 

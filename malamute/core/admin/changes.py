@@ -129,7 +129,7 @@ class _Making:
         outcome, after = DONE if final else PARTIAL, None if before is value else value
         self.record(outcome, before=before, after=after, bound=True)
         if final:
-            self._core.effects.when_stored(partial(self._stored, otherwise), awaited=False)
+            self._core.effects.stage.when_stored(partial(self._stored, otherwise), awaited=False)
         self._core.sessions.confirmations.decide_change(
             self._session,
             self._message.number,
@@ -222,7 +222,7 @@ def create_stream(
     if not wanted.dry_run:
         made = _made(core, name, session)
         made.store_maker()
-        core.effects.store(Reserve(name, made.progress.reserved))
+        core.effects.stage.store(Reserve(name, made.progress.reserved))
         if limited:
             made.retain(kept)
     answered(_kept(name, kept) if limited else StreamKept(stream=name))
@@ -272,7 +272,7 @@ def _made(core: Engines, stream: str, session: Session) -> Stream:
         elif made and not core.feeds.changes(Place("stream", stream)):
             core.streams.drop_untouched(found)
 
-    core.effects.when_stored(stored)
+    core.effects.stage.when_stored(stored)
     return found
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.streams import stream_of
-from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
+from malamute.core.iteration.workflow import GO_ON, Stored, Workflow, run_workflow
 from malamute.core.stream.deletion import delete
 from malamute.core.stream.start import removed
 from malamute.core.stream.subscription import Subscription
@@ -28,7 +28,6 @@ from malamute.protocol.names import Place
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.iteration.stage import StoreStage
     from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
 
@@ -82,7 +81,7 @@ def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answ
 
 def end_feeds(
     core: Engines, place: Place, some: Gone, answer: Callable[..., None]
-) -> Generator[StoreStage, Any, Gone | None]:
+) -> Generator[Stored, Any, Gone | None]:
     """End the feeds of a place. Returns `some`, to which the deletion has come so far, if any has ended.
 
     Raises what the disk has refused before any had ended.

@@ -107,7 +107,7 @@ def _put(
         check_last_rule(core.access, group=name)
     if not dry_run:
         core.groups.put(name, rules)
-        core.effects.when_stored(partial(_settled, core.recovery, name), awaited=False)
+        core.effects.stage.when_stored(partial(_settled, core.recovery, name), awaited=False)
     answered(_row_of(name, rules), before=before)
 
 
@@ -123,7 +123,7 @@ def remove_group(
     before = _stored_row(core.groups, name)
     if not wanted.dry_run:
         core.groups.remove(name)
-        core.effects.when_stored(partial(_settled, core.recovery, name), awaited=False)
+        core.effects.stage.when_stored(partial(_settled, core.recovery, name), awaited=False)
     answered(GroupRemoved(name=name), before=before)
 
 

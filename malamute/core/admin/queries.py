@@ -107,7 +107,7 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
         messages_published=sum(stream.messages for stream in core.streams.by_name.values()),
         queue_bytes=core.queue_limits.bytes,
         paged_out_bytes=core.queue_limits.memory.paged_out_bytes,
-        backlog_bytes=core.effects.backlog_bytes,
+        backlog_bytes=core.effects.stage.backlog_bytes,
         not_recovered=core.recovery.skipped,
         dead_excess=core.recovery.dead_excess,
         store_error=core.health.error,

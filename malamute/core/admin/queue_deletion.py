@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.deletion import END_WORK, end_feeds, hanging
 from malamute.core.admin.queues import queue_of
-from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
+from malamute.core.iteration.workflow import GO_ON, STORED, Workflow, run_workflow
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.steps import STEP_MESSAGES
 from malamute.core.sources import dismiss_source
@@ -56,7 +56,7 @@ def _deletion(
     end = queue.next_sequence, queue.dead_letters.next_sequence
     while _purge(queue, *end):
         answer(some, final=False, otherwise=otherwise)
-        error = yield core.effects
+        error = yield STORED
         if error is not None and otherwise is None:
             raise error
         if error is not None:

@@ -153,8 +153,8 @@ def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals],
         answered(
             BrokerTotals(
                 iterations=DurationTotals(**effects.counters.iterations.row(effects.now)),
-                commits=DurationTotals(**effects.commits.row(effects.now)),
-                committed_bytes=effects.committed_bytes,
+                commits=DurationTotals(**effects.stage.commits.row(effects.now)),
+                committed_bytes=effects.stage.committed_bytes,
                 settlements={**limits.settlements},
                 readers=readers.row(),
                 switches={**effects.counters.switches},

@@ -171,7 +171,7 @@ def remove_user(
     check_last_rule(core.access, user=name)
     if not wanted.dry_run:
         core.accounts.remove(name)
-        core.effects.when_stored(partial(_removed, core.recovery, name), awaited=False)
+        core.effects.stage.when_stored(partial(_removed, core.recovery, name), awaited=False)
     answered(UserRemoved(name=name), before=_row_of(before) if before else _row(core.accounts, name))
 
 

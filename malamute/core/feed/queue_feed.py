@@ -278,7 +278,7 @@ class QueueFeed(Feed):
         counted = queue.sent_by.hand_over(entries)
         self._unstored_bytes += size_of(entries)
         self.target.move(entries, records, self.name.source, asked, counted)
-        self.effects.when_stored(partial(self._stored, entries, asked, counted))
+        self.effects.stage.when_stored(partial(self._stored, entries, asked, counted))
         queue.limits.flush.note(queue.usage, MOVED, len(sequences))
         queue.settlement.settle(sequences, MOVED, f"moved to {self.target.place}", bound=True)
         self.moved += len(entries)

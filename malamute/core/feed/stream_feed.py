@@ -55,7 +55,7 @@ class StreamFeed(Reader, Feed):
         return (
             self.cursor <= self.stream.progress.durable
             and self.free
-            and self._token in (0, self.effects.token)
+            and self._token in (0, self.effects.stage.token)
         )
 
     @property
@@ -71,7 +71,7 @@ class StreamFeed(Reader, Feed):
     def rely_on_last(self) -> None:
         """Store this iteration only if what it has put last is stored."""
         if self._token:
-            self.effects.rely_on(self._token)
+            self.effects.stage.rely_on(self._token)
 
     def cancel(self) -> None:
         """End it."""
@@ -156,8 +156,8 @@ class StreamFeed(Reader, Feed):
         self.delivered += len(sequences)
         self._first, self._last = self._first or sequences[0], sequences[-1]
         if not self._token:
-            self._token = self.effects.token
-            self.effects.when_stored(self._settled)
+            self._token = self.effects.stage.token
+            self.effects.stage.when_stored(self._settled)
 
     def _settled(self, error: MalamuteError | None) -> None:
         first, self._first, self._token = self._first, 0, 0

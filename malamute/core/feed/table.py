@@ -15,7 +15,7 @@ from malamute.core.feed.stream_feed import StreamFeed
 from malamute.core.feed.target import FeedPlace, QueueTarget, StreamTarget
 from malamute.core.iteration.recovery import Recovery
 from malamute.core.iteration.stored_values import StoredValues
-from malamute.core.iteration.workflow import Workflow, run_workflow
+from malamute.core.iteration.workflow import STORED, Stored, Workflow, run_workflow
 from malamute.core.queue.mailbox import Mailboxes
 from malamute.core.queue.service import Services
 from malamute.core.queue.table import QueueTable
@@ -31,7 +31,6 @@ from malamute.store.operations import Recovered, Stranded
 from malamute.store.tables import CURSORS, FEEDS, QUEUE_FEEDS
 
 if TYPE_CHECKING:
-    from malamute.core.iteration.stage import StoreStage
     from malamute.core.iteration.timers import Timer
 
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
@@ -74,7 +73,7 @@ class Feeds:
         self.recovery = recovery
         self.by_name: dict[FeedName, Feed] = {}
         self._by_source: dict[Place, list[Feed]] = {}
-        self.values: StoredValues[FeedName, bytes] = StoredValues(self.effects)
+        self.values: StoredValues[FeedName, bytes] = StoredValues(self.effects.stage)
         """What the store has of each, and of those that could not be taken up."""
         self.waiting: dict[int, Feed] = {}
         """Those that wait for room."""
@@ -147,7 +146,7 @@ class Feeds:
             if feed.open and not feed.resting and cursors.get(cursor) == done:
                 self._set_back(feed, done)
 
-        self.effects.when_stored(stored)
+        self.effects.stage.when_stored(stored)
 
     # Places
 
@@ -259,14 +258,14 @@ class Feeds:
             self.values.put(name, None)
             if source.kind != "stream":
                 # What is of a stream leaves the store with it.
-                self.effects.store(*name.delete())
+                self.effects.stage.store(*name.delete())
 
         def gone(error: MalamuteError | None) -> None:
             for name in names if error is None else ():
                 self.recovery.settled("feed", str(name))
 
         if names:
-            self.effects.when_stored(gone)
+            self.effects.stage.when_stored(gone)
 
     def put_again(self, stream: str) -> None:
         """Store the feeds from a stream again: what the store had of it is gone.
@@ -279,7 +278,7 @@ class Feeds:
                 feed.rely_on_last()
         for name, value in self.values.items():
             if name.source == source:
-                self.effects.store(name.put(value))
+                self.effects.stage.store(name.put(value))
 
     def set(
         self, name: FeedName, rule: FeedRule, start: FeedStart, target: FeedPlace, report: FeedReport
@@ -304,10 +303,10 @@ class Feeds:
         before = self.values.get(name)
         rule = start.plan(rule, before, self._known(name, feed), at_work=feed is not None)
         value = rule.packed()
-        self.effects.store(name.put(value), *start.stored())
+        self.effects.stage.store(name.put(value), *start.stored())
         created = name not in self.values
         report(start.done, created=created)
-        error = yield self.effects
+        error = yield STORED
         self._end_change(name)
         target.release()
         self._coming -= Counter((way,))
@@ -365,12 +364,12 @@ class Feeds:
                 self.effects.now + RETRY_SECONDS, lambda: run_workflow(self.effects, self._stop(name, feed))
             )
 
-    def _store(self, name: FeedName, rule: FeedRule) -> Generator[StoreStage, Any, MalamuteError | None]:
+    def _store(self, name: FeedName, rule: FeedRule) -> Generator[Stored, Any, MalamuteError | None]:
         """Store another rule of a feed that has its position. Returns why it could not be stored."""
         # Its rights may have ended meanwhile, and where it began is known to the store alone.
         value = rule._replace(began=FeedRule.parse(name.name, self.values[name]).began).packed()
-        self.effects.store(name.put(value))
-        error: MalamuteError | None = yield self.effects
+        self.effects.stage.store(name.put(value))
+        error: MalamuteError | None = yield STORED
         if error is None:
             self.values[name] = value
         return error
@@ -397,17 +396,17 @@ class Feeds:
             self.report("enabled" if enabled else "disabled", name)
         feed.resume()
 
-    def _begin_change(self, name: FeedName) -> Generator[StoreStage, Any, Feed | None]:
+    def _begin_change(self, name: FeedName) -> Generator[Stored, Any, Feed | None]:
         """Wait for the change of this feed before, and for the outcome of what it has put; it rests then."""
         self.changing[name] += 1
         while name in self._being_stored:
-            yield self.effects
+            yield STORED
         self._being_stored.add(name)
         feed = self.by_name.get(name)
         if feed is not None:
             feed.resting = True
             while feed.unsettled:
-                yield self.effects
+                yield STORED
         return feed
 
     def _end_change(self, name: FeedName) -> None:
@@ -432,11 +431,11 @@ class Feeds:
         stream = self.streams.by_name.get(name.source.name)
         if name.source.kind != "stream":
             if name in self.values:
-                self.effects.store(name.put(self.values[name]))
-                yield self.effects
+                self.effects.stage.store(name.put(self.values[name]))
+                yield STORED
         elif stream is not None and name.cursor in stream.cursors:
             stream.cursors.commit(name.cursor, stream.cursors[name.cursor])
-            yield self.effects
+            yield STORED
         self._end_change(name)
         if feed is not None and feed.open:
             feed.resume()
@@ -451,9 +450,7 @@ class Feeds:
 
         run_workflow(self.effects, steps())
 
-    def deletion(
-        self, name: FeedName, report: FeedReport
-    ) -> Generator[StoreStage, Any, MalamuteError | None]:
+    def deletion(self, name: FeedName, report: FeedReport) -> Generator[Stored, Any, MalamuteError | None]:
         """End a feed, as a part of a workflow. Returns why it has not ended, if so: `NotFound`, or the disk.
 
         `report` is called with what is stored, before that is known.
@@ -463,9 +460,9 @@ class Feeds:
             self._end_change(name)
             return name.missing
         for operation in name.delete():
-            self.effects.store_bound(operation)
+            self.effects.stage.store_bound(operation)
         report(self.position(name), created=False)
-        error: MalamuteError | None = yield self.effects
+        error: MalamuteError | None = yield STORED
         self._end_change(name)
         if error is not None:
             if feed is not None:

@@ -33,7 +33,7 @@ class StoredAccounts(StoredValues[str, Account]):
     """The stored accounts, and an index that follows each change of them."""
 
     def __init__(self, effects: Effects, index: Accounts, changed: Callable[[str], None]) -> None:
-        super().__init__(effects)
+        super().__init__(effects.stage)
         self._index = index
         self._changed = changed
 
@@ -165,15 +165,15 @@ class AccountDirectory:
     def put(self, account: Account) -> None:
         """Add or change a stored account, with all else that this iteration stores."""
         self._change(account.name, account)
-        self._effects.store(PutValue(ACCOUNTS, (account.name,), account.stored()))
+        self._effects.stage.store(PutValue(ACCOUNTS, (account.name,), account.stored()))
 
     def remove(self, name: str) -> None:
         """Remove a stored account, with all else that this iteration stores."""
         self._change(name, None)
-        self._effects.store(DeleteValue(ACCOUNTS, (name,)))
+        self._effects.stage.store(DeleteValue(ACCOUNTS, (name,)))
         if name in self.unreadable:
             self.unreadable.discard(name)
-            self._effects.when_stored(partial(self._removed, name), awaited=False)
+            self._effects.stage.when_stored(partial(self._removed, name), awaited=False)
 
     def _removed(self, name: str, error: MalamuteError | None) -> None:
         if error is not None:
@@ -184,7 +184,7 @@ class AccountDirectory:
         for (name,) in stranded.keys(ACCOUNTS):
             if (account := self._values.get(name)) is not None:
                 self._values.rely_on_changes(name.__eq__)
-                self._effects.store(PutValue(ACCOUNTS, (name,), account.stored()))
+                self._effects.stage.store(PutValue(ACCOUNTS, (name,), account.stored()))
 
     def _change(self, name: str, account: Account | None) -> None:
         # What was found good beside the others is so only if they become what they are to be.

@@ -40,7 +40,7 @@ class StoredGroups(StoredValues[str, Rules]):
     """The stored groups. `changed` is called when one is other than before."""
 
     def __init__(self, effects: Effects, changed: Callable[[], None]) -> None:
-        super().__init__(effects)
+        super().__init__(effects.stage)
         self._changed = changed
 
     def _become(self, name: str, value: Rules | None) -> None:
@@ -144,19 +144,19 @@ class GroupDirectory:
         """Add or change a stored group, with all else that this iteration stores."""
         rules = tuple(rules)
         self.stored.put(name, rules)
-        self._effects.store(PutValue(GROUPS, (name,), tuple(map(str, rules))))
+        self._effects.stage.store(PutValue(GROUPS, (name,), tuple(map(str, rules))))
         self._read(name)
 
     def remove(self, name: str) -> None:
         """Remove a stored group, with all else that this iteration stores."""
         self.stored.put(name, None)
-        self._effects.store(DeleteValue(GROUPS, (name,)))
+        self._effects.stage.store(DeleteValue(GROUPS, (name,)))
         self._read(name)
 
     def _read(self, name: str) -> None:
         """One that could not be read is what it is to be now, if the disk takes that."""
         if name in self.unreadable:
-            self._effects.when_stored(partial(self._settled, name), awaited=False)
+            self._effects.stage.when_stored(partial(self._settled, name), awaited=False)
 
     def _settled(self, name: str, error: MalamuteError | None) -> None:
         if error is None:
@@ -168,4 +168,4 @@ class GroupDirectory:
         for (name,) in stranded.keys(GROUPS):
             if name in self.stored and name not in self.unreadable:
                 self.stored.rely_on_changes(name.__eq__)
-                self._effects.store(PutValue(GROUPS, (name,), tuple(map(str, self.stored[name]))))
+                self._effects.stage.store(PutValue(GROUPS, (name,), tuple(map(str, self.stored[name]))))

@@ -87,7 +87,7 @@ class Ready(NamedTuple):
     notices: Sequence[Notice] = ()
 
 
-class Effects(StoreStage):
+class Effects:
     """The iteration under way: the engines' shared note pad.
 
     `now` is seconds since the epoch, UTC, as they were counted since the start: durations go by it. `ahead`
@@ -96,9 +96,9 @@ class Effects(StoreStage):
 
     def __init__(self, now: float, seed: int = 0) -> None:
         """`seed` is where the turns of equals begin."""
-        super().__init__(now)
-        self._turn = seed
+        self.now = now
         self.ahead = 0.0
+        self._turn = seed
         self.sends: list[tuple[bytes, Message]] = []
         self.reads: list[Question] = []
         self.closed: list[bytes] = []
@@ -108,6 +108,8 @@ class Effects(StoreStage):
         """Events that one iteration may have; the others are counted. 0 while there are to be none."""
         self.events_dropped = 0
         self.faults = Faults(self.notice)
+        self.stage = StoreStage(self.fault)
+        """What is stored."""
         self.counters = Counters()
         self.on_failure: Failed | None = None
         """What is called if the store cannot answer what is asked now, unless the asker names another."""
@@ -242,7 +244,7 @@ class Effects(StoreStage):
     def finish(self) -> Ready:
         """Hand over what was gathered, and begin the next iteration."""
         # What is handed over gets nothing of the next iteration; most have none of some of it.
-        appends = self.hand_over(self._fault)
+        appends = self.stage.hand_over(self._fault, self.now)
         ready = Ready(appends, self.reads or (), self.sends, self.closed or (), self.notices or ())
         self.sends = []
         if self.reads:
@@ -251,6 +253,6 @@ class Effects(StoreStage):
             self.closed = []
         if self.notices:
             self.notices = []
-        self._awaited, self._fault = False, None
+        self._fault = None
         self.work = self.replay_work = WORK_MAX
         return ready

@@ -143,8 +143,8 @@ class ClockNote:
         if not self._grace_period.is_doubtful:
             self._believed = self._effects.time_ns
         self.due = self._effects.now + note_seconds()
-        self._effects.store(PutValue(CLOCK, KEY, self._believed))
-        self._effects.when_stored(self._stored, awaited=False)
+        self._effects.stage.store(PutValue(CLOCK, KEY, self._believed))
+        self._effects.stage.when_stored(self._stored, awaited=False)
 
     def _stored(self, error: MalamuteError | None) -> None:
         if error is not None:

@@ -91,4 +91,4 @@ class Health:
     def _probe(self) -> None:
         self._probing = False
         if self.error:
-            self._effects.when_stored(lambda error: None)
+            self._effects.stage.when_stored(lambda error: None)

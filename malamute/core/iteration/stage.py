@@ -1,6 +1,6 @@
-"""What one iteration stores in one store, and who waits until that is durable.
+"""The operations that one iteration stores, and who waits until they are durable.
 
-All operations of an iteration for one store are one `Append`, which its writer commits as a whole. Since
+All operations of an iteration are one `Append`, which the writer commits as a whole. Since
 every confirmation is made by a callback of `when_stored`, "no confirmation before it is durable" lives in
 this file alone.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from malamute.core.iteration.metrics import DurationTotal
-from malamute.errors import InternalError, MalamuteError
+from malamute.errors import MalamuteError
 from malamute.store.commit import Append
 from malamute.store.operations import Operation
 
@@ -31,10 +31,11 @@ and since when anybody waits for it."""
 
 
 class StoreStage:
-    """What the iteration under way stores in one store. `now` is seconds since the epoch, UTC."""
+    """The operations of the iteration under way, and those before it of which the outcome is not known."""
 
-    def __init__(self, now: float) -> None:
-        self.now = now
+    def __init__(self, fault: Callable[[str, Exception], object]) -> None:
+        """`fault` counts and reports an exception that nobody expected."""
+        self._fault = fault
         self.operations: list[Operation] = []
         self.bound: list[Operation] = []
         self.backlog_bytes = 0
@@ -50,10 +51,6 @@ class StoreStage:
         self._known = 0
         self._needs: set[int] = set()
         self._waiting: dict[int, _Unsettled] = {}
-
-    def fault(self, what: str, error: Exception) -> InternalError:
-        """Count and report an exception that nobody expected."""
-        raise NotImplementedError
 
     def store(self, *operations: Operation, size_bytes: int = 0) -> None:
         """Store something with all else of this iteration. `size_bytes` counts towards the backlog."""
@@ -84,14 +81,14 @@ class StoreStage:
         """Somebody waits for what this iteration stores, besides those that are called back."""
         self._awaited = True
 
-    def settle(self, token: int, error: MalamuteError | None) -> None:
-        """The operations of `token` are durable, or failed as a whole with `error`."""
+    def settle(self, token: int, error: MalamuteError | None, now: float) -> None:
+        """Learn that the operations of `token` are durable, or failed as a whole with `error`."""
         callbacks, size_bytes, backlog_shares, since = self._waiting.pop(token)
         self._known = token
         if error is None:
             self.committed_bytes += size_bytes
             if since is not None:
-                self.commits.add(self.now - since, self.now)
+                self.commits.add(now - since, now)
         self.backlog_bytes -= size_bytes
         if backlog_shares:
             _let_go(backlog_shares)
@@ -99,10 +96,10 @@ class StoreStage:
             try:
                 callback(error)
             except Exception as fault:
-                self.fault("what waited for the store", fault)
+                self._fault("what waited for the store", fault)
 
-    def hand_over(self, fault: MalamuteError | None) -> Sequence[Append]:
-        """What is to be stored of this iteration, if anything is. With a `fault` it is to be refused."""
+    def hand_over(self, fault: MalamuteError | None, now: float) -> Sequence[Append]:
+        """Return what is to be stored of this iteration; with a `fault` it is to be refused."""
         backlog_shares: Sequence[tuple[BacklogShare, int]] = ()
         if self.backlog_shares:
             backlog_shares = [(holder, holder.new_bytes) for holder in self.backlog_shares]
@@ -112,9 +109,10 @@ class StoreStage:
         if not (self.operations or self._callbacks):
             if backlog_shares:
                 _let_go(backlog_shares)
+            self._awaited = False
             return ()
         self._token += 1
-        since = self.now if self._awaited else None
+        since = now if self._awaited else None
         self._waiting[self._token] = (self._callbacks, self._bytes, backlog_shares, since)
         append = Append(
             self._token,
@@ -126,6 +124,7 @@ class StoreStage:
             fault,
         )
         self._needs.clear()
+        self._awaited = False
         self.operations, self.bound, self._callbacks, self._bytes = [], [], [], 0
         return (append,)
 

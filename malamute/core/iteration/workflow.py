@@ -1,10 +1,10 @@
 """Workflows: work in several steps, each of which waits for the disk.
 
-What has to ask the store between two things that it does is written as a generator. It yields a `StoreRead`
-and gets the answer, or yields a `StoreStage`, such as the `Effects` are, and goes on when what this iteration
-stores there is durable. Then it gets the error that kept it from being so, or None. What is long yields
-`GO_ON` and goes on in the next iteration. Between the steps the broker does other things: what was true
-before a `yield` may not be true after it.
+Work that has to ask the store between two things that it does is written as a generator. It yields a
+`StoreRead` and gets the answer, or yields `STORED`, and goes on when what this iteration stores is durable.
+Then it gets the error that kept it from being so, or None. Long work yields `GO_ON` and goes on in the next
+iteration. Between the steps the broker does other things: what was true before a `yield` may not be true
+after it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Literal
 
 from malamute.core.iteration.effects import Effects
-from malamute.core.iteration.stage import StoreStage
 from malamute.errors import MalamuteError
 from malamute.store.operations import StoreRead
 
 GO_ON: Final = "go on"
 
-Workflow = Generator[StoreRead | StoreStage | Literal["go on"], Any, Any]
+STORED: Final = "stored"
+
+Stored = Literal["stored"]
+
+Workflow = Generator[StoreRead | Stored | Literal["go on"], Any, Any]
 
 
 def run_workflow(effects: Effects, steps: Workflow) -> None:
@@ -47,8 +50,8 @@ def run_workflow(effects: Effects, steps: Workflow) -> None:
             return
         if wanted == GO_ON:
             effects.later(lambda: later(None))
-        elif isinstance(wanted, StoreStage):
-            wanted.when_stored(later)
+        elif wanted == STORED:
+            effects.stage.when_stored(later)
         else:
             effects.ask(wanted, go, cannot)
 

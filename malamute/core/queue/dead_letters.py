@@ -94,7 +94,7 @@ class DeadLetters:
             added.append(dead)
         usage.store(*puts(self.kind, usage.name, added), size_bytes=size_of(added))
         self._arriving.update(entry.sequence for entry in added)
-        effects.when_stored(lambda error: self._added(added, error))
+        effects.stage.when_stored(lambda error: self._added(added, error))
         self.drop_oldest(len(added))
 
     def _added(self, added: Sequence[Entry], error: MalamuteError | None) -> None:
@@ -154,7 +154,7 @@ class DeadLetters:
         if found:
             self.going.update(found)
             self._usage.store_bound(self.removal(found))
-            self._effects.when_stored(lambda error: self._purged(found, error))
+            self._effects.stage.when_stored(lambda error: self._purged(found, error))
         return len(found)
 
     def _purged(self, sequences: Sequence[int], error: MalamuteError | None) -> None:

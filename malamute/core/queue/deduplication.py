@@ -119,7 +119,7 @@ class DedupWindow:
         effects, self._window_seconds = self._effects, policy.dedup_window_seconds
         until, ahead_ns = to_ns(effects.now + policy.dedup_window_seconds), effects.ahead_ns
         self._ahead_ns = min(self._ahead_ns, ahead_ns) if self.known else ahead_ns
-        self._put(identity, (sequence, until, effects.token))
+        self._put(identity, (sequence, until, effects.stage.token))
         stored = until + ahead_ns
         self._usage.store(PutIdentity(self._usage.kind, self._usage.name, identity, sequence, stored))
         if len(self.known) > max(policy.dedup_ids_max, 1):
@@ -162,7 +162,7 @@ class DedupWindow:
     def confirm(self, identity: str, not_durable: Container[int]) -> None:
         """A duplicate is to be confirmed like the first. Raises `TryLater` if that is `not_durable`."""
         sequence, _, token = self.known[identity]
-        if not self._effects.rely_on(token) and sequence in not_durable:
+        if not self._effects.stage.rely_on(token) and sequence in not_durable:
             raise TryLater(f"message with the identity {identity!r} is not durable: retry later")
 
     def forget(self, message: Entry) -> None:

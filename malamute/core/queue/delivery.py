@@ -334,4 +334,4 @@ class Watermark:
                 waiting(error)
 
         self._usage.store(MarkDelivered(self._usage.kind, self._usage.name, upto))
-        self._effects.when_stored(stored)
+        self._effects.stage.when_stored(stored)

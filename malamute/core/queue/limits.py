@@ -337,8 +337,8 @@ class QueueSequences:
 
     def _reserve(self, last: int) -> None:
         self._asked = last
-        self._effects.store(PutValue(SEQUENCES, KEY, last))
-        self._effects.when_stored(lambda error: self._stored(last, error), awaited=False)
+        self._effects.stage.store(PutValue(SEQUENCES, KEY, last))
+        self._effects.stage.when_stored(lambda error: self._stored(last, error), awaited=False)
 
     def _stored(self, last: int, error: MalamuteError | None) -> None:
         if self._asked == last:
@@ -351,7 +351,7 @@ class QueueSequences:
         """The store has lost this: if what is reserved is in it, it is stored once more."""
         if stranded.keys(SEQUENCES):
             # It must not take back what the disk is asked for already.
-            self._effects.store(PutValue(SEQUENCES, KEY, max(self.reserved, self._asked)))
+            self._effects.stage.store(PutValue(SEQUENCES, KEY, max(self.reserved, self._asked)))
 
     def close(self) -> None:
         """The broker ends: give back what was reserved and not used, until the last word of the disk."""
@@ -359,4 +359,4 @@ class QueueSequences:
         self._give_back()
 
     def _give_back(self) -> None:
-        self._effects.store(PutValue(SEQUENCES, KEY, max(self.floor, self._unstored)))
+        self._effects.stage.store(PutValue(SEQUENCES, KEY, max(self.floor, self._unstored)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
+from malamute.core.iteration.workflow import GO_ON, STORED, Workflow, run_workflow
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.steps import STEP_MESSAGES
 
@@ -75,7 +75,7 @@ def _steps(
             report(count, before)
             return
         report(count, before, final=False)
-        if (error := (yield queue.effects)) is not None:
+        if (error := (yield STORED)) is not None:
             if before:
                 report(before, before, partial=True)
             else:

@@ -172,17 +172,17 @@ class Queue:
         if self.correlations.known is not None:
             self.correlations.add(entries)
         if waits:
-            self.effects.when_stored(lambda error: self._stored(sequences, error, confirmed))
+            self.effects.stage.when_stored(lambda error: self._stored(sequences, error, confirmed))
             return
         if not self.usage.in_memory:
             self.not_durable.update(sequences)
-            self.effects.when_stored(lambda error: self._saved(sequences, error), awaited=False)
+            self.effects.stage.when_stored(lambda error: self._saved(sequences, error), awaited=False)
         self.make_ready(sequences)
 
     def _report_created(self) -> None:
         self.effects.event(f"{self.kind}.created.{self.name}")
         if self.usage.in_memory:
-            self.effects.store(PutValue(MEMORY_QUEUES, (self.kind, self.name), UNKNOWN))
+            self.effects.stage.store(PutValue(MEMORY_QUEUES, (self.kind, self.name), UNKNOWN))
 
     def _may_be_early(self, sequences: Sequence[int]) -> bool:
         """Whether messages may be delivered though they are not durable."""

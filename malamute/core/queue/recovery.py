@@ -86,7 +86,7 @@ def store_again(queue: Queue, sequences: Iterable[int]) -> None:
     here = [entry for sequence in sequences if (entry := queue.entries.get(sequence)) is not None]
     for entry in here:
         if entry.record is not None and entry.state != SETTLING:
-            queue.effects.store(*puts(queue.kind, queue.name, [entry]), size_bytes=entry.size_bytes)
+            queue.effects.stage.store(*puts(queue.kind, queue.name, [entry]), size_bytes=entry.size_bytes)
             delay = queue.schedule.delayed.get(entry.sequence)
             queue.watermark.store_attempts(entry, delay.due if delay else 0.0)
     if lost := [entry.sequence for entry in here if entry.record is None and entry.state in AT_REST]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from malamute.core.iteration.workflow import Workflow, run_workflow
+from malamute.core.iteration.workflow import STORED, Workflow, run_workflow
 from malamute.core.queue.dead_letters import properties_without
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.options import Options
@@ -79,7 +79,7 @@ def _steps(
             _put_back(queue, here, records, body)
             report(count + len(here), count, final=not left)
             dead.going.update(entry.sequence for entry in here)
-            error = yield queue.effects
+            error = yield STORED
             dead.going.difference_update(entry.sequence for entry in here)
         dead.leaving.difference_update(entry.sequence for entry in run)
         if here and error is None:
@@ -125,4 +125,4 @@ def _put_back(queue: Queue, entries: Sequence[Entry], records: Records, body: by
         if (found := Options.of(message, time_ns, queue.effects.ahead_ns)) is not None
     }
     queue.put(again, confirmed=True, options=asked, reserved=True)
-    queue.effects.store_bound(queue.dead_letters.removal([entry.sequence for entry in entries]))
+    queue.effects.stage.store_bound(queue.dead_letters.removal([entry.sequence for entry in entries]))

@@ -111,7 +111,7 @@ class Settlement:
         if bound:
             self._states.settle(map(self._entries.__getitem__, sequences))
             usage.store_bound(removal)
-            effects.when_stored(lambda error: self._removed(sequences, outcome, worker, error))
+            effects.stage.when_stored(lambda error: self._removed(sequences, outcome, worker, error))
         else:
             usage.store(removal)
             self._log(sequences, outcome, worker)

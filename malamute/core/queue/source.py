@@ -137,10 +137,10 @@ class QueueSource:
 
         def act(some: Sequence[int]) -> None:
             release(some)
-            queue.effects.when_stored(errors.append)
+            queue.effects.stage.when_stored(errors.append)
 
         def done() -> None:
-            queue.effects.when_stored(lambda error: released(next(filter(None, errors), error)))
+            queue.effects.stage.when_stored(lambda error: released(next(filter(None, errors), error)))
 
         queue.steps.run(back, act, done, requeues=True)
 

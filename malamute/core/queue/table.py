@@ -140,7 +140,7 @@ class QueueTable:
         for (kind, name), count in recovered.table(MEMORY_QUEUES).items():
             if kind != self.kind:
                 continue
-            effects.store(DeleteValue(MEMORY_QUEUES, (kind, name)))
+            effects.stage.store(DeleteValue(MEMORY_QUEUES, (kind, name)))
             if count:
                 known = None if count == UNKNOWN else count
                 effects.notice(LOST_WORDS, kind=kind, name=name, count=known)
@@ -161,7 +161,7 @@ def close(queue: Queue) -> None:
     queue.limits.sequences.note_unstored(sorted(queue.not_durable))
     queue.watermark.retract()
     if queue.usage.in_memory and queue.is_known:
-        queue.effects.store(PutValue(MEMORY_QUEUES, (queue.kind, queue.name), len(queue.entries)))
+        queue.effects.stage.store(PutValue(MEMORY_QUEUES, (queue.kind, queue.name), len(queue.entries)))
 
 
 def _configure(queue: Queue) -> None:
@@ -179,12 +179,12 @@ def _delete_stored(queue: Queue) -> None:
     """Delete a queue and its dead letters in the store."""
     effects = queue.effects
     if queue.usage.in_memory:
-        effects.store(DeleteValue(MEMORY_QUEUES, (queue.kind, queue.name)))
+        effects.stage.store(DeleteValue(MEMORY_QUEUES, (queue.kind, queue.name)))
         return
-    effects.store(DeleteQueue(queue.kind, queue.name))
+    effects.stage.store(DeleteQueue(queue.kind, queue.name))
     # After a restore, dead letters may be in the store that are unknown here.
     if queue.dead_letters.next_sequence > 1:
-        effects.store(DeleteQueue(queue.dead_letters.kind, queue.name))
+        effects.stage.store(DeleteQueue(queue.dead_letters.kind, queue.name))
 
 
 def _clear(queue: Queue) -> None:

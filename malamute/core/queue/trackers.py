@@ -96,7 +96,7 @@ class Trackers:
             mailbox.put([message], confirmed=bound, reserved=True)
             self._use(entry, 1, message.size_bytes)
             if bound:
-                effects.when_stored(partial(self._stored, usage, entry, message.size_bytes))
+                effects.stage.when_stored(partial(self._stored, usage, entry, message.size_bytes))
 
     def bounce(
         self,

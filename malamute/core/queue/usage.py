@@ -46,9 +46,9 @@ class QueueUsage:
         self.policy = policy
         self.in_memory = policy.persistence == MEMORY
         """Whether its messages are in memory only. A queue keeps that for its life."""
-        self.store = _store_nothing if self.in_memory else effects.store
+        self.store = _store_nothing if self.in_memory else effects.stage.store
         """`Effects.store` of what the store is to know of its messages; `store_bound` is the other one."""
-        self.store_bound = _store_nothing if self.in_memory else effects.store_bound
+        self.store_bound = _store_nothing if self.in_memory else effects.stage.store_bound
         self.messages = 0
         """All of its messages, with those that are reserved."""
         self.bytes = 0

@@ -130,7 +130,7 @@ class Audit:
         }
         shown = {n: HIDDEN if _is_secret(topic, n) else value for n, value in arguments.items()}
         details |= {"arguments": shown, "before": None, "after": None, "error": None} | more
-        details["append"] = self._effects.token if bound else 0
+        details["append"] = self._effects.stage.token if bound else 0
         if topic in SAMPLED or outcome == REFUSED:
             self._sampled.note(by["user"], details)
         else:
@@ -145,7 +145,7 @@ class Audit:
         try:
             record = _packed(details, count)
             # One that stands for others is of what is so, whether the disk takes the last of it or not.
-            bound = count == 1 and details["append"] == self._effects.token
+            bound = count == 1 and details["append"] == self._effects.stage.token
             self._publish(details["topic"], record, bound=bound)
         except Exception as error:
             # A change without its record is none.
@@ -157,7 +157,7 @@ class Audit:
         # It is to be in this iteration, however late in it this is.
         self._stream.flush()
         if not bound:
-            self._effects.when_stored(partial(self._stored, topic, record), awaited=False)
+            self._effects.stage.when_stored(partial(self._stored, topic, record), awaited=False)
 
     def _stored(self, topic: str, record: bytes, error: MalamuteError | None) -> None:
         if error is None:

@@ -84,7 +84,7 @@ class Events:
         waiting = effects.events or effects.events_dropped or self.settlement_log.pending
         if self._stream is None or not waiting:
             return False
-        free_bytes = self._backlog_bytes_max - effects.backlog_bytes
+        free_bytes = self._backlog_bytes_max - effects.stage.backlog_bytes
         if free_bytes < 0:
             effects.events_dropped += len(effects.events) + self.settlement_log.forget()
             effects.events.clear()

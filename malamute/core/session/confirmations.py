@@ -191,7 +191,7 @@ class Confirmations:
             self._answer(session, Ok(CHANGE, number, value if error is None else otherwise))
 
         if final:
-            self.effects.when_stored(stored)
+            self.effects.stage.when_stored(stored)
 
     def fail_change(self, session: Session, number: int, error: MalamuteError) -> None:
         """A change was refused, and nothing was changed."""
@@ -215,22 +215,22 @@ class Confirmations:
         except Exception as error:
             self.effects.spoil("the numbers of a session", error)
         # Behind what `_store` waits for: what was not stored has to be known when it is stored again.
-        self.effects.when_stored(lambda error: self._confirm(confirmations, error))
+        self.effects.stage.when_stored(lambda error: self._confirm(confirmations, error))
 
     def _store(self, session: Session) -> None:
         if not self._lives(session):
             return
         numbers = session.numbers
         session.durable = True
-        self.effects.store(PutValue(SESSIONS, (session.peer, NUMBERS), numbers.pack()))
+        self.effects.stage.store(PutValue(SESSIONS, (session.peer, NUMBERS), numbers.pack()))
         if numbers.refused_changed:
             numbers.refused_changed = False
-            self.effects.store(PutValue(SESSIONS, (session.peer, REFUSALS), numbers.refused.pack()))
-            self.effects.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
+            self.effects.stage.store(PutValue(SESSIONS, (session.peer, REFUSALS), numbers.refused.pack()))
+            self.effects.stage.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
         if numbers.outcomes_changed:
             numbers.outcomes.changed = False
-            self.effects.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
-            self.effects.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
+            self.effects.stage.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
+            self.effects.stage.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
 
     def store_again(self, stranded: Stranded) -> None:
         """A store has lost this: sessions that are in it are stored once more.

@@ -235,7 +235,7 @@ class Sessions:
         self._away.pop(session.peer, None)
         self._remove(session.peer)
         if session.durable:
-            self.effects.store(DeleteValue(SESSIONS, (session.peer,)))
+            self.effects.stage.store(DeleteValue(SESSIONS, (session.peer,)))
         self.effects.closed.append(session.peer)
 
     def _report(self, what: str, session: Session, **details: Any) -> None:

@@ -46,7 +46,7 @@ class Ageing:
 
     def look_when_stored(self) -> None:
         """The same when this iteration is stored: it sets how much is kept of a stream."""
-        self._effects.when_stored(lambda error: self.look(), awaited=False)
+        self._effects.stage.when_stored(lambda error: self.look(), awaited=False)
 
     def _found(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -65,8 +65,8 @@ class Ageing:
 
     def _trim(self) -> None:
         self._due = inf
-        self._effects.store(TrimByAge(self._effects.time_ns))
-        self._effects.when_stored(self._trimmed, awaited=False)
+        self._effects.stage.store(TrimByAge(self._effects.time_ns))
+        self._effects.stage.when_stored(self._trimmed, awaited=False)
 
     def _trimmed(self, error: MalamuteError | None) -> None:
         if error is None:

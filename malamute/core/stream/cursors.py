@@ -46,13 +46,13 @@ class Cursors(StoredValues[str, int]):
     __slots__ = ("_budget", "_effects", "_lost_going", "_stream", "lost", "owners", "reserved")
 
     def __init__(self, stream: str, effects: Effects, budget: CursorBudget) -> None:
-        super().__init__(effects)
+        super().__init__(effects.stage)
         self._stream = stream
         self._effects = effects
         self._budget = budget
         self.reserved: Counter[str] = Counter()
         """How many changes are under way that may make a cursor, which has its room already."""
-        self.owners = Owners(effects, budget.held, cursor_bytes)
+        self.owners = Owners(effects.stage, budget.held, cursor_bytes)
         """The users of the cursors that readers have."""
         self.lost: set[str] = set()
         """Cursors whose positions were in a part of the store that is damaged."""
@@ -120,23 +120,23 @@ class Cursors(StoredValues[str, int]):
         if user is not None and not self.owners.get(name) and (user or name not in self.owners):
             self.give(name, user)
         self.put(name, sequence)
-        self._effects.store(PutValue(CURSORS, (self._stream, name), sequence))
+        self._effects.stage.store(PutValue(CURSORS, (self._stream, name), sequence))
         self._find_again(name)
 
     def give(self, name: str, user: str) -> None:
         """Store whose a cursor is."""
         self.owners.put(name, user)
         if user:
-            self._effects.store(PutValue(OWNERS, (self._stream, name), user))
+            self._effects.stage.store(PutValue(OWNERS, (self._stream, name), user))
 
     def delete(self, name: str) -> None:
         """Forget a cursor, or one that is lost."""
         if self.owners.get(name):
-            self._effects.store(DeleteValue(OWNERS, (self._stream, name)))
+            self._effects.stage.store(DeleteValue(OWNERS, (self._stream, name)))
         if name in self.owners:
             self.owners.put(name, None)
         self.put(name, None)
-        self._effects.store(DeleteValue(CURSORS, (self._stream, name)))
+        self._effects.stage.store(DeleteValue(CURSORS, (self._stream, name)))
         self._find_again(name)
 
     def _find_again(self, name: str) -> None:
@@ -148,7 +148,7 @@ class Cursors(StoredValues[str, int]):
             if error is None:
                 self.lost.discard(name)
 
-        self._effects.when_stored(found)
+        self._effects.stage.when_stored(found)
 
     def store_anew(self) -> None:
         """Store all cursors and their owners once more, in an iteration that removes what the disk has."""
@@ -176,7 +176,7 @@ class Cursors(StoredValues[str, int]):
         def gone() -> None:
             self.lost -= going.keys()
 
-        self._effects.when_stored(settled, awaited=False)
+        self._effects.stage.when_stored(settled, awaited=False)
         return gone
 
 

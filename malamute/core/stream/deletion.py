@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def purge(streams: Streams, stream: Stream, purged: Callable[[], None]) -> None:
     """Drop the history. Its readers stay, and what was set for it."""
-    stream.effects.store(DeleteStream(stream.name))
+    stream.effects.stage.store(DeleteStream(stream.name))
     # A deletion changes the retention, be there one or not: it stands for all that goes with it.
     streams.retentions.rely_on_changes(stream.name.__eq__)
     stream.cursors.store_anew()
@@ -36,7 +36,7 @@ def delete(streams: Streams, stream: Stream, deleted: Callable[[], None]) -> Non
     """
     last = stream.progress.last
     first = stream.unreserve()
-    stream.effects.store(DeleteStream(stream.name), ForgetStream(stream.name))
+    stream.effects.stage.store(DeleteStream(stream.name), ForgetStream(stream.name))
     cursors_gone = stream.cursors.delete_all()
     streams.retentions.put(stream.name, None)
 
@@ -59,4 +59,4 @@ def _drop_before(stream: Stream, first: int, dropped: Callable[[], None]) -> Non
             stream.progress.first_kept = max(stream.progress.first_kept, first)
             dropped()
 
-    stream.effects.when_stored(stored)
+    stream.effects.stage.when_stored(stored)

@@ -76,7 +76,7 @@ class Gaps:
             sent = note.sent or progress.last_stored
             self._refused.append(RefusedRange(note.first, note.last, sent))
             if not note.sent:
-                self._effects.store(note._replace(sent=sent))
+                self._effects.stage.store(note._replace(sent=sent))
 
     def refuse(self, first: int, last: int) -> None:
         """The disk has refused a chunk."""

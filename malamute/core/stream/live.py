@@ -180,7 +180,7 @@ class LiveDelivery:
             try:
                 if subscription.committed and loaded.chunk.last > self._progress.durable:
                     loaded.later[id(subscription)] = subscription, part
-                    self._effects.hurry()
+                    self._effects.stage.hurry()
                 elif start > loaded.chunk.first:
                     subscription.fall_behind(start)
                 elif left := subscription.offer(part) if is_fresh else subscription.give(part):

@@ -65,10 +65,10 @@ class Numbering:
         self._last_chunked = chunk.last
         if self.unstored_from:
             self._skipped.forget_before(first_kept)
-            self._effects.store(PutValue(SKIPPED, (self._name,), self._skipped.ranges))
+            self._effects.stage.store(PutValue(SKIPPED, (self._name,), self._skipped.ranges))
         if chunk.first == first_kept and self._never_used[0] <= self._never_used[1]:
             # Its readers are not to be notified of these after a restart either.
-            self._effects.store(PutValue(BEGINNINGS, (self._name,), self._never_used))
+            self._effects.stage.store(PutValue(BEGINNINGS, (self._name,), self._never_used))
 
     def stored(self, last: int) -> None:
         """Learn that the chunk with this last message is on the disk."""

@@ -241,7 +241,7 @@ class Stream:
         """Offer what waits for that, and give back the sequences that were reserved and not used."""
         self.live.dispatch(wholly=True)
         if self.progress.next > self._given_back:
-            self.effects.store(Reserve(self.name, self.progress.next - 1))
+            self.effects.stage.store(Reserve(self.name, self.progress.next - 1))
 
     def _family_failed(self, family: str, error: Exception) -> None:
         self.effects.family_failed(family, error, self.audience.failures[family], stream=self.name)
@@ -249,7 +249,7 @@ class Stream:
     def store_maker(self) -> None:
         """Store who has made it, with the first that is stored of it."""
         if self.made_by and self.journaled:
-            self.effects.store(PutValue(OWNERS, (self.name, ""), self.made_by))
+            self.effects.stage.store(PutValue(OWNERS, (self.name, ""), self.made_by))
 
     def _store(self, loaded: Loaded) -> None:
         last, chunk, progress = loaded.chunk.last, loaded.chunk, self.progress
@@ -257,19 +257,21 @@ class Stream:
         if self.journaled:
             self.numbering.note(chunk)
             self.replay.unstored.append(loaded)
-            self.effects.store(
+            self.effects.stage.store(
                 AppendChunk(self.name, chunk, last + RESERVE, loaded.columns.subjects, self.policy.retention),
                 size_bytes=size_bytes,
             )
             is_held, unreserved = last > progress.reserved, self._unreserved
-            self.effects.when_stored(lambda error: self._stored(last, unreserved, error), awaited=is_held)
+            self.effects.stage.when_stored(
+                lambda error: self._stored(last, unreserved, error), awaited=is_held
+            )
         elif last + EPOCH // 2 > progress.reserved:
             self._begin_epoch(last, size_bytes if last > progress.reserved else 0)
 
     def _begin_epoch(self, last: int, held_bytes: int = 0) -> None:
         """Reserve sequences for a stream without a journal. What is held meanwhile counts as accepted."""
-        self.effects.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
-        self.effects.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
+        self.effects.stage.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
+        self.effects.stage.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
 
     def _reserved(self, last: int, reserved: int, error: MalamuteError | None) -> None:
         if error is not None:
@@ -325,7 +327,7 @@ class Stream:
     def configure(self, policy: StreamPolicy) -> None:
         """Go by another policy from now on."""
         if policy.retention != self.policy.retention:
-            self.effects.store(Retain(self.name, policy.retention))
+            self.effects.stage.store(Retain(self.name, policy.retention))
             self._ageing.look_when_stored()
         self.policy, self.committed = policy, policy.committed
         self._ttl = self._policy_ttl()
@@ -358,7 +360,7 @@ class Stream:
     def retain(self, retention: StreamRetention) -> None:
         """Store how much of it is kept, in place of what the configuration says."""
         self._retentions.put(self.name, retention)
-        self.effects.store(PutValue(RETENTIONS, (self.name,), retention))
+        self.effects.stage.store(PutValue(RETENTIONS, (self.name,), retention))
         self.begin_ageing()
         self._ageing.look_when_stored()
 

@@ -69,7 +69,7 @@ class Streams:
         What users have of streams and of cursors counts in `held` and in `cursors_held`.
         """
         self.effects = effects
-        self.deleted = DeletedStreams(effects)
+        self.deleted = DeletedStreams(effects.stage)
         self.incarnation = incarnations[-1] if incarnations else 0
         self.floor = 0
         """The highest sequence of all streams that were deleted. New ones begin behind it."""
@@ -84,7 +84,7 @@ class Streams:
         self._unjournaled = unjournaled
         self.by_name: NamedTable[Stream] = NamedTable()
         self.active: dict[str, Stream] = {}
-        self.retentions: StoredValues[str, StreamRetention] = StoredValues(effects)
+        self.retentions: StoredValues[str, StreamRetention] = StoredValues(effects.stage)
         """How much of a stream is kept, where that was set at run time."""
         self.shared = SharedByStreams(
             effects,
@@ -174,7 +174,7 @@ class Streams:
             stream.gaps.restore(refused)
             stream.numbering.restore(*numbering, refused)
             if stream.policy.retention != KEEP_ALL:
-                self.effects.store(Retain(name, stream.policy.retention))
+                self.effects.stage.store(Retain(name, stream.policy.retention))
 
     def store_again(self, stranded: Stranded) -> None:
         """The store has lost this: cursors of readers that are in it are stored once more."""
@@ -202,25 +202,25 @@ class Streams:
         if self._unjournaled:
             self.begin_epoch()
         else:
-            self.effects.store(Reserve(FLOOR, self.floor))
+            self.effects.stage.store(Reserve(FLOOR, self.floor))
 
     def begin_epoch(self) -> None:
         """Store the floor, and ahead of it what streams may use that have no journal."""
         reserved = max(self.floor, self.incarnation) + EPOCH
-        self.effects.store(Reserve(FLOOR, reserved))
+        self.effects.stage.store(Reserve(FLOOR, reserved))
 
         def begun(error: MalamuteError | None) -> None:
             if error is None:
                 self.epoch_end = max(self.epoch_end, reserved)
 
-        self.effects.when_stored(begun)
+        self.effects.stage.when_stored(begun)
 
     def close(self) -> None:
         """Give back the sequences that were reserved and not used."""
         for stream in self.by_name.values():
             self.effects.guard("the end of a stream", stream.close)
         if self._unjournaled:
-            self.effects.store(Reserve(FLOOR, self.floor))
+            self.effects.stage.store(Reserve(FLOOR, self.floor))
 
     def found(self, name: str) -> Stream:
         """The stream of this name. Raises `NotFound`."""
@@ -301,7 +301,7 @@ class Streams:
         if stream is reader.stream and stream.idle and stream.untouched and not stream.changing:
             self.drop_untouched(stream)
             if not stream.journaled:
-                self.effects.store(DeleteStream(stream.name), ForgetStream(stream.name))
+                self.effects.stage.store(DeleteStream(stream.name), ForgetStream(stream.name))
             self.effects.event(f"stream.collected.{stream.name}")
 
     def trimmed(self, firsts: Mapping[str, int]) -> None:
