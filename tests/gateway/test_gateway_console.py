@@ -24,6 +24,7 @@ from malamute.cli.root import cli
 from malamute.client.options import TIMEOUT_SECONDS
 from malamute.config import Config, StreamRule, StreamsConfig
 from malamute.config.sections import SECTIONS, types_of
+from malamute.gateway.console import consumption, symptoms, watch
 from malamute.gateway.console.rendering import static_files
 from malamute.gateway.console.sessions import (
     COOKIE,
@@ -42,6 +43,8 @@ from malamute.protocol.admin import StreamRetain, StreamsQuery
 from malamute.testing import Broker
 
 PAGE_BYTES_MAX = 100 * 1024
+
+CSS = static_files()["console.css"].data.decode()
 
 HOSTILE = "\"'><script>document.title='run'</script><img src=x onerror=alert(1)>{{7*7}}</textarea>"
 """What would be run, in one place or another, if it was not escaped."""
@@ -281,8 +284,8 @@ def test_the_last_data_is_shown_while_the_broker_is_lost() -> None:
         with malamute.connect(broker.url, timeout=WAIT_SECONDS) as client:
             client.publish("kept", "s", b"", assurance="stored")
         http.get("/")
-        watch = gateway.server.config.app.state.console.watches.of(ANONYMOUS)  # type: ignore[union-attr]
-        while not any(row.name == "kept" for row in watch.found("streams") or []):
+        of_all = gateway.server.config.app.state.console.watches.of(ANONYMOUS)  # type: ignore[union-attr]
+        while not any(row.name == "kept" for row in of_all.found("streams") or []):
             http.get("/")
         for path in ("/", "/console/streams"):
             assert "data-live hidden></p>" in http.get(path).text
@@ -545,10 +548,39 @@ def test_a_consumer_has_its_states_over_time_its_credit_and_its_lag(
         while "States over the last looks: live, replay" not in (found := row()):
             pass
         cells = re.findall(r"<td[^>]*>\s*(?:<[^>]*>)*([^<]*)", found)
-        name, stream, state, _, lag, behind, trend, credit = cells[:8]
+        name, stream, state, _, lag, behind, trend, _, credit = cells[:9]
         assert (name, stream, state, trend, credit) == ("gus", "rain", "REPLAY", "rising", "0")
         assert int(behind) >= 48
         assert re.fullmatch(r"\d+ ms|[\d.]+ s|\d+ m.*", lag)
+
+
+def test_the_overview_says_when_retention_overtakes_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(consumption, "BEHIND_MESSAGES", 10)
+    monkeypatch.setattr(symptoms, "LAG_LEVELS", (symptoms.LAG_LEVELS[-1]._replace(seconds=0.0, messages=0),))
+    with (
+        Broker() as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+        malamute.connect(broker.url, address="ida", timeout=WAIT_SECONDS) as ida,
+        ida.subscribe("rain", credit=1),
+    ):
+        ida.change(StreamRetain(stream="rain", count=100_000))
+        while not (
+            found := re.findall(
+                r"ida is [^<]* rising; retention overtakes it in [\d hms]+", html.unescape(http.get("/").text)
+            )
+        ):
+            ida.publish_batch("rain", ["s"] * 100, [b""] * 100)
+        assert len(found) == 1
+        row = http.get(link("/console/consumers", find="ida")).text
+        assert re.search(r'rising</td><td class="n">[^-<]+</td>', row)
+
+
+def test_a_client_that_is_away_is_no_alarm(console: httpx.Client) -> None:
+    assert '<span class="state connected">CONNECTED</span>' in console.get("/console/clients").text
+    [red] = re.findall(r"([^}]*)\{ background: var\(--bad-soft\); color: var\(--bad\); \}", CSS)
+    assert "away" not in red
 
 
 def test_a_feed_is_no_client_and_its_cursor_is_the_brokers(console: httpx.Client) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from malamute.client.session.message import Message
 from malamute.gateway.console import forms, words
 from malamute.gateway.console.changes import ACTS, Said
-from malamute.gateway.console.consumption import StreamConsumer, trend_of
+from malamute.gateway.console.consumption import Look, StoreRoom, StreamConsumer, overtaken_in, trend_of
 from malamute.gateway.console.stream_pages import TAIL_PER_SECOND, SampledWriter, tree_of
 from malamute.gateway.console.symptoms import (
     CRITICAL,
@@ -38,6 +38,7 @@ from malamute.protocol.admin import (
     DurationTotals,
     LimitUsage,
     QueueRow,
+    StoredStream,
     StoreUsage,
     StreamCursor,
     SubscriptionRow,
@@ -249,7 +250,9 @@ def _reader(name: str, lag_seconds: float | None, *lags: int) -> StreamConsumer:
             "criteria": [],
         }
     )
-    return StreamConsumer("id", name, "", True, row, lag_seconds, tuple(("replay", lag) for lag in lags))
+    # A reader whose lag is steady is delivered as much as is published.
+    trail = tuple(Look("replay", lag, number, 2.0 * number) for number, lag in enumerate(lags))
+    return StreamConsumer("id", name, "", True, row, lag_seconds, trail)
 
 
 def test_what_is_wrong_with_readers() -> None:
@@ -295,6 +298,69 @@ def test_a_reader_is_an_alarm_by_its_lag_and_by_how_that_changes(
     assert [one.level for one in of_readers([_reader("gus", lag_seconds, *lags)])] == (
         [level] if level else []
     )
+
+
+def _stalled(lag: int, looks: int) -> StreamConsumer:
+    reader = _reader("gus", 20.0, *[lag] * looks)
+    return reader._replace(trail=tuple(look._replace(delivered=7) for look in reader.trail))
+
+
+def test_a_reader_that_stands_still_behind_is_stalled_and_never_steady() -> None:
+    assert [_stalled(1000, looks).trend for looks in (1, 2, 50)] == ["", "stalled", "stalled"]
+    assert _stalled(0, 50).trend == "steady"
+    assert _reader("gus", 20.0, 1000, 1000).trend == "steady"
+    found = [*of_readers([_stalled(1000, 1)]), *of_readers([_stalled(1000, 2)])]
+    assert [(one.level, one.words) for one in found] == [
+        (NOTE, "gus is 20 s behind on rain, 1,000 messages"),
+        (WARNING, "gus is 20 s behind on rain, 1,000 messages, stalled"),
+    ]
+
+
+STORED = {**dict.fromkeys(StoredStream.__struct_fields__, 0), "name": "rain", "count": 1000, "bytes": 10_000}
+
+
+@pytest.mark.parametrize(
+    ("retention", "lags", "room", "seconds"),
+    [
+        # The lag grows by 5 messages in a second, and a message has 10 bytes.
+        ({"retain_count": 1000}, (490, 500), None, 100.0),
+        ({"retain_bytes": 6000}, (490, 500), None, 20.0),
+        ({"retain_bytes": 6000, "retain_count": 1000}, (490, 500), None, 20.0),
+        ({"retain_count": 100}, (490, 500), None, 0.0),
+        ({"retain_age": 60.0}, (500, 500), None, 50.0),
+        ({"retain_count": 1000}, (500, 500), None, None),
+        ({"retain_count": 1000}, (500, 490), None, None),
+        ({"retain_age": 60.0}, (500, 490), None, None),
+        ({}, (490, 500), None, None),
+        ({}, (490, 500), StoreRoom(30.0, 100.0), 120.0),
+        ({}, (490, 500), StoreRoom(float("inf"), 100.0), None),
+        ({}, (500, 500), StoreRoom(0.0, 100.0), None),
+        ({"retain_count": 1000}, (500,), None, None),
+        ({"retain_count": 1000, "count": 0}, (490, 500), None, None),
+    ],
+)
+def test_the_time_until_retention_overtakes_a_reader(
+    retention: dict[str, Any], lags: tuple[int, ...], room: StoreRoom | None, seconds: float | None
+) -> None:
+    trail = _reader("gus", 10.0, *lags).trail
+    assert overtaken_in(trail, 10.0, StoredStream(**{**STORED, **retention}), room) == seconds
+
+
+@pytest.mark.parametrize(
+    ("left", "level", "words"),
+    [
+        (None, NOTE, "steady"),
+        (7 * 3600.0, NOTE, "steady"),
+        (3600.0, WARNING, "steady; retention overtakes it in 1 h 0 m"),
+        (599.0, CRITICAL, "steady; retention overtakes it in 9 m 59 s"),
+        (0.0, CRITICAL, "steady; retention overtakes it now"),
+    ],
+)
+def test_a_reader_that_retention_overtakes_soon_is_an_alarm(
+    left: float | None, level: str, words: str
+) -> None:
+    [symptom] = of_readers([_reader("gus", 20.0, 1000, 1000)._replace(overtaken_seconds=left)])
+    assert (symptom.level, symptom.words.partition("messages, ")[2]) == (level, words)
 
 
 @pytest.mark.parametrize(("lag", "named"), [(CURSOR_LAG - 1, False), (CURSOR_LAG, True)])

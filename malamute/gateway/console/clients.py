@@ -30,7 +30,7 @@ def strips(consumer: StreamConsumer) -> list[Strip]:
     """Return the states of a subscription over the last samples, the newest at the right end."""
     found: list[Strip] = []
     begin = TRAIL - len(consumer.trail)
-    for place, (state, _) in enumerate(consumer.trail, begin):
+    for place, (state, *_) in enumerate(consumer.trail, begin):
         if found and found[-1].state == state:
             found[-1] = found[-1]._replace(width=found[-1].width + 1)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from malamute.gateway.console.consumption import StreamConsumer
+from malamute.gateway.console.consumption import BEHIND_MESSAGES, BEHIND_SECONDS, StreamConsumer
 from malamute.gateway.console.words import count, link, span
 from malamute.protocol.admin import (
     BrokerStatus,
@@ -20,7 +20,7 @@ CRITICAL, WARNING, NOTE = SEVERITY = ("critical", "warning", "note")
 
 
 class LagLevels(NamedTuple):
-    """Lag from which a reader is named, and the severity while its lag is falling, steady or rising.
+    """Lag from which a reader is named, and the severity by the trend of its lag.
 
     The lag in messages counts where the lag in seconds is unknown.
     """
@@ -30,14 +30,18 @@ class LagLevels(NamedTuple):
     falling: str
     steady: str
     rising: str
+    stalled: str
 
 
 LAG_LEVELS = (
-    LagLevels(600.0, 1_000_000, NOTE, CRITICAL, CRITICAL),
-    LagLevels(60.0, 100_000, NOTE, WARNING, WARNING),
-    LagLevels(10.0, 10_000, NOTE, NOTE, WARNING),
+    LagLevels(600.0, 1_000_000, NOTE, CRITICAL, CRITICAL, CRITICAL),
+    LagLevels(60.0, 100_000, NOTE, WARNING, WARNING, WARNING),
+    LagLevels(BEHIND_SECONDS, BEHIND_MESSAGES, NOTE, NOTE, WARNING, WARNING),
 )
 """The levels, the largest lag first. At a large lag a steady reader is as bad as a falling-behind one."""
+
+OVERTAKEN_CRITICAL, OVERTAKEN_WARNING = 600.0, 6 * 3600.0
+"""Seconds until retention overtakes a reader, from which it is an alarm at any lag."""
 
 CURSOR_LAG = 10_000
 """Lag in messages from which a cursor is named: its reader may be gone."""
@@ -146,9 +150,12 @@ def _of_reader(one: StreamConsumer) -> Iterator[Symptom]:
         if seconds >= row.seconds if seconds else messages >= row.messages:
             behind = f"{span(seconds)} behind" if seconds else "behind"
             where = f"{one.subscription.stream}, {count(messages)} messages"
-            words = f"{one.name} is {behind} on {where}, {one.trend}"
-            path = link("/console/stream", name=one.subscription.stream)
-            yield Symptom(getattr(row, one.trend), words, path)
+            level = getattr(row, one.trend or "steady")
+            words = f"{one.name} is {behind} on {where}{one.trend and ', '}{one.trend}"
+            if (left := one.overtaken_seconds) is not None and left < OVERTAKEN_WARNING:
+                words += f"; retention overtakes it {f'in {span(left)}' if left else 'now'}"
+                level = CRITICAL if left < OVERTAKEN_CRITICAL or level == CRITICAL else WARNING
+            yield Symptom(level, words, link("/console/stream", name=one.subscription.stream))
             return
 
 

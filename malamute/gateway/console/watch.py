@@ -11,12 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from math import inf
 from time import monotonic, time
 from typing import Any, NamedTuple
 
 from malamute.aio import Client
 from malamute.errors import AccessRefused, MalamuteError
-from malamute.gateway.console.consumption import Consumption
+from malamute.gateway.console.consumption import TREND_LOOKS, Consumption, StoreRoom
 from malamute.gateway.users import Identity, Users
 from malamute.protocol.admin import (
     AdminQuery,
@@ -26,9 +27,11 @@ from malamute.protocol.admin import (
     ServicesQuery,
     StatusQuery,
     StorageQuery,
+    StoreUsage,
     StreamsQuery,
     TotalsQuery,
 )
+from malamute.protocol.time_units import to_seconds
 
 INTERVAL_SECONDS = 2.0
 """Seconds between two queries."""
@@ -107,6 +110,8 @@ class BrokerWatch:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
         self.trails: dict[str, deque[float]] = {}
         self.consumption = Consumption()
+        self._used: deque[tuple[float, int]] = deque(maxlen=TREND_LOOKS)
+        """Times, and the bytes of all streams."""
         self.failure = ""
         """The reason why the broker does not answer; empty while it does."""
         self.answered_at = 0.0
@@ -185,6 +190,7 @@ class BrokerWatch:
         status = await client.query(StatusQuery(), timeout=self._timeout_seconds)
         totals = await client.query(TotalsQuery(), timeout=self._timeout_seconds)
         storage = await client.query(StorageQuery(), timeout=self._timeout_seconds)
+        self._used.append((time(), storage.streams_bytes))
         queued = sum(row.messages for row in totals.queues)
         settled = sum(totals.settlements.values())
         self.samples.append(
@@ -208,7 +214,19 @@ class BrokerWatch:
         return rows
 
     async def _consumers(self, client: Client) -> Any:
-        return await self.consumption.look(client, self._timeout_seconds)
+        return await self.consumption.look(client, self._timeout_seconds, self._room())
+
+    def _room(self) -> StoreRoom | None:
+        """Return the room of all streams; None if it is unknown."""
+        figures = self.found("figures")
+        if figures is None or len(self._used) < 2:
+            return None
+        storage: StoreUsage = figures[2]
+        (before, bytes_before), (now, bytes_now) = self._used[0], self._used[-1]
+        growth = (bytes_now - bytes_before) / max(now - before, 1e-9)
+        left = max(storage.streams_budget - bytes_now, 0)
+        full = left / growth if growth > 0 else inf if left else 0.0
+        return StoreRoom(full, now - to_seconds(storage.first_time) if storage.first_time else inf)
 
 
 class Watches:
