@@ -212,6 +212,10 @@ def window(name: str, value: float) -> int:
 
 def seconds(name: str, value: Span) -> float:
     """Return a timeout in seconds. A negative one counts as 0, an infinite one as no limit."""
+    if type(value) is float and value == value:
+        return value
+    if type(value) is int and abs(value) < _LONGEST_SECONDS:
+        return float(value)
     if isinstance(value, timedelta):
         value = value / _SECOND
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
@@ -372,6 +376,8 @@ def properties_of(options: Any) -> dict[str, Any]:
         InvalidValue: an option is unknown, of the wrong type or beyond its range, or two exclude each other.
 
     """
+    if not options:
+        return {}
     if not options.keys() <= _PROPERTIES.keys():
         unknown = next(iter(options.keys() - _PROPERTIES.keys()))
         raise InvalidValue(f"unknown option {shown(unknown)}: expected {', '.join(_PROPERTIES)}")

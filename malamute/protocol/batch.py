@@ -18,6 +18,7 @@ fast as an object for each message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, NamedTuple
 
@@ -354,10 +355,11 @@ def unpack_payload(payload: Frame, large: Sequence[Frame] = ()) -> Columns:
     fields = _plain_columns(payload) or _any_columns(payload)
     if type(fields[0]) is int and fields[0] > NUMBER_MAX - len(fields[3]) + 1:
         raise Malformed(f"invalid payload: expected sequences up to {NUMBER_MAX}")
-    fields[4] = join_large(fields[4], large)
+    if large or None in fields[4]:
+        fields[4] = join_large(fields[4], large)
     if len(fields) == _SIX:
         fields[5:] = 1, None, fields[5]
-    return Columns(*fields)
+    return _columns((*fields, *_LEFT_OUT[len(fields)]))
 
 
 def _plain_columns(payload: Frame) -> list[Any]:
@@ -365,8 +367,9 @@ def _plain_columns(payload: Frame) -> list[Any]:
     if not payload or payload[0] not in _TYPED_COLUMNS:
         return []
     try:
-        # No list gets the memory that it announces before the whole value is seen to be there.
-        seen(payload)
+        if len(payload) > UNCHECKED_BYTES:
+            # No list gets the memory that it announces before the whole value is seen to be there.
+            seen(payload)
         fields: list[Any] = [*_TYPED_COLUMNS[payload[0]](payload)]
     except (ValueError, RecursionError):
         return []
@@ -378,6 +381,9 @@ def _plain_columns(payload: Frame) -> list[Any]:
 
 
 _SIX = 6
+_columns: Callable[[Iterable[Any]], Columns] = partial(tuple.__new__, Columns)  # as its class would, in C
+_LEFT_OUT = {5: (1, None, 0), 7: (0,), 8: ()}
+"""The values of the columns that a payload of so many leaves out."""
 seen = msgspec.msgpack.Decoder(msgspec.Raw).decode
 """Scans a value without making it. Raises `ValueError` for one that is cut short."""
 _Sequence = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]

@@ -10,7 +10,7 @@ show them, so that the answer reaches the right waiter on the other side.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, get_args
 
 from msgspec import ValidationError, convert, defstruct
@@ -53,7 +53,7 @@ from malamute.protocol.messages import (
 )
 from malamute.protocol.part import DeliveryPart
 
-__all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "with_last_fields"]
+__all__ = ["PROTOCOL_2", "Codec", "decode", "encode", "encode_records", "with_last_fields"]
 
 ROUTING_ID_BYTES = 16
 
@@ -122,7 +122,7 @@ def encode(message: Message) -> list[Frame]:
         return [pack((spec.opcode, *fields))]
     if isinstance(message, Deliver):
         return [pack((_DELIVER, message.source, message.after)), message.payload, *message.large]
-    return _with_records(spec, message)
+    return encode_records(spec, message)
 
 
 def _without(fields: tuple[Any, ...], grown: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -143,7 +143,8 @@ def _payload(part: DeliveryPart) -> Sequence[Frame]:
     return frames
 
 
-def _with_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
+def encode_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
+    """Return the frames of a command with records, by its fields: with or without the value of its class."""
     place = spec.records
     records = message[place]
     is_publish = spec.message is Publish
@@ -173,11 +174,11 @@ def decode(frames: Sequence[Frame]) -> Message:
     frame = frames[0]
     if len(frames) > 1:
         return _decode_deliver(frames) if frame[:2] == _DELIVER_BEGINS else _decode(frames)
-    form = _FORMS[bytes(frame[:2])]
-    if form is None or len(frame) > SCANNED_BYTES:
+    form, size_bytes = _FORMS[bytes(frame[:2])], len(frame)
+    if form is None or size_bytes > SCANNED_BYTES:
         return _decode(frames)
     try:
-        if len(frame) > UNCHECKED_BYTES:
+        if size_bytes > UNCHECKED_BYTES:
             seen(frame)
         fields = form.decode(frame)
     except (ValueError, RecursionError):
@@ -194,7 +195,7 @@ def _decode_deliver(frames: Sequence[Frame]) -> Message:
         _, source, after = _deliver(frames[0])
     except ValueError:
         return _decode(frames)
-    return Deliver(source, after, frames[1], tuple(frames[2:]))
+    return _made_deliver((source, after, frames[1], tuple(frames[2:])))
 
 
 class _Form(NamedTuple):
@@ -352,6 +353,7 @@ def _with_frames(spec: Spec, fields: list[Any], frames: Sequence[Frame]) -> Mess
 _DELIVER = BY_TYPE[Deliver].opcode
 _DELIVER_BEGINS = pack((_DELIVER, 0, 0))[:2]
 _deliver: Callable[[Frame], tuple[int, int, int]] = Decoder(tuple[int, Source, Number]).decode
+_made_deliver: Callable[[Sequence[Any]], Deliver] = partial(tuple.__new__, Deliver)
 _ANSWER = b"\x93" + pack(BY_TYPE[Answer].opcode)
 """The beginning of an ANSWER, before its ref and its value."""
 

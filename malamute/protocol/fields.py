@@ -156,7 +156,7 @@ def _are_held(value: list[list[int]]) -> bool:
 
 
 def _are_stored_ranges(value: list[list[int]]) -> bool:
-    return all(1 <= first <= last for first, last, _ in value)
+    return not [first for first, last, _ in value if not 1 <= first <= last]
 
 
 def _is_correlation(value: int | str) -> bool:

@@ -1,8 +1,9 @@
-"""The guard: how many bytecode instructions fixed workloads take in the pure core and the codec.
+"""The guard: how many bytecode instructions fixed workloads take in the pure core, the codec and the client.
 
 Counted (`tests/opcodes.py`) is every instruction that CPython executes in the files of `COUNTED` while peers
 of the test bench do what clients do. Each message is encoded and decoded on both sides. What C code does
-inside one instruction is not seen, and neither is the store: `malamute bench` measures both.
+inside one instruction is not seen, and neither is the store: `malamute bench` measures both. The waited calls
+of the client are counted in its own files, against a broker that answers from a script (`client_bench`).
 
 The baseline beside this file has the counts for a minor version of Python, as each compiles to other
 instructions. `compare` reports what has grown beyond `TOLERANCE`. After a change that is worth its price, or
@@ -24,6 +25,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import shared_folders  # noqa: F401  # the folders of the modules below
 
+from client_bench import CALLS, stepping
 from core_bench import (
     Bench,
     ack,
@@ -82,10 +84,24 @@ Step = Callable[[], object]
 
 def count(make: Callable[[], Step]) -> int:
     """The instructions of so many steps of a workload."""
-    step = make()
+    return count_steps(make(), *COUNTED)
+
+
+def count_steps(step: Step, *places: str) -> int:
+    """The instructions of so many steps in these places."""
     for _ in range(REPEATS):
         step()
-    return instructions(lambda: [step() for _ in range(REPEATS)], *COUNTED)
+    return instructions(lambda: [step() for _ in range(REPEATS)], *places)
+
+
+def count_calls() -> dict[str, int]:
+    """The instructions of the client's waited calls, on both edges."""
+    found: dict[str, int] = {}
+    for call in CALLS:
+        for edge, aio in (("blocking", False), ("asyncio", True)):
+            with stepping(call, aio=aio) as step:
+                found[f"{edge} client: {call}"] = count_steps(step, "client/")
+    return found
 
 
 # Workloads
@@ -274,7 +290,7 @@ WORKLOADS: dict[str, Callable[[], Step]] = {
 
 def measure() -> dict[str, int]:
     """The count of each workload."""
-    return {name: count(make) for name, make in WORKLOADS.items()}
+    return {**{name: count(make) for name, make in WORKLOADS.items()}, **count_calls()}
 
 
 def recorded() -> dict[str, dict[str, int]]:

@@ -146,11 +146,7 @@ class Mailbox(MailboxBase, _Scope):
 class Request(ServiceRequest):
     """A request to a service. `sender` is the address for replies."""
 
-    __slots__ = ("_work",)
-
-    def __init__(self, *columns: Any) -> None:
-        super().__init__(*columns)
-        self._work: Work = columns[-1]
+    __slots__ = ()
 
     async def reply(
         self,
@@ -169,9 +165,11 @@ class Request(ServiceRequest):
             TooLarge: the reply exceeds a limit.
 
         """
+        work: Any = self.answerer()
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
-        return await self._work.answer(self, body, headers, final=final, assurance=assurance)
+        receipt: Receipt = await work.answer(self, body, headers, final=final, assurance=assurance)
+        return receipt
 
 
 class Work(WorkerBase, _Scope):
@@ -215,10 +213,9 @@ class Replies(ReplyStream, _Scope):
         return self
 
     async def __anext__(self) -> Mail:
-        reply = await self._next()
-        if reply is None:
-            raise StopAsyncIteration
-        return reply
+        if not self._ended and (reply := await self._next()) is not None:
+            return reply
+        raise StopAsyncIteration
 
     async def wait(self, timeout: Span | None = None) -> str:
         """Wait for the outcome of a request with the assurance `confirmed`, and return it.
@@ -270,7 +267,11 @@ class Opening(Generic[Consumer, Thing]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Thing:
+    def __anext__(self) -> Awaitable[Thing]:
+        return self._first() if self._consumer is None else self._consumer.__anext__()
+
+    async def _first(self) -> Thing:
+        # Another task may have opened it meanwhile.
         if self._consumer is None:
             self._consumer = await self._call
         thing: Thing = await self._consumer.__anext__()

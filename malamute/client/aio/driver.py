@@ -18,13 +18,14 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
+from threading import get_ident
 from time import monotonic
 
 from malamute.client.link.connection import Connection
 from malamute.client.link.driver import Driver
 from malamute.client.link.leaving import dropped
 from malamute.client.link.link import Link
-from malamute.client.options import Span, patience
+from malamute.client.options import Span, patience, seconds
 from malamute.client.session.session import ClientSession
 from malamute.errors import LinkError, TimedOut
 from malamute.protocol.batch import Frame
@@ -41,7 +42,11 @@ class AioDriver(Driver):
     def __init__(self, session: ClientSession, connection: Connection, timeout: float) -> None:
         super().__init__(session, connection, timeout)
         self._loop = asyncio.get_running_loop()
-        self._waits: dict[asyncio.Future[None], Callable[[], object]] = {}
+        self._waits: dict[asyncio.Future[None], tuple[Callable[[], object], float]] = {}
+        """The present waits, each with its condition and its deadline."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
+        """The time at which the deadlines are looked at: the earliest one, or before it."""
         self._looking = False
         self._sending: asyncio.Handle | None = None
         self._send_at = 0.0
@@ -52,6 +57,11 @@ class AioDriver(Driver):
 
     def check_owner(self) -> None:
         """Raise `LinkError` unless the caller is in the thread, and on the loop, that owns this client."""
+        try:
+            if get_ident() == self._owner and asyncio.get_running_loop() is self._loop:
+                return
+        except RuntimeError:
+            pass  # without a task, as in a signal handler
         super().check_owner()
         if not self._is_on_loop():
             raise LinkError(
@@ -73,26 +83,30 @@ class AioDriver(Driver):
 
     def _look(self) -> None:
         self._looking = False
-        if self.closed:
-            return
-        try:
-            super().iterate()
-        finally:
-            self._after_iteration()
-            if self.events or self.link.pending:
-                self._look_soon()
+        if not self.closed:
+            self.iterate()
 
     def iterate(self) -> None:
-        """Iterate within a call, and wake the other waits."""
+        """Iterate, and wake waits."""
+        connection = self.connection
+        connection.link.wait(0.0, sending=False)
         try:
             super().iterate()
         finally:
-            self._after_iteration()
-            self._look_soon()
+            is_watched = self._watched is not None and self._watched[0] is connection.link
+            if not is_watched or self._reconnecting is not None or connection.due != inf:
+                self._watch()
+            if self._waits:
+                self._wake()
+            self._look_again()
 
-    def _after_iteration(self) -> None:
-        self._watch()
-        self._wake()
+    def _look_again(self) -> None:
+        """Look again if there is more to do: only then do the files tell what comes."""
+        if self._looking or self.closed:
+            return
+        sending = bool(self.session.outbox.queue)
+        if self.events or self.connection.link.wait(0.0, sending=sending):
+            self._look_soon()
 
     def _look_soon(self) -> None:
         if not self._looking:
@@ -101,13 +115,13 @@ class AioDriver(Driver):
 
     def _wake(self) -> None:
         over = self.session.error is not None
-        for future, done in self._waits.items():
+        for future, (done, _) in self._waits.items():
             if not future.done() and (over or done()):
                 future.set_result(None)
 
     def _watch(self) -> None:
         """Watch the files of the present link, and wake up when the next attempt is due."""
-        link = self.link
+        link = self.connection.link
         if self._watched is None or self._watched[0] is not link:
             self._watched = link, link.files
             for file in link.files:
@@ -143,9 +157,8 @@ class AioDriver(Driver):
 
     def send(self) -> None:
         """Send the session's commands, then look for answers that arrived meanwhile."""
-        if self.session.outbox.next_to_send() is not None:
-            super().send()
-            self._look_soon()
+        super().send()
+        self._look_again()
 
     __del__ = dropped
 
@@ -154,10 +167,11 @@ class AioDriver(Driver):
         super().take_over()
         self._looking, self._watched = True, None
         self._waits.clear()
+        self._alarm_at = -inf
 
     def changed(self) -> None:
         """Check all waits again."""
-        self._look_soon()
+        self._wake()
 
     def hold(self) -> None:
         """Have the next pass of the loop send held commands."""
@@ -169,42 +183,56 @@ class AioDriver(Driver):
 
     # Waiting
 
-    async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
+    async def wait(
+        self, done: Callable[[], object], timeout: Span | None, what: str, *, by: float | None = None
+    ) -> None:
         """Run the loop until `done()`, for `timeout` seconds at most."""
         self.check_owner()
-        timeout = patience("timeout", timeout)
-        deadline = inf if timeout is None else monotonic() + timeout
+        if by is None:
+            by = inf if timeout is None else monotonic() + seconds("timeout", timeout)
         while not done():
             if self.session.error is not None:
                 raise self.session.error
             self.prepare()
-            if deadline <= monotonic():
+            if by != inf and by <= monotonic():
                 self.iterate()
                 if not done():
-                    raise self.session.error or TimedOut(f"{what}: nothing within {timeout} s")
+                    raise self.session.error or TimedOut(
+                        f"{what}: nothing within {patience('timeout', timeout)} s"
+                    )
                 return
-            await self._wait_once(done, deadline)
+            future = self._loop.create_future()
+            self._waits[future] = done, by
+            if by < self._alarm_at:
+                self._set_alarm(by)
+            try:
+                await future
+            finally:
+                self._waits.pop(future, None)
 
-    async def _wait_once(self, done: Callable[[], object], deadline: float) -> None:
-        future = self._loop.create_future()
-        self._waits[future] = done
-        alarm = None
-        if deadline != inf:
-            alarm = self._loop.call_later(deadline - monotonic(), _give_up, future)
-        try:
-            await future
-        finally:
-            del self._waits[future]
-            if alarm is not None:
-                alarm.cancel()
+    def _set_alarm(self, deadline: float) -> None:
+        """Look at the deadlines at that time. One alarm serves all waits: most are over long before."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = deadline
+        self._alarm = self._loop.call_later(deadline - monotonic(), self._give_up)
+
+    def _give_up(self) -> None:
+        self._alarm, self._alarm_at = None, inf
+        now = monotonic()
+        for future, (_, deadline) in self._waits.items():
+            if deadline <= now and not future.done():
+                future.set_result(None)
+        if (earliest := min((at for _, at in self._waits.values() if at > now), default=inf)) < inf:
+            self._set_alarm(earliest)
 
     async def pause(self) -> None:
         """Let the other tasks of the loop run."""
         await asyncio.sleep(0)
 
-    def within(self, seconds: float) -> None:
-        """Send held commands within `seconds`, or earlier if an earlier call requested it."""
-        due = self._loop.time() + seconds
+    def within(self, delay: float) -> None:
+        """Send held commands within `delay` seconds, or earlier if an earlier call requested it."""
+        due = self._loop.time() + delay
         if self._sending is not None:
             if self._send_at <= due:
                 return
@@ -220,13 +248,8 @@ class AioDriver(Driver):
 
     def close(self) -> None:
         """Close the connection; every call that waits is woken up."""
-        for handle in (self._sending, self._reconnecting):
+        for handle in (self._sending, self._reconnecting, self._alarm):
             if handle is not None:
                 handle.cancel()
         super().close()
         self._wake()
-
-
-def _give_up(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -17,7 +17,8 @@ class Receipt(Confirmation):
     def __init__(
         self, command: Command, place: int, wait: Callable[[Command, Span | None], Awaitable[None]]
     ) -> None:
-        super().__init__(command, place)
+        self._command = command
+        self._place = place
         self._wait = wait
 
     async def wait(self, timeout: Span | None = None) -> int:

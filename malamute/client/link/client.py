@@ -287,14 +287,18 @@ class ClientBase:
         timeout: Span | None,
         ttl: Span | None,
     ) -> int:
-        timeout = patience("timeout", timeout)
+        driver = self._driver
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
         subject = check_subject(subject)
-        record, ttl_ms = record_of(headers, body), time_to_live("ttl", ttl)
+        record, ttl_ms = record_of(headers, body), 0 if ttl is None else time_to_live("ttl", ttl)
         command = Command() if is_stored(assurance) else None
-        await self._driver.make_room(numbered=command is not None, timeout=timeout)
+        await driver.make_room(numbered=command is not None, timeout=timeout)
         self._session.sending.publish_single(stream, subject, record, command, ttl_ms)
         self._stream = stream
-        await self._driver.ship()
+        if command is None:
+            await driver.ship()
+            return 0
         return await self._settle(command, timeout)
 
     async def _publish_batch(
@@ -315,7 +319,6 @@ class ClientBase:
         command = Command()
         await self._driver.make_room(numbered=True, timeout=timeout)
         self._session.sending.publish(stream, subjects, records, command, ttl_ms)
-        await self._driver.ship()
         return await self._settle(command, timeout)
 
     async def _send(
@@ -333,8 +336,7 @@ class ClientBase:
         subject = check_subject(subject)
         record = record_of(headers, body)
         properties = properties_of(options)
-        confirmed = _is_confirmed(assurance, properties)
-        numbered = confirmed or is_stored(assurance)
+        numbered, confirmed = _assured(assurance, properties)
         await self._driver.make_room(numbered=numbered, timeout=timeout)
         command, tracking = Command(), None
         if confirmed:
@@ -342,10 +344,10 @@ class ClientBase:
         else:
             given = command if numbered else None
             self._session.sending.send(address, [subject], [record], given, properties)
-        await self._driver.ship()
         if numbered:
             await self._settle(command, timeout)
         else:
+            await self._driver.ship()
             command.settle()
         return command, tracking
 
@@ -358,10 +360,11 @@ class ClientBase:
         query = self._session.questions.withdraw(kind, name, correlation)
         return int(await self._answered(query, timeout, "no answer to a withdrawal") or 0)
 
-    async def _settle(self, command: Command | None, timeout: Span | None) -> int:
-        if command is None:
-            return 0
-        await self._driver.wait_for_broker(lambda: command.done, timeout, "waiting for the confirmation")
+    async def _settle(self, command: Command, timeout: float | None) -> int:
+        driver = self._driver
+        # The wait sends the command.
+        timeout = driver.timeout if timeout is None else timeout
+        await driver.wait(lambda: command.done, timeout, "waiting for the confirmation")
         if command.error is not None:
             raise command.error
         return command.sequence
@@ -377,20 +380,21 @@ class ClientBase:
         timeout: Span | None,
         options: RequestOptions,
     ) -> PendingRequest:
-        timeout = patience("timeout", timeout)
+        driver = self._driver
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
         subject = check_subject(subject)
         record = record_of(headers, body)
-        properties = properties_of(options)
-        tracked = _is_confirmed(assurance, properties)
-        numbered = tracked or is_stored(assurance)
-        await self._driver.make_room(numbered=numbered, timeout=timeout)
+        properties = properties_of(options) if options else {}
+        numbered, tracked = _assured(assurance, properties)
+        await driver.make_room(numbered=numbered, timeout=timeout)
         pending = self._session.sending.request(
             service, subject, record, numbered=numbered, tracked=tracked, options=properties
         )
         if not numbered:
-            pending.command.settle()
+            pending.command.done = True
         try:
-            await self._driver.ship()
+            await driver.ship()
         except BaseException:
             self._session.sending.forget(pending)
             raise
@@ -671,9 +675,12 @@ def _criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None
     return together or [("all", "")]
 
 
-def _is_confirmed(assurance: str, properties: Mapping[str, Any]) -> bool:
-    """Return whether the outcome is requested. Raises `InvalidValue` for a tracker without it."""
+def _assured(assurance: str, properties: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether a message is confirmed, and whether its outcome is reported.
+
+    Raises `InvalidValue` for an unknown assurance, and for a tracker without an outcome.
+    """
     confirmed = assurance == "confirmed"
     if "tracker" in properties and not confirmed:
         raise InvalidValue("tracker without an outcome: expected the assurance 'confirmed'")
-    return confirmed
+    return confirmed or assurance == "stored" or (assurance != "none" and is_stored(assurance)), confirmed

@@ -293,14 +293,13 @@ class QueueConsumer:
     async def _next(self, timeout: Span | None, what: str) -> Item | None:
         """Return the next message, which is held from now on; None when the queue has ended."""
         driver, source = self._driver, self._source
-        driver.check_owner()
-        if not source.waiting:
-            await driver.wait(
-                lambda: source.waiting or source.ended or source.draining or source.closed, timeout, what
-            )
+        if source.waiting:
+            driver.check_owner()
+        else:
+            await driver.wait(source.is_due, timeout, what)
         if driver.drain_due:
             driver.iterate()
-        if source.has_one:
+        if source.waiting and not source.draining and not source.closed:
             return source.hand_out()
         if source.error is not None:
             raise source.error
@@ -390,19 +389,19 @@ class WorkerBase(QueueConsumer):
     async def _answer(
         self, request: ServiceRequest, body: Body, headers: Headers | None, *, final: bool, assurance: str
     ) -> Command:
-        command, stored = Command(), is_stored(assurance)
+        stored = is_stored(assurance)
         record = record_of(headers, body)
-        request.check_open()
         driver = self._driver
         await driver.make_room(numbered=stored)
-        request.check_open()
-        driver.session.sending.reply(
-            self._source, request.sequence, record, command if stored else None, final=final
+        # Another thread may have answered it meanwhile.
+        request.answerer()
+        command = driver.session.sending.reply(
+            self._source, request.sequence, record, Command() if stored else None, final=final
         )
         if final:
             request.completed()
         if not stored:
-            command.settle()
+            command.done = True
         await driver.ship()
         return command
 
@@ -436,7 +435,8 @@ class ReplyStream(SentBase):
     """Also before the stream has begun."""
 
     def __init__(self, driver: Driver, pending: PendingRequest, timeout: Span | None) -> None:
-        super().__init__(pending.command, pending.tracking)
+        self._command = pending.command
+        self._tracking = pending.tracking
         self._driver = driver
         self._pending = pending
         self._timeout = driver.timeout if timeout is None else seconds("timeout", timeout)
@@ -451,12 +451,11 @@ class ReplyStream(SentBase):
     async def _next(self) -> Mail | None:
         """Return the next reply; None after the final one, and at an end of the request without one."""
         pending, driver = self._pending, self._driver
-        driver.check_owner()
-        if self._ended:
-            return None
         try:
-            if not pending.waiting:
-                await driver.wait(self._is_due, max(0.0, self._deadline - monotonic()), "no final reply")
+            if pending.waiting:
+                driver.check_owner()
+            else:
+                await driver.wait(self._is_due, self._timeout, "no final reply", by=self._deadline)
             if self._ended:
                 return None
             if not pending.waiting and pending.command.error is not None:
@@ -470,11 +469,13 @@ class ReplyStream(SentBase):
             if isinstance(error, TimedOut):
                 raise TimedOut(f"no final reply within {self._timeout} s") from None
             raise
-        reply = Mail(*driver.session.sending.pop_reply(pending), None)
+        session = driver.session
+        assert session.inbox.mailbox is not None
+        reply = Mail(*session.pending_replies.pop(pending, session.inbox.mailbox), None)
         # An early next request carries the acknowledgement.
         driver.within(ACK_DELAY)
-        if reply.final:
-            self.cancel()
+        if pending.complete and not pending.waiting:
+            self._end()
         return reply
 
     def _is_due(self) -> bool:
@@ -492,6 +493,9 @@ class ReplyStream(SentBase):
     def cancel(self) -> None:
         """Stop waiting for replies: later ones are dropped."""
         self._driver.check_owner()
+        self._end()
+
+    def _end(self) -> None:
         self._ended = True
         self._driver.session.sending.forget(self._pending)
         self._driver.changed()

@@ -31,9 +31,9 @@ from malamute.errors import AccessRefused, Closed, ConnectionLost, InvalidValue,
 from malamute.protocol.batch import Frame
 
 ITERATION_SECONDS = 0.001
-"""Seconds for which commands may be submitted between iterations. An iteration takes longer than sending a
-small command. If the connection was replaced in that time, the broker refuses the number that left a gap, and
-the session resyncs.
+"""Seconds for which commands may be submitted, from the first one after an iteration on. An iteration takes
+longer than sending a small command, and a call that waits makes one anyway. A broken connection takes no
+command. If it was replaced, the broker refuses the number that left a gap, and the session resyncs.
 """
 
 FORKED = -1
@@ -123,30 +123,32 @@ class Driver:
     def iterate(self) -> None:
         """Receive and send without waiting."""
         session, outbox, link = self.session, self.session.outbox, self.connection.link
-        now = monotonic()
-        self._iteration_due = now + ITERATION_SECONDS
+        self._iteration_due = inf
         # A wait that is just over has looked at the connection, and one that stands has no next attempt.
         quiet, link.quiet = link.quiet and self.connection.due == inf, False
         # This comes first: on a new connection HELLO precedes everything.
         if not quiet and session.error is None:
-            self._reconnect(now)
+            self._reconnect(monotonic())
         if self.drain_due:
             self._drain_session()
         if outbox.queue:
             self.send()
         for frames in self.connection.link.receive():
             session.receive(frames)
-        session.look_at_clock(now)
+        if session.events or self.events:
+            self._report()
+        if outbox.queue or outbox.flow.questions:
+            self.send()
+
+    def _report(self) -> None:
         events = self.events
-        events += session.pop_events()
+        events += self.session.pop_events()
         while events:
             event = events.popleft()
             if type(event) is Connected:
                 # Not before this: a broker that cannot serve the client must not be tried again at once.
                 self.connection.answered()
             self.on_event(event)
-        if outbox.queue:
-            self.send()
 
     def _reconnect(self, now: float) -> None:
         try:
@@ -163,6 +165,9 @@ class Driver:
     def send(self) -> None:
         """Send the session's commands, as far as the socket takes them."""
         outbox, link = self.session.outbox, self.connection.link
+        flow = outbox.flow
+        if flow.questions or flow.sent >= flow.ask_at:
+            self.session.look_at_clock(monotonic())
         while outbox.queue:
             begun = monotonic()
             frames = outbox.next_to_send()
@@ -171,9 +176,8 @@ class Driver:
             outbox.sent()
             self._backlog.sent(begun, monotonic())
 
-    def send_soon(self) -> None:
-        """Send the session's commands before the caller waits."""
-        self.send()
+    send_soon = send
+    """Send the session's commands before the caller waits."""
 
     def send_or_hold(self) -> None:
         """Send the session's commands, but hold those that others can join while the broker is busy."""
@@ -192,6 +196,8 @@ class Driver:
         outbox, now = self.session.outbox, monotonic()
         if not outbox.flows or now >= self._iteration_due:
             return False
+        if self._iteration_due == inf:
+            self._iteration_due = now + ITERATION_SECONDS
         outbox.publish(stream, subject, record, None)
         if self._backlog.until - now > self.hold_seconds and outbox.may_wait:
             self.hold()
@@ -206,12 +212,16 @@ class Driver:
 
         Returns whether there was room for all of them.
         """
-        self.session.inbox.acknowledge_all()
+        inbox = self.session.inbox
+        for source in inbox.consumers.values():
+            if source.acks:
+                inbox.acknowledge(source)
         all_given = True
-        for give in tuple(self.before_wait.values()):
-            all_given &= give()
-        self.session.look_at_clock(monotonic())
-        self.send_soon()
+        if self.before_wait:
+            for give in tuple(self.before_wait.values()):
+                all_given &= give()
+        if self.session.outbox.queue:
+            self.send_soon()
         return all_given
 
     def drain(self) -> None:
@@ -228,10 +238,13 @@ class Driver:
 
     # Waiting
 
-    async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
+    async def wait(
+        self, done: Callable[[], object], timeout: Span | None, what: str, *, by: float | None = None
+    ) -> None:
         """Iterate until `done()` is true.
 
-        Raises `TimedOut` after `timeout` seconds (None: never), and the error that ended the session.
+        Raises `TimedOut` after `timeout` seconds (None: never), and the error that ended the session. `by` is
+        the deadline of a timeout that began before, which is checked then.
         """
         raise NotImplementedError
 
@@ -243,22 +256,23 @@ class Driver:
         """Wake waits after a change by another call than an iteration."""
         raise NotImplementedError
 
-    def within(self, seconds: float) -> None:
+    def within(self, delay: float) -> None:
         """Send pending commands within this time, where anything runs while the caller is busy."""
         raise NotImplementedError
 
     async def wait_for_broker(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
         """Wait for an answer: `timeout` seconds, or the client's own timeout for None."""
-        if not done():
-            await self.wait(done, self.timeout if timeout is None else timeout, what)
+        await self.wait(done, self.timeout if timeout is None else timeout, what)
 
     async def make_room(self, *, numbered: bool, timeout: Span | None = None) -> None:
         """Wait until one more command may be submitted.
 
         Raises `TryLater` when the broker does not confirm in time, `ConnectionLost` when it is away.
         """
-        self.check()
+        self.check_owner()
         session = self.session
+        if session.outbox.refusal is not None:
+            raise session.outbox.refusal
         if session.outbox.room(numbered=numbered):
             return
         try:
@@ -278,14 +292,15 @@ class Driver:
         After that time the command stays first in the queue, and there is no room for another.
         """
         now = monotonic()
-        self.session.look_at_clock(now)
         if now < self._iteration_due:
+            if self._iteration_due == inf:
+                self._iteration_due = now + ITERATION_SECONDS
             self.send_soon()
         else:
             self.iterate()
             await self.pause()
         outbox = self.session.outbox
-        if not outbox.blocked:
+        if not outbox.queue or not outbox.blocked:
             return
         with suppress(TimedOut):
             await self.wait(lambda: not outbox.blocked, self.timeout, "the broker takes nothing")

@@ -9,7 +9,7 @@ made yet, where they would overtake HELLO.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EMFILE
 from functools import partial
@@ -32,6 +32,7 @@ HEARTBEAT_MAX = 20.0
 """In seconds. libzmq counts the other side's time in 16 bits of milliseconds."""
 WAIT_MAX_MS = 500
 """Maximum time of one poll. Python handles a signal that arrives right before a poll only after it."""
+_WAIT_MAX_SECONDS = WAIT_MAX_MS / 1000
 SOCKETS_MAX = 16_384
 """Sockets in the context that clients share, three for each. libzmq's own 1023 are for 341 clients."""
 RECEIVE_COMMANDS = 200
@@ -139,9 +140,12 @@ class Link:
         self.deferred = False
         """Whether the broker deferred the verification of the credentials."""
         self.quiet = False
-        """Whether a wait that was just over has found no change of the connection."""
+        """Whether the last wait has found no change of the connection."""
+        self._readable = False
+        """Whether it has found a command, which nothing has received since."""
         # The direct call avoids work that pyzmq does for other kinds of sockets at each frame.
         self._send = partial(backend.Socket.send, self.socket)
+        self._receive: Callable[..., Any] = partial(backend.Socket.recv, self.socket, copy=False)
         self._has_input = [(self.socket, _POLLIN)]
         self._reading = [(self.socket, _POLLIN), (self._monitor, _POLLIN)]
         self._writing = [(self.socket, _POLLIN | _POLLOUT), (self._monitor, _POLLIN)]
@@ -155,17 +159,12 @@ class Link:
 
     @property
     def files(self) -> tuple[int, int]:
-        """Return the files to watch for readiness. See `pending`."""
-        return int(self.socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
+        """Return the files to watch for readiness.
 
-    @property
-    def pending(self) -> bool:
-        """Return whether commands or changes can be received.
-
-        The files are edge-triggered: they become readable when something changes, and any use of the socket,
-        even sending, may clear that state. So a watcher has to call this afterwards.
+        They are edge-triggered: they become readable when something changes, and any use of the socket, even
+        sending, may clear that state. So a watcher has to `wait` for 0 seconds afterwards.
         """
-        return any(int(socket.get(zmq.EVENTS)) & zmq.POLLIN for socket in (self.socket, self._monitor))
+        return int(self.socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
 
     def changes(self) -> Iterator[bool]:
         """Yield changes of the connection: True for a new one, False for one that broke or failed.
@@ -190,47 +189,58 @@ class Link:
         """Ask the listener for the reason."""
         return Inquiry(self._url, _MECHANISMS[int(self.socket.get(zmq.MECHANISM))])
 
-    def receive(self) -> Iterator[list[bytes]]:
-        """Yield available commands, without waiting."""
-        receive = self.socket.recv
-        for count in range(RECEIVE_COMMANDS):
-            # A second command is rare, and the exception costs more than a poll.
-            if count and not zmq.zmq_poll(self._has_input, 0):
-                return
+    def receive(self) -> list[list[bytes]]:
+        """Return available commands, without waiting."""
+        commands: list[list[bytes]] = []
+        receive, readable, self._readable = self._receive, self._readable, False
+        for _ in range(RECEIVE_COMMANDS):
+            # A poll costs less than the exception for nothing to receive.
+            if not readable and not zmq.zmq_poll(self._has_input, 0):
+                break
+            readable = False
             try:
-                part = receive(_LAST, copy=False)
+                part = receive(_LAST)
             except zmq.Again:
-                return
+                break
             frames = [part.bytes]
             # The frame itself has the flag, which the socket returns more slowly.
             while part.more:
-                part = receive(copy=False)
+                part = receive()
                 frames.append(part.bytes)
-            yield frames
+            commands.append(frames)
+        return commands
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Send a command without waiting. Return False if the connection takes none now."""
         try:
-            last = len(frames) - 1
-            for place, frame in enumerate(frames):
-                flags = _LAST if place == last else _MORE
-                self._send(frame, flags, copy=len(frame) < RECORD_LARGE_BYTES)
+            for frame in frames[:-1]:
+                self._send(frame, _MORE, copy=len(frame) < RECORD_LARGE_BYTES)
+            self._send(frames[-1], _LAST, copy=len(frames[-1]) < RECORD_LARGE_BYTES)
         except zmq.Again:
             return False
         return True
 
-    def wait(self, timeout: float | None, *, sending: bool, wake_fd: int | None = None) -> None:
+    def wait(self, timeout: float, *, sending: bool, wake_fd: int | None = None) -> bool:
         """Wait until receiving, or `sending`, is possible; for `timeout` seconds or a while at most.
 
-        `wake_fd` is a file that ends the wait as well, when it becomes readable.
+        `wake_fd` is a file that ends the wait as well, when it becomes readable. Return whether anything is
+        possible.
         """
         sources: list[tuple[Any, int]] = self._writing if sending else self._reading
         if wake_fd is not None:
             sources = [*sources, (wake_fd, _POLLIN)]
-        # Rounded up: a wait that is a little short would spin through the last millisecond.
-        wait_ms = WAIT_MAX_MS if timeout is None else min(int(timeout * 1000) + 1, WAIT_MAX_MS)
+        wait_ms = 0
+        if timeout > 0.0:
+            # Rounded up: a wait that is a little short would spin through the last millisecond.
+            wait_ms = int(timeout * 1000) + 1 if timeout < _WAIT_MAX_SECONDS else WAIT_MAX_MS
         ready = zmq.zmq_poll(sources, wait_ms)
-        self.quiet = (self._monitor, _POLLIN) not in ready
+        self.quiet, self._readable = True, False
+        for source, events in ready:
+            if source is self._monitor:
+                self.quiet = False
+            elif source is self.socket:
+                self._readable = events & _POLLIN != 0
+        return bool(ready)
 
     def close(self) -> None:
         """Close the link at once. Unsent commands are dropped."""

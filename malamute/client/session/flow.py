@@ -37,40 +37,48 @@ class PathFlow:
     At most `most_bytes` may be in flight, however fast they are received.
     """
 
-    __slots__ = ("_asked", "_questions", "_received", "_sent", "window")
+    __slots__ = ("_asked", "_received", "ask_at", "full_at", "questions", "sent", "window")
 
     def __init__(self, most_bytes: int) -> None:
         self.window = CongestionWindow(most_bytes)
-        self._sent = self._received = self._asked = 0
-        self._questions: deque[tuple[Question, int]] = deque()
+        self.sent = 0
+        """Bytes given to the connection."""
+        self._received = self._asked = 0
+        self.questions: deque[tuple[Question, int]] = deque()
+        """The pings without an answer, each with the bytes sent before it. Once `sent` reaches `ask_at`, or a
+        ping is answered, `observe` has something to do."""
+        self._plan()
+
+    def _plan(self) -> None:
+        """Set the bytes at which no more is to be sent, and those at which the next PING is due."""
+        window = self.window.bytes
+        self.full_at = self._received + window
+        part = max(window // PARTS, PART_BYTES)
+        self.ask_at = max(self._asked + 1, min(self.full_at, self._asked + part))
 
     @property
     def under_way(self) -> int:
         """Return the bytes that the broker may not have received."""
-        return self._sent - self._received
+        return self.sent - self._received
 
     @property
     def full(self) -> bool:
         """Return whether no more is to be sent now."""
-        return self._sent - self._received >= self.window.bytes
-
-    def add(self, size_bytes: int) -> None:
-        """Count bytes given to the connection: a command, or more of it."""
-        self._sent += size_bytes
+        return self.sent >= self.full_at
 
     def observe(self, now: float, ask: Callable[[], Question]) -> None:
         """Count the answers so far, and send a PING if one is due. `now` is in seconds.
 
         `ask` sends it, behind everything sent before.
         """
-        questions, window = self._questions, self.window
+        questions, window = self.questions, self.window
         if questions and questions[0][0].done:
             while questions and questions[0][0].done:
                 self._received = questions.popleft()[1]
             window.observe(self._asked, self._received, now)
-        unasked = self._sent - self._asked
-        full = self._sent - self._received >= window.bytes
-        if unasked and (full or unasked >= max(window.bytes // PARTS, PART_BYTES)):
-            self._asked = self._sent
-            questions.append((ask(), self._sent))
+            self._plan()
+        if self.sent >= self.ask_at:
+            self._asked = self.sent
+            questions.append((ask(), self.sent))
             window.observe(self._asked, self._received, now)
+            self._plan()

@@ -25,7 +25,6 @@ from malamute.client.session.window import Window
 from malamute.errors import ConnectionLost, InvalidValue, MalamuteError, TooLarge
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, unpack_payload
-from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
 from malamute.protocol.messages import MAILBOX
 from malamute.protocol.names import Kind
@@ -50,9 +49,11 @@ class Inbox:
         self._pending_replies = pending_replies
         self._emit = emit
         self._sources: dict[int, Source] = {}
+        self.consumers: dict[int, ConsumerSource] = {}
+        """The offers among the sources, and the mailbox."""
         self._next_source = MAILBOX + 1
         self._closing = False
-        self._mail_unread = False
+        self.mail_unread = False
         """Whether waiting mail is to be released as soon as no reply is awaited."""
         self._mail_timeout = 0.0
 
@@ -129,6 +130,7 @@ class Inbox:
         )
         source = ConsumerSource(self._next_source, Window(offer.credit, offer.credit_bytes), offer)
         self._begin(source)
+        self.consumers[source.number] = source
         return source
 
     def _begin(self, source: Source) -> None:
@@ -148,6 +150,7 @@ class Inbox:
         _, credit, credit_bytes = plain(wire.Credit(MAILBOX, credit, credit_bytes))
         if self.mailbox is None:
             self.mailbox = ConsumerSource(MAILBOX, Window(credit, credit_bytes))
+            self.consumers[MAILBOX] = self.mailbox
             self.mailbox.ack_timeout = self._mail_timeout
             self._fund_mailbox()
         else:
@@ -156,7 +159,7 @@ class Inbox:
                 self._fund_mailbox()
             elif grant != (0, 0) and not self.mailbox.drains:
                 self._outbox.say(wire.Credit(MAILBOX, *grant))
-        self.mailbox.closed = self._mail_unread = False
+        self.mailbox.closed = self.mail_unread = False
         return self.mailbox
 
     def open_for_replies(self, credit: int, credit_bytes: int) -> None:
@@ -181,14 +184,14 @@ class Inbox:
         redelivered, since replies and outcomes are behind it.
         """
         if self.mailbox is not None and not self.mailbox.closed:
-            self.mailbox.closed = self._mail_unread = True
+            self.mailbox.closed = self.mail_unread = True
             self.return_mail()
 
     def return_mail(self) -> None:
         """Release waiting mail, if that is due."""
-        if self._mail_unread and not self._pending_replies and not self._closing:
+        if self.mail_unread and not self._pending_replies and not self._closing:
             assert self.mailbox is not None
-            self._mail_unread = False
+            self.mail_unread = False
             self.mailbox.paused = True
             self._drain(self.mailbox)
 
@@ -198,8 +201,12 @@ class Inbox:
             if isinstance(source, ConsumerSource):
                 self._drain(source)
             source.end()
-            self._sources.pop(source.number, None)
+            self._forget(source.number)
             self._outbox.say(wire.Cancel(source.number))
+
+    def _forget(self, number: int) -> Source | None:
+        self.consumers.pop(number, None)
+        return self._sources.pop(number, None)
 
     def drain(self) -> None:
         """Consume no more: end subscriptions, and release waiting requests.
@@ -279,12 +286,12 @@ class Inbox:
 
     def let_past(self) -> None:
         """Let replies and outcomes be delivered past unread mail."""
-        if self.mailbox is not None:
-            self.mailbox.release()
-            if self.mailbox.paused:
-                self._fund_mailbox()
-            else:
-                self.refill(self.mailbox)
+        mailbox = self.mailbox
+        if mailbox is not None and mailbox.paused:
+            mailbox.release()
+            self._fund_mailbox()
+        elif mailbox is not None and mailbox.outstanding and mailbox.release():
+            self.refill(mailbox)
 
     def acknowledge(self, source: ConsumerSource) -> None:
         """Send the waiting acknowledgements of a source; the first carries the credit that is due there."""
@@ -294,19 +301,10 @@ class Inbox:
                     ack = ack._replace(credit=grant[0], credit_bytes=grant[1])
                 self._outbox.say(ack)
 
-    def pop_ranges(self) -> Ranges:
-        """Return the acknowledgements of the mailbox, for a command to carry.
-
-        None while a reply waits to be popped: replies received together are acknowledged together.
-        """
-        if self.mailbox is None or not self._outbox.ready or self._pending_replies.unread:
-            return []
-        return self.mailbox.pop_ranges()
-
     def acknowledge_all(self) -> None:
         """Send all waiting acknowledgements."""
-        for source in self._all():
-            if isinstance(source, ConsumerSource) and source.acks:
+        for source in self.consumers.values():
+            if source.acks:
                 self.acknowledge(source)
 
     def give_back(self, source: ConsumerSource, sequence: int, delay_ms: int) -> None:
@@ -334,16 +332,18 @@ class Inbox:
 
         Raises `ConnectionLost` after a lost delivery before it, without a change of state.
         """
-        source = self.mailbox if deliver.source == MAILBOX else self._sources.get(deliver.source)
-        if source is None or not (source.open or source is self.mailbox):
+        number = deliver.source
+        queue = self.consumers.get(number)
+        source = queue or self._sources.get(number)
+        if source is None or not (source.open or number == MAILBOX):
             # A delivery before OK is left over from an older connection.
             return False
         columns = unpack_payload(deliver.payload, deliver.large)
         if source.drains:
             # The delivery crossed the drain: the broker has taken it back.
             return True
-        if isinstance(source, ConsumerSource):
-            self._deliver_queued(source, columns)
+        if queue is not None:
+            self._deliver_queued(queue, columns)
         elif isinstance(source, StreamSource) and not source.deliver(deliver.after, columns):
             raise ConnectionLost(
                 f"a delivery of {source.stream!r} after {deliver.after} was expected after {source.last}"
@@ -351,18 +351,22 @@ class Inbox:
         return True
 
     def _deliver_queued(self, source: ConsumerSource, columns: Columns) -> None:
+        replies = self._pending_replies
         mailbox = source is self.mailbox
         # While a reply is awaited, unread mail must not use up the credit before it.
-        awaited = mailbox and bool(self._pending_replies)
+        awaited = mailbox and bool(replies.requests or replies.outcomes)
         acks = source.acks
-        for item in source.arrive(columns, counted=not awaited):
-            if not (mailbox and self._pending_replies.accept(source, item)):
+        new = source.arrive(columns, counted=not awaited)
+        for item in new:
+            if not (mailbox and replies.accept(source, item)):
                 source.waiting.append(item)
-        if source.acks > acks and not (awaited and source.acks < ACKS_MAX):
+        settled = source.acks > acks
+        if settled and not (awaited and source.acks < ACKS_MAX):
             # The message was settled earlier. A waiting call acknowledges it with its own command; no other
             # call would.
             self.acknowledge(source)
-        self.refill(source)
+        if (awaited or settled or len(new) < len(columns.subjects)) and source.window.is_low():
+            self.refill(source)
 
     def recall(self, recall: wire.Recall) -> None:
         """Drop the messages that the broker recalled."""
@@ -410,7 +414,7 @@ class Inbox:
 
     def refused(self, number: int, error: MalamuteError) -> bool:
         """Note that the broker refused a subscription or an offer. Return whether it was known."""
-        source = self._sources.pop(number, None)
+        source = self._forget(number)
         if source is not None:
             source.end(error)
         return source is not None

@@ -200,7 +200,14 @@ class Mail(Message):
         properties: Mapping[str, Any] | None,
         owner: Settler | None,
     ) -> None:
-        super().__init__(sequence, time_ns, sender, subject, record)
+        # Without a call of `Message.__init__`, which would take as long as the rest.
+        self.sequence = sequence
+        self.time_ns = time_ns
+        self.sender = sender
+        self.subject = subject
+        self._record = record
+        self.store = ""
+        self._opened = None
         self.attempts = attempts
         self.properties: Mapping[str, Any] = properties or {}
         self._owner = owner
@@ -316,14 +323,15 @@ class ServiceRequest(Mail):
         """
         raise InvalidValue(f"request {self.sequence} cannot bounce: expected a reply, or `reject`")
 
-    def check_open(self) -> None:
-        """Check that the request has no final reply yet.
+    def answerer(self) -> Settler:
+        """Return the offer to work that the request came by.
 
         Raises:
             NotOutstanding: the request is completed.
         """
         if self._owner is None:
             raise NotOutstanding(f"request {self.sequence} has its final reply already: expected one")
+        return self._owner
 
     def completed(self) -> None:
         """Mark the request as completed by its final reply. To be called by its owner."""

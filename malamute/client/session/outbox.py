@@ -27,10 +27,10 @@ from itertools import chain
 from malamute.client.session.flow import COMMAND_BYTES, PathFlow
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Frame
-from malamute.protocol.codec import encode
+from malamute.protocol.codec import encode, encode_records
 from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import SETTLED_MAX
-from malamute.protocol.messages import Message, Publish
+from malamute.protocol.messages import BY_TYPE, Message, Publish
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """Bytes of unsettled commands that a session keeps; one command may be larger when it is alone."""
@@ -96,7 +96,7 @@ class Publication(Command):
     __slots__ = ("parts", "records", "stream", "subjects", "ttl")
 
     def __init__(self, stream: str, ttl: int) -> None:
-        super().__init__()
+        Command.__init__(self)
         self.stream = stream
         self.ttl = ttl
         self.subjects: list[str] = []
@@ -106,13 +106,14 @@ class Publication(Command):
     def seal(self) -> Sequence[Frame]:
         """Return the frames to send. From now on no message is added."""
         if self.records:
-            self.frames = encode(Publish(self.stream, self.number, self.subjects, self.records, self.ttl))
+            fields = (self.stream, self.number, self.subjects, self.records, self.ttl)
+            self.frames = encode_records(BY_TYPE[Publish], fields)
             self.subjects, self.records = [], []
         return self.frames
 
     def settle(self, sequence: int = 0, error: MalamuteError | None = None) -> None:
         """Settle each of the messages: their sequences are consecutive."""
-        super().settle(sequence, error)
+        Command.settle(self, sequence, error)
         for place, part in enumerate(self.parts):
             part.settle(sequence and sequence + place, error)
 
@@ -216,7 +217,7 @@ class Outbox:
 
     def room(self, *, numbered: bool) -> bool:
         """Return whether there is room for one more command: in flight, in the window, or parked."""
-        if self.blocked or (self.ready and self.flow.full):
+        if self.ready and (self._offered or self.flow.sent >= self.flow.full_at):
             return False
         if not numbered:
             return self._parked_bytes < self.window_bytes
@@ -235,7 +236,8 @@ class Outbox:
 
         `first` are the frames of the first attempt, if it carries a part that must not be repeated.
         """
-        self.check()
+        if self.refusal is not None:
+            raise self.refusal
         self._open = None
         command.frames = frames
         command.size_bytes = size_bytes
@@ -245,7 +247,7 @@ class Outbox:
             self._bytes += size_bytes
             self.next_number += 1
         if self.ready:
-            self.flow.add(size_bytes + COMMAND_BYTES)
+            self.flow.sent += size_bytes + COMMAND_BYTES
             self.queue.append((first or frames, command))
         elif not numbered:
             self._park(command)
@@ -282,7 +284,7 @@ class Outbox:
         elif not self.ready:
             self._parked_bytes += size_bytes
         if self.ready:
-            self.flow.add(size_bytes)
+            self.flow.sent += size_bytes
 
     def say(self, message: Message) -> None:
         """Send a command that is not kept: while the session is not open it is dropped."""
@@ -313,7 +315,7 @@ class Outbox:
         """Send all unsettled and parked commands: the session is open."""
         self._open = None
         for command in self.kept():
-            self.flow.add(command.size_bytes + COMMAND_BYTES)
+            self.flow.sent += command.size_bytes + COMMAND_BYTES
             self.queue.append((command.frames, command))
         self._parked.clear()
         self._parked_bytes = 0
@@ -327,15 +329,16 @@ class Outbox:
 
     def stored(self, ranges: Ranges) -> bool:
         """Settle the numbers of a STORED. Return whether it named any open one."""
-        before = len(self._commands)
+        commands, before = self._commands, len(self._commands)
         for first, last, sequence in ranges:
             for number in range(max(first, self._lowest), min(last, self.next_number - 1) + 1):
-                command = self._commands.get(number)
-                if command is not None:
+                if number in commands:
+                    command = commands[number]
                     self._settle(command, sequence if command.count else 0)
                     sequence += command.count if sequence else 0
-        self.known |= len(self._commands) < before
-        return len(self._commands) < before
+        found = len(commands) < before
+        self.known |= found
+        return found
 
     def answered(self, number: int) -> bool:
         """Settle a number with an answer of its own. Return whether it was open."""

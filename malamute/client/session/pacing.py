@@ -29,4 +29,6 @@ class Backlog:
 
     def sent(self, begun: float, now: float) -> None:
         """Count a command, by the times before and after sending it."""
-        self.until = max(self.until, now) + min(BROKER_RATIO * (now - begun), COMMAND_SECONDS_MAX)
+        seconds = BROKER_RATIO * (now - begun)
+        begins = self.until if self.until > now else now
+        self.until = begins + (seconds if seconds < COMMAND_SECONDS_MAX else COMMAND_SECONDS_MAX)

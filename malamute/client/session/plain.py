@@ -7,30 +7,37 @@ rules of the wire.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from malamute.errors import InvalidValue, Malformed
 from malamute.protocol.batch import Frame
-from malamute.protocol.codec import decode, encode
-from malamute.protocol.messages import BY_TYPE, Message
+from malamute.protocol.codec import decode, encode, encode_records
+from malamute.protocol.messages import BY_TYPE, Message, Spec
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
-def frames_of(message: Message) -> list[Frame]:
-    """Return the frames of a command with values of a caller.
+_UNSENDABLE = (TypeError, ValueError, OverflowError, RecursionError)
+
+
+def frames_of(kind: type[Message], *fields: Any) -> list[Frame]:
+    """Return the frames of a command with records and values of a caller, by its fields.
 
     Raises:
         InvalidValue: a value cannot be sent.
     """
+    spec = BY_TYPE[kind]
     try:
-        return encode(message)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidValue(
-            f"{BY_TYPE[type(message)].name}: a value cannot be sent ({type(error).__name__}): expected text "
-            "that has a form in UTF-8, numbers of at most 64 bits, booleans, bytes, None, and lists and maps "
-            "of those"
-        ) from error
+        return encode_records(spec, fields)
+    except _UNSENDABLE as error:
+        raise _unsendable(spec, error) from error
+
+
+def _unsendable(spec: Spec, error: Exception) -> InvalidValue:
+    return InvalidValue(
+        f"{spec.name}: a value cannot be sent ({type(error).__name__}): expected text that has a form in "
+        "UTF-8, numbers of at most 64 bits, booleans, bytes, None, and lists and maps of those"
+    )
 
 
 def plain(message: AnyMessage) -> AnyMessage:
@@ -40,7 +47,10 @@ def plain(message: AnyMessage) -> AnyMessage:
         InvalidValue: a value cannot be sent, or is invalid for the command.
         TooLarge: a value exceeds a limit of the wire.
     """
-    frames = frames_of(message)
+    try:
+        frames = encode(message)
+    except _UNSENDABLE as error:
+        raise _unsendable(BY_TYPE[type(message)], error) from error
     try:
         read = decode([bytes(frame) for frame in frames])
     except Malformed as error:

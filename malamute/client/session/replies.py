@@ -12,8 +12,10 @@ service can name one, and none of them reveals the routing id.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import OutcomeTracking
@@ -61,7 +63,8 @@ class PendingReplies:
         self._mark = lru_cache(MARKS_MAX)(mark)
         self._trackers = blake2b(key=secret, digest_size=16, person=b"tracker").hexdigest()
         self._next = 1
-        self._requests: dict[str, PendingRequest] = {}
+        self.requests: dict[str, PendingRequest] = {}
+        """The requests whose replies are awaited, by correlation."""
         self._trackings: dict[str, OutcomeTracking] = {}
         self._taken: deque[tuple[str, int]] = deque(maxlen=TAKEN_MAX)
         """The last trackers with an outcome, with the sequence of each outcome."""
@@ -76,25 +79,23 @@ class PendingReplies:
 
     def __bool__(self) -> bool:
         """Return whether any reply or outcome is awaited."""
-        return bool(self._requests) or self.outcomes > 0
+        return bool(self.requests) or self.outcomes > 0
 
     def new_request(self, service: str) -> PendingRequest:
         """Return a pending request to a service, which counts from `begin` on."""
-        return PendingRequest(service, f"{self._mark(service)}-{self._number()}")
+        number = self._next
+        self._next = number + 1
+        return PendingRequest(service, f"{self._mark(service)}-{number}")
 
     def new_tracker(self) -> str:
         """Return a tracker for a message to be sent."""
-        return f"{self._trackers}-{self._number()}"
-
-    def _number(self) -> int:
-        number = self._next
         self._next += 1
-        return number
+        return f"{self._trackers}-{self._next - 1}"
 
     def begin(self, pending: PendingRequest) -> bool:
         """Note that the request was sent: replies may be delivered. Return whether it is the only one now."""
-        self._requests[pending.correlation] = pending
-        return len(self._requests) == 1
+        self.requests[pending.correlation] = pending
+        return len(self.requests) == 1
 
     def track(self, tracking: OutcomeTracking) -> None:
         """Note that the message was sent: its outcome may be delivered."""
@@ -112,7 +113,7 @@ class PendingReplies:
 
     def forget(self, pending: PendingRequest) -> bool:
         """Drop a pending request. Return whether its replies were awaited."""
-        return self._requests.pop(pending.correlation, None) is not None
+        return self.requests.pop(pending.correlation, None) is not None
 
     def refused(self, command: Command | None) -> None:
         """Note that the message of this command was refused: it has no outcome."""
@@ -126,17 +127,16 @@ class PendingReplies:
 
     def accept(self, mailbox: ConsumerSource, item: Item) -> bool:
         """Accept an item if it is a reply or an outcome. Return whether it was one."""
-        return self._accept_reply(mailbox, item) or self._accept_outcome(mailbox, item)
-
-    def _accept_reply(self, mailbox: ConsumerSource, item: Item) -> bool:
-        properties = item.properties or {}
-        service, correlation = properties.get("service"), properties.get("correlation")
-        if not isinstance(service, str) or not isinstance(correlation, str):
+        properties = item.properties
+        if not properties:
             return False
         if "outcome" in properties:
             # The outcome of a request has the correlation of its replies.
+            return self._accept_outcome(mailbox, item, properties)
+        service, correlation = properties.get("service"), properties.get("correlation")
+        if type(service) is not str or type(correlation) is not str:
             return False
-        pending = self._requests.get(correlation)
+        pending = self.requests.get(correlation)
         if (pending.service != service) if pending else not correlation.startswith(self._mark(service)):
             return False
         if pending is not None and item.attempts > 1 and item.sequence <= pending.last:
@@ -159,10 +159,7 @@ class PendingReplies:
             mailbox.finish(item.sequence)
         return True
 
-    def _accept_outcome(self, mailbox: ConsumerSource, item: Item) -> bool:
-        properties = item.properties or {}
-        if "outcome" not in properties:
-            return False
+    def _accept_outcome(self, mailbox: ConsumerSource, item: Item, properties: Mapping[str, Any]) -> bool:
         tracker = str(properties.get("tracker", ""))
         # A tracker may be in use again by now, for another message.
         taken = item.attempts > 1 and (tracker, item.sequence) in self._taken

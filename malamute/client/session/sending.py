@@ -6,7 +6,7 @@ open the mailbox, and let them past unread mail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from malamute.protocol import messages as wire
 from malamute.protocol.batch import Frame
 from malamute.protocol.codec import encode, with_last_fields
 from malamute.protocol.limits import Limits
+from malamute.protocol.names import is_name
 
 REPLIES_CREDIT = 1000
 REPLIES_CREDIT_BYTES = 8 * 1024 * 1024
@@ -137,19 +138,30 @@ class Sending:
         A `tracked` one has to be numbered, and the result gets its outcome, too. Raises `InvalidValue` for a
         tracked one without an address.
         """
-        self.forget_abandoned()
-        self._check(service, len(record))
-        pending = self._pending_replies.new_request(service)
-        command = pending.command if numbered else None
+        outbox, replies = self._outbox, self._pending_replies
+        if outbox.refusal is not None:
+            raise outbox.refusal
+        if replies.abandoned:
+            self.forget_abandoned()
+        size_bytes = len(record)
+        self._check(service, size_bytes)
+        pending = replies.new_request(service)
         properties = {**(options or {}), "correlation": pending.correlation}
         if tracked:
             pending.tracking = self._tracking(properties, pending.command)
             properties["tracker"] = pending.tracking.tracker
-        self._carry(wire.Request, service, [subject], [record], command, [properties])
+        number = outbox.next_number if numbered else 0
+        frames = frames_of(wire.Request, service, number, [subject], [record], [properties], [])
+        mailbox, first = self._inbox.mailbox, None
+        # Replies received together are acknowledged together, once all are popped.
+        if mailbox is not None and mailbox.acks and outbox.ready and not replies.unread:
+            first = with_last_fields(frames, mailbox.pop_ranges())
+        outbox.submit(pending.command, frames, size_bytes, numbered=numbered, first=first)
         if pending.tracking is not None:
-            self._pending_replies.track(pending.tracking)
-        self._open_mailbox()
-        if self._pending_replies.begin(pending):
+            replies.track(pending.tracking)
+        if mailbox is None or mailbox.paused:
+            self._open_mailbox()
+        if replies.begin(pending) and mailbox is not None and mailbox.outstanding:
             # The reply may be behind unread mail.
             self._inbox.let_past()
         return pending
@@ -158,19 +170,21 @@ class Sending:
         self._inbox.open_for_replies(REPLIES_CREDIT, REPLIES_CREDIT_BYTES)
 
     def pop_reply(self, pending: PendingRequest) -> Item:
-        """Return the next reply to a request, and acknowledge it: no other client could use it."""
+        """Return the next reply to a request, and acknowledge it: no other client could use it.
+
+        The reply was awaited, so it did not count as held: no credit is due by it.
+        """
         mailbox = self._inbox.mailbox
         assert mailbox is not None
-        item = self._pending_replies.pop(pending, mailbox)
-        self._inbox.refill(mailbox)
-        return item
+        return self._pending_replies.pop(pending, mailbox)
 
     def forget(self, pending: PendingRequest) -> None:
         """Stop waiting for replies: later ones are acknowledged and dropped."""
         if self._pending_replies.forget(pending):
             while pending.waiting:
                 self.pop_reply(pending)
-            self._inbox.return_mail()
+            if self._inbox.mail_unread:
+                self._inbox.return_mail()
 
     def forget_abandoned(self) -> None:
         """Forget the requests whose replies the program has dropped."""
@@ -186,23 +200,27 @@ class Sending:
         command: Command | None = None,
         *,
         final: bool,
-    ) -> None:
-        """Reply to a request of an offer; with `command`, confirmed. Raises `TooLarge`.
+    ) -> Command:
+        """Reply to a request of an offer; with `command`, confirmed. Return the command. Raises `TooLarge`.
 
         A final reply completes the request, and carries the credit that is due then.
         """
-        self._outbox.check()
-        self._check_size(len(record))
-        number = 0 if command is None else self._outbox.next_number
-        frames = frames_of(wire.Reply(offer.number, number, [sequence], [final], [record]))
+        if self._outbox.refusal is not None:
+            raise self._outbox.refusal
+        size_bytes = len(record)
+        if size_bytes > self.limits.message_bytes:
+            raise self._too_large(size_bytes)
         numbered, command = command is not None, command or Command()
+        number = self._outbox.next_number if numbered else 0
+        frames = frames_of(wire.Reply, offer.number, number, [sequence], [final], [record], 0, 0)
         first = None
         if final:
             command.completes = (offer.number, sequence)
             offer.finish(sequence, acknowledge=False)
             if grant := self._inbox.grant_due(offer):
                 first = with_last_fields(frames, *grant)
-        self._outbox.submit(command, frames, len(record), numbered=numbered, first=first)
+        self._outbox.submit(command, frames, size_bytes, numbered=numbered, first=first)
+        return command
 
     def commit(self, stream: str, cursor: str, sequence: int, command: Command, store: str = "") -> None:
         """Set a cursor of a stream behind a sequence, confirmed; of this store, if one is named.
@@ -217,7 +235,7 @@ class Sending:
 
     def _carry(
         self,
-        kind: Callable[..., wire.Message],
+        kind: type[wire.Message],
         target: str,
         subjects: Sequence[str],
         records: Sequence[Frame],
@@ -227,22 +245,16 @@ class Sending:
         size_bytes = sum(map(len, records))
         self._check(target, size_bytes)
         number = 0 if command is None else self._outbox.next_number
-        frames = frames_of(kind(target, number, subjects, records, *more))
-        first = None
-        if kind is wire.Request:
-            self._outbox.check()
-            if ranges := self._inbox.pop_ranges():
-                first = with_last_fields(frames, ranges)
-        self._outbox.submit(
-            command or Command(), frames, size_bytes, numbered=command is not None, first=first
-        )
+        frames = frames_of(kind, target, number, subjects, records, *more)
+        self._outbox.submit(command or Command(), frames, size_bytes, numbered=command is not None)
 
     def _check(self, target: str, size_bytes: int) -> None:
-        self._check_size(size_bytes)
-        check_name("name", target)
-
-    def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self.limits.message_bytes:
-            raise TooLarge(
-                f"command of {size_bytes} bytes is too large: expected at most {self.limits.message_bytes}"
-            )
+            raise self._too_large(size_bytes)
+        if type(target) is not str or not is_name(target):
+            check_name("name", target)
+
+    def _too_large(self, size_bytes: int) -> TooLarge:
+        return TooLarge(
+            f"command of {size_bytes} bytes is too large: expected at most {self.limits.message_bytes}"
+        )

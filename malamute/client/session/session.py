@@ -95,21 +95,26 @@ class ClientSession:
         self._token = token
         self._act_as = act_as
         self.signed = signed
-        self.state = State.LOST
+        self._enter(State.LOST)
         self.error: MalamuteError | None = None
         self.broker = b""
         self.incarnation = 0
         self.user = ""
         """The user of the session, as the broker said last."""
         self.closing = False
-        self._events: list[Event] = []
+        self.events: list[Event] = []
+        """Events for the program, until `pop_events`."""
         self._resyncs = 0
         self._attempt = 0
         self.outbox = Outbox()
         self.pending_replies = PendingReplies(identity)
-        self.inbox = Inbox(address, self.outbox, self.pending_replies, self._events.append)
+        self.inbox = Inbox(address, self.outbox, self.pending_replies, self.events.append)
         self.sending = Sending(address, self.outbox, self.inbox, self.pending_replies)
         self.questions = Questions(self.outbox)
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self._handlers = _HANDLERS[state]
 
     # Reports of the edge
 
@@ -122,19 +127,19 @@ class ClientSession:
         """The transport broke. The edge reconnects by itself."""
         if self.state in (State.OPENING, State.READY):
             self._drop("the connection to the broker broke")
-            self.state = State.LOST
+            self._enter(State.LOST)
             self._resyncs = 0
 
     def receive(self, frames: Sequence[Frame]) -> None:
         """Handle received frames. Never raises for frames of a broker."""
         try:
             message = decode(frames)
-            handler = _HANDLERS[self.state].get(type(message))
+            handler = self._handlers.get(type(message))
             if handler is None:
                 raise Malformed(f"{type(message).__name__} from the broker: only a client sends it")
             handler(self, message)
         except MalamuteError as error:
-            self._events.append(Refusal(error))
+            self.events.append(Refusal(error))
 
     def look_at_clock(self, now: float) -> None:
         """Adapt the window to the bytes that the broker has received by `now`, in seconds."""
@@ -143,10 +148,10 @@ class ClientSession:
 
     def pop_events(self) -> Sequence[Event]:
         """Return the events since the last call."""
-        if not self._events:
+        if not self.events:
             return ()
-        events = [*self._events]
-        self._events.clear()
+        events = [*self.events]
+        self.events.clear()
         return events
 
     def close(self) -> None:
@@ -179,7 +184,7 @@ class ClientSession:
 
     def _hello(self, reason: str) -> None:
         self._drop(reason)
-        self.state = State.OPENING
+        self._enter(State.OPENING)
         self._attempt += 1
         self.outbox.begin(self._hello_of())
 
@@ -204,7 +209,7 @@ class ClientSession:
 
     def _drop(self, reason: str) -> None:
         if self.state is State.READY:
-            self._events.append(Lost(reason))
+            self.events.append(Lost(reason))
         self.outbox.drop()
         self.inbox.restart([command.completes for command in self.outbox.kept() if command.completes])
 
@@ -218,9 +223,9 @@ class ClientSession:
     def _welcome(self, welcome: wire.Welcome) -> None:
         if not self._is_current(welcome.attempt):
             return
-        self.state = State.READY
+        self._enter(State.READY)
         if self.broker == welcome.broker and self.incarnation != welcome.incarnation:
-            self._events.append(Restored(welcome.broker.hex()))
+            self.events.append(Restored(welcome.broker.hex()))
         self.broker, self.incarnation = welcome.broker, welcome.incarnation
         self.user = welcome.user
         self.inbox.store = store_name(welcome.broker, welcome.incarnation)
@@ -228,7 +233,7 @@ class ClientSession:
         self.sending.limits = limits = Limits(**known)
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))
         self.outbox.coalesced_bytes = min(COALESCED_BYTES, limits.message_bytes)
-        self._events.append(Connected(welcome.broker.hex(), welcome.resumed))
+        self.events.append(Connected(welcome.broker.hex(), welcome.resumed))
         self.questions.resume(doubtful=self.outbox.known and not welcome.resumed)
         self._resume(welcome.limits.get("ack_timeout", 0) / 1000)
 
@@ -244,7 +249,7 @@ class ClientSession:
         self._say_bye()
 
     def _end(self, error: MalamuteError) -> None:
-        self.state = State.ENDED
+        self._enter(State.ENDED)
         self.error = error
         for part in (self.outbox, self.questions, self.pending_replies, self.inbox):
             part.fail(error)
@@ -298,11 +303,11 @@ class ClientSession:
                 self._end(error)
         elif refused.code in _RESYNC_CODES:
             if refused.about in _REFUSED and not refused.ref:
-                self._events.append(Refusal(error))
+                self.events.append(Refusal(error))
             if self.state is State.READY:
                 self._resync(error)
         elif (refuse := _REFUSED.get(refused.about)) is None or not refuse(self, error):
-            self._events.append(Refusal(error))
+            self.events.append(Refusal(error))
 
     def _command_refused(self, error: MalamuteError) -> bool:
         command = self.outbox.refused(error.ref, error)

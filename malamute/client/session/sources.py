@@ -313,11 +313,13 @@ class ConsumerSource(Source):
         """Whether the mailbox is open for replies and outcomes alone."""
         self.paused = False
         """Whether the mailbox has no credit, since neither mail nor replies are awaited."""
-        self._outstanding: dict[int, int] = {}
+        self.outstanding: dict[int, int] = {}
         self._held: set[int] = set()
         self._finished: dict[int, Rejection | None] = {}
         self.answered: set[int] = set()
         """Requests whose reply may cross their redelivery."""
+        self.acks = 0
+        """Acknowledgements and rejections that wait to be sent."""
         self._acks: list[int] = []
         self._rejects: dict[int, Rejection] = {}
 
@@ -338,10 +340,10 @@ class ConsumerSource(Source):
         With more gaps than a command can name, the last range spans some of them.
         """
         self.waiting.clear()
-        for sequence in [*self._outstanding.keys() - self._held]:
+        for sequence in [*self.outstanding.keys() - self._held]:
             self._drop(sequence)
         self.drains += 1
-        ranges = ranges_of(self._outstanding)
+        ranges = ranges_of(self.outstanding)
         return [*ranges[0][:-1], [ranges[0][-1][0], ranges[-1][-1][1]]] if ranges else []
 
     def restart(self) -> None:
@@ -355,28 +357,30 @@ class ConsumerSource(Source):
         self._finished.update(self._rejects)
         self._acks.clear()
         self._rejects.clear()
-        self._outstanding.clear()
+        self.acks = 0
+        self.outstanding.clear()
 
     def arrive(self, columns: Columns, *, counted: bool = True) -> list[Item]:
         """Accept a delivery. Return its new items, which the caller stores.
 
         Items not counted as held use up no credit while they wait.
         """
-        return [item for item in map(_item, columns.rows()) if self._is_new(item, counted)]
+        outstanding, new = self.outstanding, []
+        count = self.window.arrived if counted else self.window.passed
+        for item in map(_item, columns.rows()):
+            if item.sequence in outstanding:
+                # A second delivery of an outstanding message was left over from an older connection.
+                continue
+            size_bytes = len(item.subject) + len(item.record)
+            count(1, size_bytes)
+            outstanding[item.sequence] = size_bytes if counted else _UNCOUNTED
+            # Only a redelivery can be a known message; a queue that was lost and created again counts from 1
+            # again.
+            if item.attempts == 1 or self._is_new(item):
+                new.append(item)
+        return new
 
-    def _is_new(self, item: Item, counted: bool) -> bool:
-        if item.sequence in self._outstanding:
-            # A second delivery of an outstanding message was left over from an older connection.
-            return False
-        size_bytes = len(item.subject) + len(item.record)
-        self.window.arrived(1, size_bytes)
-        self._outstanding[item.sequence] = size_bytes if counted else _UNCOUNTED
-        if not counted:
-            self.window.consumed(1, size_bytes)
-        # Only a redelivery can be a known message; a queue that was lost and created again counts from 1
-        # again.
-        if item.attempts == 1:
-            return True
+    def _is_new(self, item: Item) -> bool:
         if item.sequence in self._acks or item.sequence in self._rejects:
             # The settlement made before the redelivery is good for this delivery, too.
             self._drop(item.sequence)
@@ -389,6 +393,10 @@ class ConsumerSource(Source):
             self.finish(item.sequence, acknowledge=False)
             return False
         return item.sequence not in self._held
+
+    def is_due(self) -> bool:
+        """Return whether a wait for a message is over."""
+        return bool(self.waiting) or self.ended or self.draining or self.closed
 
     @property
     def has_one(self) -> bool:
@@ -414,8 +422,10 @@ class ConsumerSource(Source):
                 self._finished[sequence] = rejection
         elif rejection is not None:
             self._rejects[sequence] = rejection
+            self.acks += 1
         elif acknowledge:
             self._acks.append(sequence)
+            self.acks += 1
 
     def give_back(self, sequence: int) -> bool:
         """Return a message to the queue. The result is whether the broker has it still outstanding here."""
@@ -424,10 +434,12 @@ class ConsumerSource(Source):
     def _drop(self, sequence: int) -> bool:
         """Hold a message no more. Return whether it was outstanding."""
         self._held.discard(sequence)
-        size_bytes = self._outstanding.pop(sequence, None)
-        if size_bytes is not None and size_bytes != _UNCOUNTED:
+        size_bytes = self.outstanding.pop(sequence, None)
+        if size_bytes is None:
+            return False
+        if size_bytes != _UNCOUNTED:
             self.window.consumed(1, size_bytes)
-        return size_bytes is not None
+        return True
 
     def recall(self, ranges: Ranges, *, comes_again: bool) -> list[int]:
         """Handle a recall. Return the sequences that were outstanding here.
@@ -445,33 +457,33 @@ class ConsumerSource(Source):
         return taken
 
     def _within(self, first: int, last: int) -> list[int]:
-        if last - first < len(self._outstanding):
-            return [sequence for sequence in range(first, last + 1) if sequence in self._outstanding]
-        return [sequence for sequence in self._outstanding if first <= sequence <= last]
+        if last - first < len(self.outstanding):
+            return [sequence for sequence in range(first, last + 1) if sequence in self.outstanding]
+        return [sequence for sequence in self.outstanding if first <= sequence <= last]
 
     def among_outstanding(self, sequences: Iterable[int]) -> list[int]:
         """Return the outstanding ones among these sequences."""
-        return [sequence for sequence in sequences if sequence in self._outstanding]
+        return [sequence for sequence in sequences if sequence in self.outstanding]
 
-    def release(self) -> None:
-        """Count no earlier arrival as held, so that replies may come past them."""
-        for sequence, size_bytes in self._outstanding.items():
+    def release(self) -> bool:
+        """Count no earlier arrival as held, so that replies may come past them. Return whether one did."""
+        released = False
+        for sequence, size_bytes in self.outstanding.items():
             if size_bytes != _UNCOUNTED:
                 self.window.consumed(1, size_bytes)
-                self._outstanding[sequence] = _UNCOUNTED
-
-    @property
-    def acks(self) -> int:
-        """Return the number of acknowledgements and rejections that wait to be sent."""
-        return len(self._acks) + len(self._rejects)
+                self.outstanding[sequence] = _UNCOUNTED
+                released = True
+        return released
 
     def pop_ranges(self) -> Ranges:
         """Return the acknowledgements for a command to carry; none if they are more than it may have."""
-        if not 0 < len(self._acks) <= RANGES_MAX:
+        acks = self._acks
+        count = len(acks)
+        if not 0 < count <= RANGES_MAX:
             return []
-        (ranges,) = ranges_of(self._acks)
-        self._acks.clear()
-        return ranges
+        self._acks = []
+        self.acks -= count
+        return ranges_of(acks)[0] if count > 1 else [[acks[0], acks[0]]]
 
     def pop_acks(self) -> list[Ack | Reject]:
         """Return the acknowledgements as few commands, and the rejections."""
@@ -479,6 +491,7 @@ class ConsumerSource(Source):
         rejects = [Reject(self.number, [[s, s]], *rejection) for s, rejection in self._rejects.items()]
         self._acks.clear()
         self._rejects.clear()
+        self.acks = 0
         return [*acks, *rejects]
 
 

@@ -43,6 +43,11 @@ class Window:
         self._held += messages
         self._held_bytes += size_bytes
 
+    def passed(self, messages: int, size_bytes: int) -> None:
+        """Count the use of credit by a delivery that does not count as held."""
+        self._open -= messages
+        self._open_bytes -= size_bytes
+
     def consumed(self, messages: int, size_bytes: int) -> None:
         """Count messages that are no longer held."""
         self._held -= messages
@@ -63,16 +68,22 @@ class Window:
         self._open_bytes += max(0, grant[1])
         return grant
 
+    def is_low(self) -> bool:
+        """Return whether some credit may be due: no grant comes before half of a window."""
+        return (
+            self._open * 2 <= self.messages
+            or self._open_bytes * 2 <= self.bytes
+            or UNLIMITED in (self.messages, self.bytes)
+        )
+
     def refill(self) -> tuple[int, int] | None:
         """Return the messages and bytes to grant now; None while less than half a window is due."""
-        messages, size_bytes = self.messages, self.bytes
-        messages = 0 if messages == UNLIMITED else max(0, messages - self._open - self._held)
-        size_bytes = (
-            0 if size_bytes == UNLIMITED else max(0, size_bytes - self._open_bytes - self._held_bytes)
-        )
-        if messages * 2 < self.messages and size_bytes * 2 < self.bytes:
-            return None
-        if not messages and not size_bytes:
+        messages = size_bytes = 0
+        if self.messages != UNLIMITED and (left := self.messages - self._open - self._held) > 0:
+            messages = left
+        if self.bytes != UNLIMITED and (left := self.bytes - self._open_bytes - self._held_bytes) > 0:
+            size_bytes = left
+        if not (messages or size_bytes) or (messages * 2 < self.messages and size_bytes * 2 < self.bytes):
             return None
         self._open += messages
         self._open_bytes += size_bytes

@@ -214,11 +214,7 @@ class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
 class Request(ServiceRequest):
     """A request to a service. `sender` is the address for replies."""
 
-    __slots__ = ("_work",)
-
-    def __init__(self, *columns: Any) -> None:
-        super().__init__(*columns)
-        self._work: Work = columns[-1]
+    __slots__ = ()
 
     def reply(
         self,
@@ -242,12 +238,10 @@ class Request(ServiceRequest):
             TooLarge: the reply exceeds a limit.
 
         """
-        self.check_open()
+        work: Any = self.answerer()
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
-        receipt = self._work.answer(self, body, headers, final=final, assurance=assurance)
-        if final:
-            self.completed()
+        receipt: Receipt = work.answer(self, body, headers, final=final, assurance=assurance)
         return receipt
 
 
@@ -316,10 +310,9 @@ class Replies(ReplyStream, _Scope):
         return self
 
     def __next__(self) -> Mail:
-        reply = self._driver.run(self._next())
-        if reply is None:
-            raise StopIteration
-        return reply
+        if not self._ended and (reply := self._driver.run(self._next())) is not None:
+            return reply
+        raise StopIteration
 
     def wait(self, timeout: Span | None = None) -> str:
         """Wait for the outcome of the request, and return it.

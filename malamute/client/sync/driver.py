@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from malamute.client.link.connection import Connection
 from malamute.client.link.driver import Driver
 from malamute.client.link.leaving import dropped
-from malamute.client.options import Span, patience
+from malamute.client.options import Span, patience, seconds
 from malamute.client.session.session import ClientSession
 from malamute.errors import TimedOut
 from malamute.protocol.batch import Frame
@@ -47,15 +47,16 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 
 
 class PendingCall(NamedTuple):
-    """The wait of a suspended call. `timeout` is in seconds, None for no end."""
+    """The wait of a suspended call, until the deadline `by`. `timeout` is as the caller has given it."""
 
     done: Callable[[], object]
-    timeout: float | None
+    by: float
+    timeout: Span | None
     what: str
 
     def late(self) -> TimedOut:
         """Return the error after the timeout."""
-        return TimedOut(f"{self.what}: nothing within {self.timeout} s")
+        return TimedOut(f"{self.what}: nothing within {patience('timeout', self.timeout)} s")
 
 
 # The present call of the owner: none, one whose waits block, or one of the pool, which they suspend. Plain
@@ -253,29 +254,31 @@ class BlockingDriver(Driver):
         finally:
             self._call = interrupted
 
-    async def wait(self, done: Callable[[], object], timeout: Span | None, what: str) -> None:
+    async def wait(
+        self, done: Callable[[], object], timeout: Span | None, what: str, *, by: float | None = None
+    ) -> None:
         """Iterate until `done()`, with a poll between the iterations, for `timeout` seconds at the most."""
-        timeout = patience("timeout", timeout)
+        if by is None:
+            by = inf if timeout is None else monotonic() + seconds("timeout", timeout)
         if self._call == _SUSPENDS:
             self.prepare()
-            waiting = PendingCall(done, timeout, what)
+            waiting = PendingCall(done, by, timeout, what)
             while not done():
                 await _suspend(waiting)
             return
-        deadline = inf if timeout is None else monotonic() + timeout
+        session, connection = self.session, self.connection
         while not done():
-            if self.session.error is not None:
-                raise self.session.error
+            if session.error is not None:
+                raise session.error
             # A caller that waits has read all messages: its acknowledgements can be sent.
             self.prepare()
             now = monotonic()
-            until = min(deadline, self.connection.due)
-            sending = bool(self.session.outbox.queue)
+            left = (by if by < connection.due else connection.due) - now
             wake_fd = None if self.pool is None else self.pool.wake_fd
-            self.link.wait(None if until == inf else max(0.0, until - now), sending=sending, wake_fd=wake_fd)
+            connection.link.wait(left, sending=bool(session.outbox.queue), wake_fd=wake_fd)
             self.iterate()
-            if deadline <= now and not done():
-                raise self.session.error or PendingCall(done, timeout, what).late()
+            if by <= now and not done():
+                raise session.error or PendingCall(done, by, timeout, what).late()
 
     async def pause(self) -> None:
         """Do nothing: there are no other tasks."""
@@ -283,7 +286,7 @@ class BlockingDriver(Driver):
     def changed(self) -> None:
         """Do nothing: no wait runs while the caller is busy."""
 
-    def within(self, seconds: float) -> None:
+    def within(self, delay: float) -> None:
         """Do nothing: pending commands are sent with the next wait."""
 
 

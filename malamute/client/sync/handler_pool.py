@@ -228,8 +228,7 @@ class HandlerPool:
             owner_call.result.set_exception(error)
         else:
             assert owner_call.waiting is not None
-            timeout = owner_call.waiting.timeout
-            owner_call.deadline = inf if timeout is None else monotonic() + timeout
+            owner_call.deadline = owner_call.waiting.by
             self._suspended.append(owner_call)
 
     def close(self) -> None:

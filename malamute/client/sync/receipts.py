@@ -15,7 +15,8 @@ class Receipt(Confirmation):
     __slots__ = ("_wait",)
 
     def __init__(self, command: Command, place: int, wait: Callable[[Command, Span | None], None]) -> None:
-        super().__init__(command, place)
+        self._command = command
+        self._place = place
         self._wait = wait
 
     def wait(self, timeout: Span | None = None) -> int:

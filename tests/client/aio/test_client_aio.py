@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import malamute
 import malamute.aio
 from malamute import errors
-from malamute.client.aio import driver as aio_driver
 from malamute.client.events import Connected, Lost
 from malamute.testing import Broker
 
@@ -292,14 +291,14 @@ def test_no_task_and_no_future_is_made_for_a_message(play, monkeypatch):
             await out.publish_many(["a"] * 20_000, [b"x"] * 20_000)
         loop = asyncio.get_running_loop()
         made = 0
-        once = aio_driver.AioDriver._wait_once
 
-        async def counted(self: Any, done: Any, deadline: float) -> None:
-            nonlocal made
-            made += 1
-            await once(self, done, deadline)
+        class Counted(dict[Any, Any]):
+            def __setitem__(self, future: Any, wait: Any) -> None:
+                nonlocal made
+                made += 1
+                super().__setitem__(future, wait)
 
-        monkeypatch.setattr(aio_driver.AioDriver, "_wait_once", counted)
+        monkeypatch.setattr(client._driver, "_waits", Counted())
         tasks: list[object] = []
         loop.set_task_factory(lambda loop, call, **more: tasks.append(call) or asyncio.Task(call, loop=loop))
         count = 0
@@ -376,10 +375,10 @@ def test_what_lingers_and_finds_no_room_is_sent_when_there_is_some(play):
             await out.publish("a", b"2")
             outbox = client._session.outbox
             outbox.window_bytes, window_bytes = 0, outbox.window_bytes
-            outbox.flow.add(10 * window_bytes)
+            outbox.flow.sent += 10 * window_bytes
             await asyncio.sleep(0.1)
             outbox.window_bytes = window_bytes
-            outbox.flow.add(-10 * window_bytes)
+            outbox.flow.sent += -10 * window_bytes
             assert [(await messages.receive(PATIENCE)).body for _ in range(2)] == [b"1", b"2"]
         await out.close()
 

@@ -34,10 +34,10 @@ def ask() -> Asker:
 
 def test_the_broker_is_asked_after_each_part_of_the_window(ask: Asker) -> None:
     flow = PathFlow(1 << 30)
-    flow.add(PART - 1)
+    flow.sent += PART - 1
     flow.observe(0.0, ask)
     assert len(ask.asked) == 0
-    flow.add(1)
+    flow.sent += 1
     flow.observe(0.1, ask)
     flow.observe(0.2, ask)
     assert len(ask.asked) == 1
@@ -45,9 +45,9 @@ def test_the_broker_is_asked_after_each_part_of_the_window(ask: Asker) -> None:
 
 def test_an_answer_is_about_all_before_its_question(ask: Asker) -> None:
     flow = PathFlow(1 << 30)
-    flow.add(PART)
+    flow.sent += PART
     flow.observe(0.0, ask)
-    flow.add(10)
+    flow.sent += 10
     assert flow.under_way == PART + 10
     ask.answer()
     flow.observe(0.1, ask)
@@ -57,11 +57,11 @@ def test_an_answer_is_about_all_before_its_question(ask: Asker) -> None:
 
 def test_a_full_window_is_asked_about_however_small_it_is(ask: Asker) -> None:
     flow = PathFlow(PART_BYTES // 2)
-    flow.add(PART_BYTES // 2 - 1)
+    flow.sent += PART_BYTES // 2 - 1
     flow.observe(0.0, ask)
     assert not flow.full
     assert not ask.asked
-    flow.add(1)
+    flow.sent += 1
     assert flow.full
     flow.observe(0.0, ask)
     assert len(ask.asked) == 1

@@ -222,6 +222,8 @@ def test_a_request_has_one_final_reply():
 
         def answer(self, request, body, headers, *, final, assurance):
             self.answers.append((body, final))
+            if final:
+                request.completed()
 
     owner = Owner()
     request = Request(1, 0, "bob", "a", pack_record(None, b""), 2, None, owner)

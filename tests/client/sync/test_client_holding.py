@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from math import inf
+from sys import float_info
 
 import pytest
 
@@ -70,7 +71,7 @@ def wire_of(frames):
 def busy(client: Client) -> None:
     """Have published, and from now on have a broker that is busy."""
     client.publish("s", "a", b"0")
-    client._driver._iteration_due = inf
+    client._driver._iteration_due = float_info.max
     client._driver._backlog.until = inf
 
 
