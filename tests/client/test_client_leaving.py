@@ -41,6 +41,12 @@ def thread():
     other.start()
     other.join()
 
+def child():
+    from multiprocessing import get_context
+    process = get_context("fork").Process(target=publish_many)
+    process.start()
+    process.join()
+
 def fail():
     publish_many()
     raise SystemExit(3)
@@ -70,7 +76,7 @@ def publish_many():
 """
 
 CASES = [
-    *((BLOCKING, name) for name in ("publish_one_by_one", "publish_many", "drop", "thread", "fail")),
+    *((BLOCKING, name) for name in ("publish_one_by_one", "publish_many", "drop", "thread", "child", "fail")),
     *((ASYNCIO, name) for name in ("publish_one_by_one", "publish_many")),
 ]
 

@@ -19,6 +19,7 @@ from malamute.client.link.credentials import credentials
 from malamute.client.link.demand import Ask
 from malamute.client.link.driver import Driver
 from malamute.client.link.handlers import Registration, check_handling, registration
+from malamute.client.link.leaving import leave_with_the_process
 from malamute.client.link.link import HEARTBEAT_MAX, HEARTBEAT_MIN, AnyContext, shared_context
 from malamute.client.link.publisher import Carry
 from malamute.client.link.renewal import AskToken, Renewal
@@ -169,6 +170,7 @@ async def open_driver(
     route = Route(urls_of(url))
     connection = Connection(context or shared_context(), route, identity, every_seconds, proof.options)
     driver = make(session, connection, patience_seconds)
+    leave_with_the_process()
     try:
         await driver.wait(lambda: session.state is State.READY, patience_seconds, "connecting")
     except TimedOut:

@@ -2,12 +2,14 @@
 
 Accepted messages that have not left yet are sent and confirmed first, for as long as a call may take. A loss
 after that is reported on standard error, where a script's author looks, and by a `ResourceWarning`. A child
-of a fork has nothing to do with its parent's clients.
+of a fork has nothing to do with its parent's clients. A process of `multiprocessing` ends without `atexit`, and
+runs the finalizers of that module instead.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import warnings
@@ -95,15 +97,28 @@ def words_of_loss(driver: Driver) -> str:
     return f"{messages} messages were not confirmed and may be lost" if messages else ""
 
 
+def leave_with_the_process() -> None:
+    """Have the clients of this process left at its end, if it is a child of `multiprocessing`."""
+    process, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
+    if process is not None and util is not None and process.parent_process() and os.getpid() not in _prepared:
+        _prepared.add(os.getpid())
+        util.Finalize(None, _leave_all, exitpriority=0)
+
+
+_prepared: set[int] = set()
+"""The processes with such a finalizer: this one, and those that it is a fork of."""
+
+
 def _leave_all() -> None:
-    running = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    others = {thread.ident: thread for thread in threading.enumerate()}
+    del others[threading.get_ident()]
     for driver in [*drivers]:
         if driver.closed or driver.thread == FORKED:
             continue
-        if driver.thread not in running:
+        if driver.thread not in others:
             leave(driver)
-        elif words := words_of_loss(driver):
-            # A daemon thread may be in the middle of a call.
+        elif others[driver.thread].daemon and (words := words_of_loss(driver)):
+            # A daemon thread may be in the middle of a call. The other ones go on.
             say_lost(driver, words)
 
 
