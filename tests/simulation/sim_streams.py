@@ -79,8 +79,8 @@ class StreamBook:
         self.heads: dict[tuple[bytes, int], int] = {}
         """Where a stream ended when a subscription was last answered."""
         self.jumps: dict[str, float] = {}
-        """How much later a broker started than the last chunk of a stream came, in seconds. Nobody knows how
-        much of that has passed, so the times of the stream pass at twice the pace until they are here."""
+        """How much later than its time a chunk was committed, or than the last one a broker started, in seconds.
+        How much of that has passed is unknown, so the times of the stream pass at twice the pace until now."""
         self.forgetting: dict[str, int] = {}
         """Where streams ended when their deletion began: behind that the broker believes nothing reserved."""
         self.unsent: dict[str, set[int]] = {}
@@ -158,6 +158,8 @@ class StreamBook:
     def committed(self, append: AppendChunk) -> None:
         """A chunk is on the disk."""
         self.unsent.pop(append.stream, None)
+        late = self.wall.now - append.chunk.time_ns / 1e9
+        self.jumps[append.stream] = max(late, self.jumps.get(append.stream, 0.0))
         if append.chunk.first > self.forgetting.get(append.stream, 0):
             # What was on its way when the deletion began reserves nothing ahead.
             self.forgetting.pop(append.stream, None)

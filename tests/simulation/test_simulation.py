@@ -122,6 +122,10 @@ def test_every_promise_is_kept_where_feeds_begin_in_the_past_and_records_are_dam
         assert failure_of(set_back(seed)) is None, f"set_back({seed})"
 
 
+def test_a_chunk_that_was_committed_minutes_late_ages_as_late():
+    run(plan_of(905498949721))
+
+
 def test_each_argument_of_operators_has_values():
     asked = {name for kind in QUERIES.values() for name in arguments_of(kind).rules}
     assert asked == VALUES.keys()
