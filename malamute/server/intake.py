@@ -9,6 +9,9 @@ A check of every connection is expensive, so it follows growth of the anonymous 
 is measured now and then while bytes come. Without input, the watch rests until the system reports that one of
 the connections has bytes to read.
 
+Frames are pieces: libzmq takes `FRAME_BYTES` for each, however short it is. So memory that bytes do not
+explain is that of short frames, and they are on a connection of which bytes come and no command.
+
 Other connections are not counted by the system; their socket is a file with a mode.
 """
 
@@ -44,6 +47,16 @@ UNCOUNTED_BYTES = 32
 SEAL_BYTES = 33
 """Bytes that CURVE adds to a frame: a name, a nonce, an authenticator and the flags (RFC 26)."""
 
+FRAME_BYTES = 64
+"""Memory of libzmq for a frame, beside the bytes of one that is longer than 32. The shortest is two bytes on
+a connection."""
+
+EXPLAINED_FACTOR = 4
+"""Memory that a byte which came may take: in libzmq, as a command, and as a message."""
+
+PIECES_BYTES = 128 * 1024 * 1024
+"""Growth of the memory that bytes need not explain, since the broker works: a replay takes some."""
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -64,6 +77,23 @@ class _Connection(NamedTuple):
     since: float
 
 
+class _Found(NamedTuple):
+    """Bytes of a connection in one check."""
+
+    came: int
+    taken: int
+    held: int
+
+
+class _Mark(NamedTuple):
+    """The state of a check, when a connection had its last command."""
+
+    came: int
+    taken: int
+    memory: int
+    all_came: int
+
+
 class Intake:
     """TCP connections with a session. `taken` has the bytes read from each peer since it was opened.
 
@@ -81,8 +111,12 @@ class Intake:
         """Memory after the last check of all connections, or less."""
         self._left: list[bytes] = []
         """Connections still to be checked."""
-        self._found: dict[bytes, int] = {}
-        """Bytes held by each connection that was checked."""
+        self._found: dict[bytes, _Found] = {}
+        self._marks: dict[bytes, _Mark] = {}
+        self._came: dict[bytes, int] = {}
+        """Bytes of each connection in its last check."""
+        self._all_came = 0
+        """Bytes of all connections, as far as checks have seen them."""
         self._checked_at = 0.0
         self.resting = False
         """Whether no bytes come: `fileno` has input with the next one."""
@@ -124,6 +158,8 @@ class Intake:
         self.taken.pop(peer, None)
         self.taken_sealed.pop(peer, None)
         self._connections.pop(peer, None)
+        self._came.pop(peer, None)
+        self._marks.pop(peer, None)
 
     def next_check(self) -> float | None:
         """Return the time of the next `check` without input, or None."""
@@ -146,6 +182,7 @@ class Intake:
         self._look(looked_at, now)
         if not self._left:
             self._end_largest()
+            self._end_pieces()
 
     def _something_came(self) -> bool:
         """Whether a connection has new bytes since the last call that libzmq has not read yet.
@@ -161,17 +198,36 @@ class Intake:
                 came = received(connection.descriptor, tcp=True) - connection.begun
                 taken = self.taken.get(peer, 0) + self.taken_sealed.get(peer, 0)
                 held = came - taken - int(UNCOUNTED_BYTES * (now - connection.since))
-                self._found[peer] = max(0, held)
+                self._all_came += came - self._came.get(peer, 0)
+                self._came[peer] = came
+                self._found[peer] = _Found(came, taken, max(0, held))
                 if held > self._allowance.peer_bytes:
                     self._give_up(peer)
 
     def _end_largest(self) -> None:
-        total = sum(self._found.values())
-        for peer in sorted(self._found, key=self._found.__getitem__, reverse=True):
+        total = sum(found.held for found in self._found.values())
+        for peer, found in sorted(self._found.items(), key=lambda item: item[1].held, reverse=True):
             if total <= self._allowance.all_bytes:
                 return
-            total -= self._found[peer]
+            total -= found.held
             self._give_up(peer)
+
+    def _end_pieces(self) -> None:
+        """End the connections that send short frames without end. Encrypted ones are not short."""
+        marks, self._marks = self._marks, {}
+        pieces: dict[bytes, int] = {}
+        for peer, (came, taken, _) in self._found.items():
+            if peer in self.taken:
+                mark = marks.get(peer)
+                if mark is None or mark.taken != taken:
+                    mark = _Mark(came, taken, self._least, self._all_came)
+                self._marks[peer] = mark
+                pieces[peer] = (came - mark.came) * FRAME_BYTES // 2
+        for peer in [peer for peer, size in pieces.items() if 2 * size > max(pieces.values())]:
+            mark = self._marks[peer]
+            explained = EXPLAINED_FACTOR * (self._all_came - mark.all_came)
+            if PIECES_BYTES < self._least - mark.memory - explained < 2 * sum(pieces.values()):
+                self._give_up(peer)
 
     def _give_up(self, peer: bytes) -> None:
         connection = self._connections.get(peer)

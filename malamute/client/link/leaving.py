@@ -2,8 +2,8 @@
 
 Accepted messages that have not left yet are sent and confirmed first, for as long as a call may take. A loss
 after that is reported on standard error, where a script's author looks, and by a `ResourceWarning`. A child
-of a fork has nothing to do with its parent's clients. A process of `multiprocessing` ends without `atexit`, and
-runs the finalizers of that module instead.
+of a fork has nothing to do with its parent's clients; a child of `multiprocessing` ends without `atexit`,
+by the finalizers of that module.
 """
 
 from __future__ import annotations
