@@ -79,8 +79,8 @@ class StreamBook:
         self.heads: dict[tuple[bytes, int], int] = {}
         """Where a stream ended when a subscription was last answered."""
         self.jumps: dict[str, float] = {}
-        """How much later than its time a chunk was committed, or than the last one a broker started, in seconds.
-        How much of that has passed is unknown, so the times of the stream pass at twice the pace until now."""
+        """How many seconds later than its time a chunk was committed, or a broker started. How much of that
+        has passed is unknown, so the times of the stream pass at twice the pace until they are here."""
         self.forgetting: dict[str, int] = {}
         """Where streams ended when their deletion began: behind that the broker believes nothing reserved."""
         self.unsent: dict[str, set[int]] = {}
