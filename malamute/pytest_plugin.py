@@ -1,10 +1,12 @@
 """A broker for the tests of programs that use Malamute: the fixture `malamute_broker`.
 
+    pytest_plugins = ["malamute.pytest_plugin"]
+
     def test_the_weather_is_told(malamute_broker):
         with malamute.connect(malamute_broker.url) as client:
             ...
 
-pytest finds it where malamute is installed. Each test has a broker of its own, in the process and in memory;
+Each test has a broker of its own, in the process and in memory;
 `malamute.testing.Broker` makes others, such as one that survives a restart.
 """
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def malamute_broker() -> Iterator[Broker]:
     """A broker that runs. Its `url` is where to connect; `restart()` loses what is not in a directory."""
-    # Imported when it is used: pytest loads this module for every project where malamute is installed.
+    # Imported by the first test that needs it: a test run without one stays quick.
     from malamute.testing import Broker
 
     with Broker() as broker:

@@ -20,6 +20,8 @@ from malamute.client.link.client import open_driver
 if TYPE_CHECKING:
     from telemetry import Telemetry
 
+pytest_plugins = ["malamute.pytest_plugin"]
+
 PATIENCE = 60.0
 """Seconds."""
 

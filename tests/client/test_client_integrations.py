@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from io import StringIO
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from malamute.client.events import Gap, Recalled, Refusal, Slow, log_event
 
 TEST = """
 import malamute
+
+pytest_plugins = ["malamute.pytest_plugin"]
 
 def test_it_is_reported(malamute_broker):
     with malamute.connect(malamute_broker.url) as client:
@@ -66,11 +67,8 @@ def test_the_fields_of_an_event_are_the_fields_of_its_log_line():
 def test_pytest_has_a_broker_for_each_test(tmp_path: Path) -> None:
     (tmp_path / "test_weather.py").write_text(TEST)
     root = str(Path(malamute.__file__).parents[1])
-    # Where malamute is installed, pytest has found it by itself, and takes it only once.
-    installed = entry_points(group="pytest11", name="malamute")
-    plugin = () if installed else ("-p", "malamute.pytest_plugin")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugin, "test_weather.py"],
+        [sys.executable, "-m", "pytest", "-q", "test_weather.py"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

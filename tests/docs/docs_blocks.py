@@ -30,7 +30,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,7 +148,6 @@ class Reader:
             "MALAMUTE_LISTEN__ENDPOINTS": url,
             "MALAMUTE_GATEWAY_LISTEN": self._gateway,
             "MALAMUTE_STORAGE__PREALLOCATE": "false",
-            "PYTEST_ADDOPTS": _plugin(),
         }
         self._does: dict[str, Callable[[Block], None]] = {
             "sh": self._shell,
@@ -249,11 +247,6 @@ def _commands(directory: Path) -> Path:
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         script.chmod(0o755)
     return place
-
-
-def _plugin() -> str:
-    """What gives pytest our plugin where malamute is not installed, and pytest cannot find it by itself."""
-    return "" if entry_points(group="pytest11", name="malamute") else "-p malamute.pytest_plugin"
 
 
 def runs_its_own_broker(blocks: list[Block]) -> bool:
