@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick check demo bench simulate torture crash-states fuzz mutants nightly spark-cluster-test docs screenshots clean
+.PHONY: help setup run test quick versions check demo bench simulate torture crash-states fuzz mutants nightly spark-cluster-test docs screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,12 @@ test: setup ## run the tests; ARGS="-k name" runs some
 quick: setup ## run the tests of the pure parts: about a minute, for the inner loop
 	@$(BIN)/python -m pytest -n 4 tests/access tests/client/session tests/core tests/matching tests/protocol \
 	    tests/transcripts tests/unit $(ARGS)
+
+# An interpreter that is not there prints nothing.
+OTHERS = $(foreach v,3.12 3.13,$(shell python$(v) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null))
+
+versions: ## run the quick tests on CPython 3.12 and 3.13, each where it is there
+	@for v in $(OTHERS); do $(MAKE) --no-print-directory quick VENV=.venv-$$v PYTHON=python$$v || exit 1; done
 
 check: check-style check-types check-imports check-commits ## lint, formatting, types, imports, subjects of commits
 
@@ -117,5 +123,5 @@ screenshots: setup ## take the pictures of terminals and of the console in docs/
 	@MALAMUTE_PICTURES=docs/images $(BIN)/python -m pytest -rs tests/gateway/test_gateway_console_browser.py -k pictures
 
 clean: ## remove .venv, caches and builds; the data directory stays
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
