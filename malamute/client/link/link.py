@@ -161,8 +161,8 @@ class Link:
     def files(self) -> tuple[int, int]:
         """Return the files to watch for readiness.
 
-        They are edge-triggered: they become readable when something changes, and any use of the socket, even
-        sending, may clear that state. So a watcher has to `wait` for 0 seconds afterwards.
+        The files are edge-triggered: they become readable when something changes, and any use of the socket,
+        even sending, may clear that state. So a watcher has to `wait` for 0 seconds afterwards.
         """
         return int(self.socket.get(zmq.FD)), int(self._monitor.get(zmq.FD))
 

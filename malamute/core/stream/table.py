@@ -193,7 +193,7 @@ class Streams:
                 stream.store_maker()
 
     def free(self, name: str, last: int, following: int) -> None:
-        """Store that a name is free with a deletion, and that no sequence before `following` comes again.
+        """Store that a name is free with a deletion, and that sequences before `following` are used up.
 
         `last` is the last message that the stream had.
         """
