@@ -29,7 +29,7 @@ PATIENCE = 60.0
 # How fast it is made is no property of an example: a busy machine is slow.
 SLOW = [HealthCheck.too_slow]
 settings.register_profile(
-    "fixed", deadline=None, derandomize=True, max_examples=25, suppress_health_check=SLOW
+    "fixed", deadline=None, derandomize=True, max_examples=15, suppress_health_check=SLOW
 )
 FOUND = (Phase.explicit, Phase.generate)
 settings.register_profile("unshrunk", settings.get_profile("fixed"), phases=FOUND)
