@@ -8,8 +8,8 @@ from typing import Any
 
 from malamute.config import Config
 from malamute.config.option_types import OptionType
-from malamute.config.rendering import docstrings
 from malamute.config.sections import QUEUE_RULES, SECTIONS, STREAM_RULES, types_of
+from malamute.door.docstrings import docstrings
 
 INTRODUCTION = """\
 # Configuration

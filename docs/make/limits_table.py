@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator
 from itertools import pairwise
 
-from malamute.config.rendering import docstrings
+from malamute.door.docstrings import docstrings
 from malamute.protocol import limits
 
 PAGE = """\

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from malamute.config.option_types import OptionType
 from malamute.config.reload import RELOADED
 from malamute.config.sections import GROUPS, ISSUERS, SECTIONS, USERS, types_of
+from malamute.door.docstrings import docstrings
 from malamute.protocol.admin import BrokerOption
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def _option(
     config: Config, started: Config, section: str, name: str, option_type: OptionType
 ) -> BrokerOption:
     value = getattr(getattr(config, section), name)
-    default = getattr(SECTIONS[section](), name)
+    kind: Any = SECTIONS[section]
+    default = getattr(kind(), name)
     option = f"{section}.{name}"
     return BrokerOption(
         name=option,
@@ -46,6 +48,7 @@ def _option(
         changed_since_start=value != getattr(getattr(started, section), name),
         needs_restart=name not in RELOADED.get(section, ()),
         waiting_for_restart=False,
+        description=" ".join(docstrings(kind)[name].split()),
     )
 
 

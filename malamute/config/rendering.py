@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any
 
 from malamute.access import AccessRule, Quota
@@ -27,6 +25,7 @@ from malamute.config.sections import (
     types_of,
     write_table,
 )
+from malamute.door.docstrings import docstrings
 
 _HEADER = """\
 # The configuration of a Malamute broker.
@@ -104,17 +103,3 @@ def _comment(words: str) -> list[str]:
 
 def _commented(lines: Iterable[str]) -> list[str]:
     return [f"# {line}" for line in lines]
-
-
-@cache
-def docstrings(section: type[Any]) -> dict[str, str]:
-    """The docstring after each field of a class, from its source, since Python does not keep it."""
-    (definition,) = ast.parse(inspect.getsource(section)).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        ast.unparse(option.target): str(words.value.value)
-        for option, words in zip(definition.body, definition.body[1:], strict=False)
-        if isinstance(option, ast.AnnAssign)
-        and isinstance(words, ast.Expr)
-        and isinstance(words.value, ast.Constant)
-    }

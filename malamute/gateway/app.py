@@ -32,6 +32,7 @@ from malamute.gateway.restms.endpoints import HEADERS as RESTMS_HEADERS
 from malamute.gateway.routes import Endpoint
 from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.state import Gateway
+from malamute.gateway.users import ANONYMOUS
 from malamute.gateway.ws import page_socket
 
 ENDPOINTS: tuple[Endpoint, ...] = described(
@@ -130,6 +131,8 @@ def make_app(settings: GatewaySettings) -> Starlette:
         app.state.gateway = Gateway(settings)
         async with app.state.gateway.run():
             app.state.console = Console(app.state.gateway)
+            if settings.anonymous:
+                app.state.console.watches.of(ANONYMOUS, lasts=True)
             try:
                 yield
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import shlex
 import socket
@@ -554,6 +555,59 @@ def test_a_consumer_has_its_states_over_time_its_credit_and_its_lag(
         assert re.fullmatch(r"\d+ ms|[\d.]+ s|\d+ m.*", lag)
 
 
+def _series(page: str) -> list[list[float]]:
+    [text] = re.findall(r'data-series="([^"]*)"', page)
+    columns: list[list[float]] = json.loads(html.unescape(text))
+    return columns
+
+
+def _own_watch(gateway: RunningGateway) -> watch.BrokerWatch:
+    """The watch that the gateway begins by itself."""
+    watches = gateway.server.config.app.state.console.watches  # type: ignore[union-attr]
+    while ANONYMOUS not in watches:
+        pass
+    found: watch.BrokerWatch = watches._by_identity[ANONYMOUS]
+    return found
+
+
+def test_the_first_page_has_rates_and_charts_and_so_have_pages_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.05)
+    with (
+        Broker() as broker,
+        gateway_before(broker) as gateway,
+        gateway.client() as http,
+        malamute.connect(broker.url, address="ida", timeout=WAIT_SECONDS) as ida,
+        ida.subscribe("rain"),
+    ):
+        ida.send("ida", "s", b"")
+        own = _own_watch(gateway)
+        while len(own.samples) < 3 or not (
+            own.series["stream"].of("rain") and own.series["mailbox"].of("ida")
+        ):
+            ida.publish("rain", "s", b"", assurance="stored")
+        page = http.get("/").text
+        assert re.search(r'<h2>Published</h2><p class="big">[\d,.]+<small>', page)
+        assert len(_series(page)) == 6
+        stream = http.get(link("/console/stream", name="rain", minutes=5)).text
+        assert len(_series(stream)) == 3
+        assert 'minutes=5&amp;name=rain" aria-current="true">5 min</a>' in stream
+        assert len(_series(http.get(link("/console/queue", kind="mailbox", name="ida")).text)) == 4
+        while len(_series(client := http.get(link("/console/client", id="ida")).text)) != 2:
+            pass
+        assert "<figcaption>rain, messages behind <output>" in client
+        assert http.get("/?minutes=31").status_code == 400
+
+
+def test_a_gateway_that_may_not_watch_asks_once_and_does_not_guess(secured: RunningGateway) -> None:
+    with RunningGateway(replace(secured.state.settings, anonymous=True)) as gateway:
+        own = _own_watch(gateway)
+        while not own.task.done():
+            pass
+        assert "error 905" in own.failure
+
+
 def test_the_overview_says_when_retention_overtakes_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(consumption, "BEHIND_MESSAGES", 10)
@@ -940,7 +994,10 @@ def test_lists_that_are_longer_than_a_page_of_the_broker() -> None:
         stored = http.get("/console/settings").text
         # The first 200, of which one is the broker's own.
         assert stored.count(">many/") == 199
-        assert http.get("/console/streams?find=many/009").text.count(">many/") == 1
+        # Of a list that is longer than a page the watch has the rows.
+        while not (found := http.get("/console/streams?find=many/009").text.count(">many/")):
+            pass
+        assert found == 1
         assert http.get("/").status_code == 200
 
 
@@ -966,6 +1023,14 @@ def test_settings_and_the_page_of_a_stream_say_which_rule_says_how_much_is_kept(
     assert "Set for this stream at run time." in set_page
 
 
+def _options(page: str) -> dict[str, list[str]]:
+    """The rows of the page of settings by their names: description, value, source, change and default."""
+    cells = re.compile(r"<small>(.*?)</small></td>" + r"<td[^>]*>(?:<strong>)?([^<]*)(?:</strong>)?</td>" * 4)
+    rows = page.split('<td class="text"><span class="mono">')[1:]
+    found = ((row.partition("<")[0], cells.search(row)) for row in rows)
+    return {name: [html.unescape(cell) for cell in row.groups()] for name, row in found if row is not None}
+
+
 def test_settings_list_each_option_with_its_source_and_how_it_changes() -> None:
     config = Config.load(None, {"MALAMUTE_STORAGE__KIND": "memory"}, {"queues.max_deliver": "3"})
     with (
@@ -973,17 +1038,24 @@ def test_settings_list_each_option_with_its_source_and_how_it_changes() -> None:
         gateway_before(broker) as gateway,
         gateway.client() as http,
     ):
-        text = http.get("/console/settings").text
-    own = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*(?:<span class=\"quiet\">[^<]*</span>)?)</dd>", text))
-    assert (
-        own["timeout seconds"] == f'{WAIT_SECONDS} <span class="quiet">in place of {TIMEOUT_SECONDS}</span>'
-    )
-    assert own["mercure stream"] == "mercure"
-    assert "credentials" not in own
-    rows = {
-        cells[0]: cells[1:] for cells in re.findall(r"<tr>" + r"<td[^>]*>([^<]*)</td>" * 5 + "</tr>", text)
+        rows = _options(http.get("/console/settings").text)
+        changed = _options(http.get("/console/settings?changed=true").text)
+        found = _options(http.get("/console/settings?find=Disk").text)
+        grouped = http.get("/console/settings").text
+    timeout = [str(WAIT_SECONDS), "option", "restart", str(TIMEOUT_SECONDS)]
+    assert rows["gateway.timeout_seconds"][1:] == timeout
+    assert rows["gateway.mercure_stream"][0] == "The stream of the updates of Mercure's hub."
+    assert "gateway.credentials" not in rows
+    assert all(cells[0].endswith(".") for cells in rows.values())
+    assert {name.partition(".")[0]: None for name in rows} == dict.fromkeys([*SECTIONS, "gateway"])
+    assert re.findall(r'scope="rowgroup">(\w+)<', grouped) == [*SECTIONS, "gateway"]
+    assert changed.keys() == {name for name, cells in rows.items() if cells[1] != cells[4]}
+    assert {"queues.max_deliver", "storage.kind", "gateway.broker"} <= changed.keys()
+    assert {*found} == {
+        name for name, cells in rows.items() if "disk" in f"{name} {cells[1]} {cells[0]}".lower()
     }
+    assert 0 < len(found) < len(rows)
     assert set(rows) >= {f"{section}.{o}" for section, kind in SECTIONS.items() for o in types_of(kind)}
-    assert rows["queues.max_deliver"][:3] == ("3", "command line", "reload")
-    assert rows["storage.kind"][:3] == ("&#34;memory&#34;", "environment", "restart")
-    assert rows["log.level"][1:3] == ("default", "reload")
+    assert rows["queues.max_deliver"][1:4] == ["3", "command line", "reload"]
+    assert rows["storage.kind"][1:4] == ['"memory"', "environment", "restart"]
+    assert rows["log.level"][2:4] == ["default", "reload"]

@@ -122,11 +122,17 @@ def test_a_tour_by_keys_of_every_page_on_a_phone_and_on_a_wide_screen(
                     page.keyboard.press("g")
                     page.keyboard.press(key)
                     page.wait_for_url(f"{running.url}{path}")
-                    assert page.locator("nav a[aria-current]").inner_text() == name
+                    assert page.locator("nav a[aria-current=page]").inner_text() == name
                     assert page.locator("h1").count() == 1
                     assert page.evaluate(UNNAMED) == []
                     assert page.evaluate(DOUBLE) == []
                     assert not page.evaluate(OVERFLOWING), (path, width)
+                page.goto("/")
+                reading = page.locator("figcaption output").first
+                while not reading.inner_text():
+                    page.reload()
+                page.locator(".chart").first.hover()
+                assert " messages/s at " in reading.inner_text()
                 assert page.complaints == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import deque
 from typing import Any
 
@@ -15,7 +16,14 @@ from msgspec.structs import replace
 from malamute.client.session.message import Message
 from malamute.gateway.console import forms, words
 from malamute.gateway.console.changes import ACTS, Said
-from malamute.gateway.console.consumption import Look, StoreRoom, StreamConsumer, overtaken_in, trend_of
+from malamute.gateway.console.consumption import (
+    ConsumerSample,
+    StoreRoom,
+    StreamConsumer,
+    overtaken_in,
+    trend_of,
+)
+from malamute.gateway.console.series import POINTS, SAMPLES, SERIES_MAX, SeriesTable, charted
 from malamute.gateway.console.stream_pages import TAIL_PER_SECOND, SampledWriter, tree_of
 from malamute.gateway.console.symptoms import (
     CRITICAL,
@@ -70,14 +78,19 @@ def test_a_size(size: int, text: str) -> None:
     assert words.size(size) == text
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 )
 
 
-@given(JSON.filter(lambda value: isinstance(value, list | dict)), st.sampled_from([None, 3]))
+def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+
+
+JSON = _nested(LEAVES | _nested(LEAVES | _nested(LEAVES)))
+
+
+@given(JSON, st.sampled_from([None, 3]))
 def test_json_is_indented_and_otherwise_the_same(value: Any, indent: int | None) -> None:
     shown = words.pretty(json.dumps(value, indent=indent).encode(), 1_000_000)
     assert (shown.kind, json.loads(shown.text), shown.is_cut) == ("JSON", value, False)
@@ -204,6 +217,40 @@ def test_subjects_are_a_tree() -> None:
     assert [*tree.below["b"].below] == ["x"]
 
 
+def test_figures_over_time_have_common_times_and_names_that_are_there() -> None:
+    table = SeriesTable(2)
+    table.add(1.0, {"a": (5, 1), "idle": (0, 0)})
+    table.add(2.0, {"a": (6, 2), "b": (7, 3), "idle": (0, 0)})
+    assert table.of("a") == [[1.0, 5.0, 1.0], [2.0, 6.0, 2.0]]
+    assert table.of("b") == [[2.0, 7.0, 3.0]]
+    assert table.of("idle") == table.of("none") == []
+    assert (table.recent("a", 1), table.recent("b"), table.recent("idle")) == ([6.0], [7.0], [])
+    table.add(3.0, {"b": (0, 0)})
+    assert (table.of("a"), table.of("b")[-1]) == ([], [3.0, 0.0, 0.0])
+
+
+def test_figures_over_time_are_limited_in_samples_and_in_names() -> None:
+    table = SeriesTable(1)
+    for at in range(2 * SAMPLES + 2):
+        table.add(at, {"a": (at + 1,)})
+    rows = table.of("a")
+    assert (len(rows), rows[-1]) == (SAMPLES, [2.0 * SAMPLES + 1, 2.0 * SAMPLES + 2])
+    assert len(table._times) == len(table._by_name["a"]) <= 2 * SAMPLES
+    table.add(0.0, {str(n): (1,) for n in range(SERIES_MAX + 1)})
+    assert len(table._by_name) == SERIES_MAX
+
+
+def test_a_chart_has_the_range_that_is_asked_for_in_few_points() -> None:
+    now = time.time()
+    rows = [(now - 2 * n, float(n)) for n in range(SAMPLES - 1, -1, -1)]
+    for minutes in (5, 30):
+        times, values = json.loads(charted(rows, minutes))
+        assert len(times) == len(values) <= POINTS
+        assert now - 60 * minutes <= times[0] < now - 60 * minutes + 60
+        assert values[-1] < 30 * minutes / POINTS
+    assert charted([], 30) == "[]"
+
+
 def test_rates_are_differences_and_a_new_broker_has_none_at_first() -> None:
     samples = deque([Sample(10, 0, 0, 0, 0, 0), Sample(12, 100, 10, 0, 5, 1.5), Sample(14, 0, 0, 0, 0, 0)])
     assert [(one.at, one.published, one.settled, one.lag_seconds) for one in rates(samples)] == [
@@ -251,7 +298,7 @@ def _reader(name: str, lag_seconds: float | None, *lags: int) -> StreamConsumer:
         }
     )
     # A reader whose lag is steady is delivered as much as is published.
-    trail = tuple(Look("replay", lag, number, 2.0 * number) for number, lag in enumerate(lags))
+    trail = tuple(ConsumerSample("replay", lag, number, 2.0 * number) for number, lag in enumerate(lags))
     return StreamConsumer("id", name, "", True, row, lag_seconds, trail)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic, time
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.gateway.console.consumption import TRAIL, ClientTraffic, StreamConsumer
+from malamute.gateway.console.series import charted
 from malamute.gateway.console.streams import FIND, PAGE, PAGE_ROWS, arguments_of, sheet
 from malamute.gateway.console.visits import visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
@@ -16,6 +18,9 @@ from malamute.protocol.admin import ClientQuery, ClientsQuery, CursorsQuery
 
 FIRST_LOOK_SECONDS = 1.0
 """How long the page waits for the first sample; after that it refreshes itself."""
+
+CHARTS_MAX = 6
+"""Subscriptions of a client with a chart: those with the largest lag."""
 
 
 class Strip(NamedTuple):
@@ -36,6 +41,16 @@ def strips(consumer: StreamConsumer) -> list[Strip]:
         else:
             found.append(Strip(state, place, 1))
     return found
+
+
+def lags_of(known: Sequence[StreamConsumer]) -> list[list[float]]:
+    """Return the lags of the subscriptions of a client, by the times in seconds since the epoch."""
+    began = time() - monotonic()
+    looks = min((len(one.trail) for one in known), default=0)
+    return [
+        [began + now[0].at, *(look.lag for look in now)]
+        for now in zip(*(one.trail[-looks:] for one in known), strict=True)
+    ]
 
 
 class UserTraffic(NamedTuple):
@@ -110,7 +125,14 @@ async def client(request: Request, arguments: Arguments) -> Response:
     trails = {one.subscription.source: one for one in known}
     traffic = visit.watch.consumption.traffic.get(details.id)
     return visit.page(
-        "client.html", client=details, trails=trails, strips=strips, looks=TRAIL, traffic=traffic
+        "client.html",
+        client=details,
+        trails=trails,
+        strips=strips,
+        looks=TRAIL,
+        traffic=traffic,
+        charts=[f"{one.subscription.stream}, messages behind" for one in known[:CHARTS_MAX]],
+        series=charted(lags_of(known[:CHARTS_MAX]), 30),
     )
 
 

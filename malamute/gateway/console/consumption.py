@@ -41,7 +41,7 @@ BEHIND_SECONDS, BEHIND_MESSAGES = 10.0, 10_000
 """Lag from which a reader is behind, so that its stream is asked for its retention."""
 
 
-class Look(NamedTuple):
+class ConsumerSample(NamedTuple):
     """A subscription at one sample: its state, its lag and deliveries in messages, and the monotonic time."""
 
     state: str
@@ -70,7 +70,7 @@ class StreamConsumer(NamedTuple):
     connected: bool
     subscription: SubscriptionRow
     lag_seconds: float | None
-    trail: tuple[Look, ...]
+    trail: tuple[ConsumerSample, ...]
     """The last samples, the newest at the end."""
     overtaken_seconds: float | None = None
 
@@ -102,7 +102,7 @@ def trend_of(lags: list[int] | list[float]) -> str:
 
 
 def overtaken_in(
-    looks: Sequence[Look], lag_seconds: float, stored: StoredStream, room: StoreRoom | None
+    looks: Sequence[ConsumerSample], lag_seconds: float, stored: StoredStream, room: StoreRoom | None
 ) -> float | None:
     """Return the seconds until retention overtakes a reader; None if that is not in sight.
 
@@ -145,7 +145,7 @@ class Consumption:
     """The subscriptions of all clients over time, and their consumption of queues at the last sample."""
 
     def __init__(self) -> None:
-        self._trails: dict[tuple[str, int], deque[Look]] = {}
+        self._trails: dict[tuple[str, int], deque[ConsumerSample]] = {}
         self.consumers: list[StreamConsumer] = []
         self.by_queue: dict[tuple[str, str], list[WorkerRow]] = {}
         """The shared consumers of a mailbox, or the workers of a service, by kind and name."""
@@ -186,7 +186,7 @@ class Consumption:
         for row, one in found:
             place = row.id, one.source
             trail = self._trails[place] = trails.get(place, deque(maxlen=TRAIL))
-            trail.append(Look(one.state, one.lag, one.delivered, now))
+            trail.append(ConsumerSample(one.state, one.lag, one.delivered, now))
             seconds = lags.get((row.id, one.stream)) if one.lag else 0.0
             stored = retention.get(one.stream)
             left = overtaken_in(tuple(trail), seconds or 0.0, stored, room) if stored and one.lag else None

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from malamute.door.docstrings import docstrings
 from malamute.errors import MalamuteError
 from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
 from malamute.gateway.console.visits import Visit, visit_of
-from malamute.gateway.console.words import plain, spaced
+from malamute.gateway.console.words import plain
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.gateway.settings import GatewaySettings
 from malamute.protocol.admin import (
     AccessQuery,
     AdminQuery,
+    BrokerOption,
     FeedsQuery,
     GroupsQuery,
     OptionsQuery,
@@ -26,6 +29,8 @@ from malamute.protocol.admin import (
     StoredQuery,
     UsersQuery,
 )
+
+CHANGED = Parameter("changed", "Only values other than the default.", {"type": "boolean", "default": False})
 
 SECRET = frozenset({"credentials"})
 """Settings of the gateway that no page shows."""
@@ -69,20 +74,39 @@ async def settings(request: Request, arguments: Arguments) -> Response:
     options, _ = await _tried(visit, OptionsQuery())
     storage, no_storage = await _tried(visit, StorageQuery())
     stored = await visit.listed("stored", StoredQuery())
-    own, default = visit.console.gateway.settings, GatewaySettings()
-    gateway = [
-        (spaced(name), plain(getattr(own, name)), plain(getattr(default, name)))
-        for name in (one.name for one in fields(own) if one.name not in SECRET)
-    ]
+    groups: dict[str, list[BrokerOption]] = {}
+    for option in (*(options or ()), *_own_options(visit.console.gateway.settings)):
+        words = f"{option.name} {option.value} {option.description}".lower()
+        is_shown = option.value != option.default or not arguments["changed"]
+        if is_shown and arguments["find"].lower() in words:
+            groups.setdefault(option.name.partition(".")[0], []).append(option)
     return visit.page(
         "settings.html",
         broker_status=status,
-        options=options or [],
+        groups=groups,
+        find=arguments["find"],
+        changed=arguments["changed"],
         storage=storage,
         refusal=no_status or no_storage,
         stored=stored,
-        gateway=gateway,
     )
+
+
+def _own_options(own: GatewaySettings) -> Iterator[BrokerOption]:
+    """Yield the settings of the gateway as those of the broker are shown."""
+    default, words = GatewaySettings(), docstrings(GatewaySettings)
+    for name in (one.name for one in fields(own) if one.name not in SECRET):
+        value, usual = getattr(own, name), getattr(default, name)
+        yield BrokerOption(
+            name=f"gateway.{name}",
+            value=plain(value),
+            default=plain(usual),
+            source="default" if value == usual else "option",
+            changed_since_start=False,
+            needs_restart=True,
+            waiting_for_restart=False,
+            description=" ".join(words.get(name, "The endpoint of the broker.").split()),
+        )
 
 
 async def _tried(visit: Visit, query: AdminQuery[Any]) -> tuple[Any, str]:
@@ -112,5 +136,5 @@ ENDPOINTS = (
             _text("target", "The resource of the check."),
         ),
     ),
-    Endpoint("GET", "/console/settings", settings, "Settings"),
+    Endpoint("GET", "/console/settings", settings, "Settings", (FIND, CHANGED)),
 )

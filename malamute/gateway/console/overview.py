@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +11,10 @@ from starlette.responses import Response
 from malamute.client.options import DEFAULT_URL
 from malamute.gateway.console import symptoms
 from malamute.gateway.console.consumption import trend_of
+from malamute.gateway.console.series import MINUTES, charted
 from malamute.gateway.console.streams import is_own
 from malamute.gateway.console.visits import visit_of
-from malamute.gateway.console.watch import BrokerWatch, RateSample, rates
+from malamute.gateway.console.watch import BrokerWatch, rates
 from malamute.gateway.routes import Arguments, Endpoint
 from malamute.protocol.admin import MailboxesQuery, ServicesQuery, StreamsQuery
 
@@ -23,9 +23,6 @@ FIRST_LOOK_SECONDS = 0.25
 
 TOP_ROWS = 8
 """Number of streams and queues on this page: the busiest."""
-
-POINTS = 150
-"""Number of points in a chart."""
 
 
 async def overview(request: Request, arguments: Arguments) -> Response:
@@ -51,7 +48,8 @@ async def overview(request: Request, arguments: Arguments) -> Response:
         storage=storage,
         now=samples[-1] if samples else None,
         lag_trend=trend_of([sample.lag_seconds for sample in samples[-30:]]),
-        series=json.dumps(_series(samples)),
+        series=charted(samples, arguments["minutes"]),
+        minutes=arguments["minutes"],
         is_empty=complete and not (refused or shown or mailboxes.rows or services.rows),
         own_streams=len(streams.rows) - len(shown),
         is_default_broker=visit.console.gateway.settings.broker == DEFAULT_URL,
@@ -60,7 +58,7 @@ async def overview(request: Request, arguments: Arguments) -> Response:
         symptoms=symptoms.by_severity(_symptoms(watch, mailboxes.rows, services.rows)),
         consumers=(watch.found("consumers") or [])[:TOP_ROWS],
         refusals=watch.refusals,
-        trails=watch.trails,
+        recent=watch.series["stream"].recent,
     )
 
 
@@ -77,14 +75,4 @@ def _symptoms(watch: BrokerWatch, mailboxes: list[Any], services: list[Any]) -> 
     yield from symptoms.of_queues("service", services)
 
 
-def _series(samples: list[RateSample]) -> list[list[float]]:
-    """Return the columns of the charts, in `count` points: each is the mean of some samples."""
-    each = max(1, -(-len(samples) // POINTS))
-    runs = [samples[place : place + each] for place in range(0, len(samples), each)]
-    columns = zip(
-        *([sum(column) / len(run) for column in zip(*run, strict=True)] for run in runs), strict=True
-    )
-    return [[round(value, 3) for value in column] for column in columns]
-
-
-ENDPOINTS = (Endpoint("GET", "/", overview, "Overview"),)
+ENDPOINTS = (Endpoint("GET", "/", overview, "Overview", (MINUTES,)),)

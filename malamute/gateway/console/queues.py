@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from malamute.errors import MalamuteError, NotFound
 from malamute.gateway.console.clients import FIRST_LOOK_SECONDS
+from malamute.gateway.console.series import MINUTES, charted
 from malamute.gateway.console.stream_pages import COUNT, characters_of
 from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
 from malamute.gateway.console.visits import Visit, visit_of
@@ -89,6 +90,8 @@ async def queue(request: Request, arguments: Arguments) -> Response:
         messages=messages,
         most=characters_of(messages),
         problem=problem,
+        series=charted(visit.watch.series[kind].of(name), arguments["minutes"]),
+        minutes=arguments["minutes"],
         show=show,
         shown=SHOWN,
         where=arguments["where"],
@@ -138,6 +141,7 @@ ENDPOINTS = (
             KIND,
             NAME,
             WHERE,
+            MINUTES,
             Parameter(
                 "show", "The messages to show.", {"type": "string", "enum": [*SHOWN], "default": "all"}
             ),

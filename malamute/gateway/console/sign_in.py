@@ -42,6 +42,7 @@ async def sign_in(request: Request, arguments: Arguments) -> Response:
         if former := console.sessions.of(request):
             console.sessions.end(former)
         session = console.sessions.start(identity, owner.user)
+        console.watches.of(identity)
     except MalamuteError as error:
         return render("sign_in.html", problems.status_of(type(error)), next=following, problem=error.text)
     response = redirect(following)

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from malamute.errors import MalamuteError
+from malamute.gateway.console.series import MINUTES, charted
 from malamute.gateway.console.visits import visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.protocol.admin import StoredQuery, StreamQuery, StreamRow, StreamsQuery
@@ -52,7 +53,6 @@ def sheet(rows: list[Any], page: int) -> dict[str, Any]:
 async def streams(request: Request, arguments: Arguments) -> Response:
     """Show the streams."""
     visit = visit_of(request)
-    watch = visit.watch
     listed = await visit.listed("streams", StreamsQuery())
     find = arguments["find"]
     found = [row for row in listed.rows if find in row.name and (find.startswith(OWN) or not is_own(row))]
@@ -61,7 +61,7 @@ async def streams(request: Request, arguments: Arguments) -> Response:
         "streams.html",
         listed=listed,
         sheet=sheet(found, arguments["page"]),
-        trails=watch.trails,
+        recent=visit.watch.series["stream"].recent,
         hidden=sum(map(is_own, listed.rows)) if not find else 0,
         **arguments_of(arguments),
     )
@@ -81,8 +81,14 @@ async def stream(request: Request, arguments: Arguments) -> Response:
         stored = next(iter(await visit.ask(StoredQuery(stream=details.name, limit=1))), None)
     except MalamuteError as error:
         refusal = error.text
-    trail = visit.watch.trails.get(details.name, ())
-    return visit.page("stream.html", stream=details, stored=stored, refusal=refusal, trail=trail)
+    return visit.page(
+        "stream.html",
+        stream=details,
+        stored=stored,
+        refusal=refusal,
+        series=charted(visit.watch.series["stream"].of(details.name), arguments["minutes"]),
+        minutes=arguments["minutes"],
+    )
 
 
 ENDPOINTS = (
@@ -97,5 +103,5 @@ ENDPOINTS = (
             Parameter("order", "In which order.", {"type": "string", "enum": [*ORDERS], "default": "name"}),
         ),
     ),
-    Endpoint("GET", "/console/stream", stream, "Stream", (NAME,)),
+    Endpoint("GET", "/console/stream", stream, "Stream", (NAME, MINUTES)),
 )

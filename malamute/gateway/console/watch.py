@@ -1,8 +1,9 @@
 """Figures of a broker over time, as one user may see them, for pages without the time to wait.
 
 While a user has a page open, the broker is queried periodically with that user's rights, and the answers are
-kept here: rates are differences between two samples. A slow list is queried less often, so a broker with many
-streams is not busy with being watched.
+kept here. With the gateway's own rights the broker is always watched, if anonymous requests have them: the
+first page has charts. Rates are differences between two samples. A slow list is queried less often, so a
+broker with many streams is not busy with being watched.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from time import monotonic, time
 from typing import Any, NamedTuple
 
 from malamute.aio import Client
-from malamute.errors import AccessRefused, MalamuteError
+from malamute.errors import AccessRefused, LoginNeeded, MalamuteError
 from malamute.gateway.console.consumption import TREND_LOOKS, Consumption, StoreRoom
+from malamute.gateway.console.series import SAMPLES, SeriesTable
 from malamute.gateway.users import Identity, Users
 from malamute.protocol.admin import (
     AdminQuery,
@@ -42,14 +44,14 @@ RESTING = 20
 REST_SECONDS_MAX = 30.0
 """Maximum pause."""
 
-SAMPLES = 900
-"""Number of samples of the whole broker: half an hour."""
+SLOW_SECONDS = 10.0
+"""Seconds between two queries while nobody looks."""
 
-TRAIL = 60
-"""Number of rates of one stream."""
+LOOKED_SECONDS = 60.0
+"""Time after the last page in which somebody looks."""
 
 IDLE_SECONDS = 900.0
-"""Time after the last page until a watch ends."""
+"""Time after the last page until a watch ends, except for the gateway's own."""
 
 WATCHES_MAX = 20
 
@@ -102,13 +104,17 @@ class _Question:
 class BrokerWatch:
     """The figures kept for one user. `run` queries the broker until the user has gone."""
 
-    def __init__(self, users: Users, identity: Identity, timeout_seconds: float) -> None:
+    def __init__(
+        self, users: Users, identity: Identity, timeout_seconds: float, *, lasts: bool = False
+    ) -> None:
         self._users = users
+        self._lasts = lasts
         self._identity = identity
         self._timeout_seconds = timeout_seconds
         self.used_at = monotonic()
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
-        self.trails: dict[str, deque[float]] = {}
+        self.series = {"stream": SeriesTable(2), "mailbox": SeriesTable(3), "service": SeriesTable(3)}
+        """Figures over time: rate and kept messages of streams; messages and the two rates of queues."""
         self.consumption = Consumption()
         self._used: deque[tuple[float, int]] = deque(maxlen=TREND_LOOKS)
         """Times, and the bytes of all streams."""
@@ -117,13 +123,14 @@ class BrokerWatch:
         self.answered_at = 0.0
         """The time of the last answers, in seconds since the epoch."""
         self._looked = asyncio.Condition()
+        self._hurried = asyncio.Event()
         self._looks = {
             # These are three short answers for a broker of any size.
             "figures": _Question(self._figures, resting=0),
             "streams": _Question(self._streams),
             "consumers": _Question(self._consumers),
-            "mailboxes": _Question(self._all(MailboxesQuery())),
-            "services": _Question(self._all(ServicesQuery())),
+            "mailboxes": _Question(self._queues("mailbox", MailboxesQuery())),
+            "services": _Question(self._queues("service", ServicesQuery())),
             "cursors": _Question(self._all(CursorsQuery())),
             "feeds": _Question(self._all(FeedsQuery())),
         }
@@ -144,7 +151,8 @@ class BrokerWatch:
         return {what: look.refusal for what, look in self._looks.items() if look.refusal}
 
     def hurry(self) -> None:
-        """Query everything anew after a change."""
+        """Query everything anew: after a change, or as somebody looks again."""
+        self._hurried.set()
         for look in self._looks.values():
             look.due = 0.0
 
@@ -157,18 +165,28 @@ class BrokerWatch:
         return look.found
 
     async def _run(self) -> None:
-        while monotonic() - self.used_at < IDLE_SECONDS:
+        while (idle_seconds := monotonic() - self.used_at) < IDLE_SECONDS or self._lasts:
             try:
                 async with self._users.session(self._identity) as client:
                     for look in self._looks.values():
                         if look.due <= monotonic():
                             await self._take(client, look)
                 self.failure, self.answered_at = "", time()
+            except LoginNeeded as error:
+                self.failure = str(error)
+                if self._lasts:
+                    # Repeated, it would count as the guesses of a stranger: the next page begins anew.
+                    break
             except MalamuteError as error:
                 self.failure = str(error)
             async with self._looked:
                 self._looked.notify_all()
-            await asyncio.sleep(INTERVAL_SECONDS)
+            self._hurried.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(
+                    INTERVAL_SECONDS if idle_seconds < LOOKED_SECONDS else SLOW_SECONDS
+                ):
+                    await self._hurried.wait()
 
     async def _take(self, client: Client, look: _Question) -> None:
         began = monotonic()
@@ -207,11 +225,18 @@ class BrokerWatch:
 
     async def _streams(self, client: Client) -> Any:
         rows = await client.query(StreamsQuery(), timeout=self._timeout_seconds)
-        busy = {row.name: row.published_rate for row in rows if row.published_rate or row.name in self.trails}
-        self.trails = {name: self.trails.get(name, deque(maxlen=TRAIL)) for name in busy}
-        for name, rate in busy.items():
-            self.trails[name].append(rate)
+        kept = {row.name: (row.published_rate, row.last - row.first + 1) for row in rows}
+        self.series["stream"].add(time(), kept)
         return rows
+
+    def _queues(self, kind: str, query: AdminQuery[Any]) -> Callable[[Client], Awaitable[Any]]:
+        async def ask(client: Client) -> Any:
+            rows = await client.query(query, timeout=self._timeout_seconds)
+            found = {row.name: (row.messages, row.arrival_rate, row.settled_rate) for row in rows}
+            self.series[kind].add(time(), found)
+            return rows
+
+        return ask
 
     async def _consumers(self, client: Client) -> Any:
         return await self.consumption.look(client, self._timeout_seconds, self._room())
@@ -240,15 +265,18 @@ class Watches:
     def __contains__(self, identity: Identity) -> bool:
         return identity in self._by_identity
 
-    def of(self, identity: Identity) -> BrokerWatch:
-        """Return the watch of a user. The first page starts it."""
+    def of(self, identity: Identity, *, lasts: bool = False) -> BrokerWatch:
+        """Return the watch of a user, which begins now unless it has. One that `lasts` needs no page."""
         watch = self._by_identity.pop(identity, None)
         if watch is None or watch.task.done():
             while len(self._by_identity) >= WATCHES_MAX:
                 self._by_identity.pop(next(iter(self._by_identity))).task.cancel()
-            watch = BrokerWatch(self._users, identity, self._timeout_seconds)
+            watch = BrokerWatch(self._users, identity, self._timeout_seconds, lasts=lasts)
         self._by_identity[identity] = watch
-        watch.used_at = monotonic()
+        now = monotonic()
+        if now - watch.used_at > LOOKED_SECONDS:
+            watch.hurry()
+        watch.used_at = now
         return watch
 
     def end(self, identity: Identity) -> None:

@@ -67,6 +67,7 @@ class BrokerOption(Row):
     changed_since_start: bool
     needs_restart: bool
     waiting_for_restart: bool
+    description: str = ""
 
 
 class OptionsQuery(AdminQuery[list[BrokerOption]]):

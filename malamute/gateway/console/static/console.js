@@ -53,23 +53,36 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const short = (value) => value >= 1e6 ? `${+(value / 1e6).toFixed(1)}M` : value >= 1e3 ? `${+(value / 1e3).toFixed(1)}k` : `${+value.toFixed(value < 10 ? 2 : 0)}`;
 const charts = new Map();
 
+// The value under the pointer, or else the newest one.
+function reading(place, chart) {
+  const values = chart.data[1];
+  const at = chart.cursor.idx ?? values.length - 1;
+  const value = values[at];
+  const time = chart.cursor.idx == null ? "" : ` at ${new Date(chart.data[0][at] * 1000).toLocaleTimeString()}`;
+  place.parentElement.querySelector("output").textContent = value == null ? "" : `${short(value)} ${place.dataset.unit}${time}`;
+}
+
 function draw() {
   const held = document.getElementById("series");
   if (!held || typeof uPlot === "undefined") return;
   const series = JSON.parse(held.dataset.series);
   for (const place of main.querySelectorAll(".chart")) {
     const now = Date.now() / 1000;
-    const data = series[0]?.length > 1 ? [series[0], series[Number(place.dataset.column)]] : [[now - 60, now], [null, null]];
+    const column = Number(place.dataset.column);
+    const data = series[0]?.length > 1 && series[column] ? [series[0], series[column]] : [[now - 60, now], [null, null]];
     const known = charts.get(place);
-    if (known) { known.setData(data); continue; }
+    if (known) { known.setData(data); reading(place, known); continue; }
     const axis = { stroke: () => colour("--quiet"), grid: { stroke: () => colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-    charts.set(place, new uPlot({
+    const drawn = new uPlot({
       width: place.clientWidth, height: place.clientHeight, legend: { show: false },
-      cursor: { points: { size: 6 }, drag: { x: false } },
+      cursor: { points: { size: 6 }, drag: { x: false }, sync: { key: "charts" } },
+      hooks: { setCursor: [(u) => { reading(place, u); }] },
       scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.1, 1)] } },
       axes: [{ ...axis, values: "{HH}:{mm}:{ss}", space: 70, size: 26 }, { ...axis, size: 46, values: (u, ticks) => ticks.map(short) }],
       series: [{}, { stroke: () => colour("--line-1"), width: 1.5, fill: () => `${colour("--line-1")}22`, points: { show: false } }],
-    }, data, place));
+    }, data, place);
+    charts.set(place, drawn);
+    reading(place, drawn);
   }
 }
 const resize = () => charts.forEach((chart, place) => chart.setSize({ width: place.clientWidth, height: place.clientHeight }));
