@@ -206,7 +206,7 @@ def request() -> Drawing:
     """What becomes of a request."""
     d = Drawing("What becomes of a request", 820, 150)
     asked = d.box(14, 24, 110, 50, "REQUEST")
-    waiting = d.box(226, 16, 150, 66, "waiting", "on the disk, in order", kind="disk")
+    waiting = d.box(226, 16, 150, 66, "ready", "on the disk, in order", kind="disk")
     out = d.box(520, 16, 140, 66, "with a worker", "attempts + 1", kind="pure")
     done = d.box(716, 24, 90, 50, "completed", kind="net")
     d.arrow(asked.side("r"), waiting.side("l"), "stored")

@@ -51,7 +51,7 @@ SHEETS: Mapping[str, Sheet] = {
         ("Answer requests with a command", "malamute work shout 'text.*' -- tr a-z A-Z"),
         ("Ask", "malamute request shout text.en 'good morning'"),
         ("See the queues and their workers", "malamute service list"),
-        ("See waiting messages", "malamute service browse shout"),
+        ("See queued messages", "malamute service browse shout"),
         ("List dead letters", "malamute service dead shout"),
     ),
     "operations": (

@@ -151,7 +151,7 @@ def measure(client: Client, status: admin.BrokerStatus) -> dict[str, Figure]:
     reader = f"process {storage.reader_pid}" if storage.reader_pid else ""
     queues = [(f"mailbox {row.name}", row) for row in client.query(admin.MailboxesQuery())]
     queues += [(f"service {row.name}", row) for row in client.query(admin.ServicesQuery())]
-    dead = [Figure(row.dead, where) for where, row in queues]
+    dead = [Figure(row.dead_letters, where) for where, row in queues]
     return {
         "lag": _worst(_lags(client)),
         "depth": _worst(Figure(row.messages, where) for where, row in queues),

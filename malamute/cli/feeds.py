@@ -70,7 +70,7 @@ def feed() -> None:
     type=click.Choice(["match", "overflow", "default"]),
     default="match",
     show_default=True,
-    help="overflow takes waiting messages of a queue without a consumer's credit, default messages of no "
+    help="overflow takes ready messages of a queue without a consumer's credit, default messages of no "
     "other feed of the source.",
 )
 @dry_run_option

@@ -40,10 +40,10 @@ PAGE = 100
 COLUMNS = (
     "name",
     "messages",
-    "waiting",
+    "ready",
     "delayed",
-    "outstanding",
-    "dead",
+    "in_flight",
+    "dead_letters",
     "consumers",
     "bytes",
     "oldest_age",
@@ -52,8 +52,8 @@ COLUMNS = (
 )
 """Columns of a list for people; `show` and JSON have all."""
 
-STATES = ("unstored", "waiting", "delayed", "outstanding", "settling")
-"""States of a message in a queue, other than dead."""
+STATES = ("pending", "ready", "delayed", "in-flight", "settling")
+"""States of a message in a queue, other than dead-lettered."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -344,7 +344,7 @@ def _delete(queues: QueueKind) -> click.Command:
 
 def _group(queues: QueueKind) -> click.Group:
     kind = queues.kind
-    waiting = f"Show the messages of a {kind} without consuming them: waiting ones, and those in flight."
+    waiting = f"Show the messages of a {kind} without consuming them: ready ones, and those in flight."
     died = f"Show the dead letters of a {kind}: rejected, or delivered too often, with the reason."
     commands = [
         _list(queues),

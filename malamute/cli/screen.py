@@ -69,9 +69,9 @@ def _queues(now: Snapshot, before: Snapshot | None) -> Rows:
         {
             "queue": f"{kind} {row.name}",
             "messages": row.messages,
-            "waiting": row.waiting,
+            "ready": row.ready,
             "consumers": row.consumers,
-            "dead": row.dead,
+            "dead_letters": row.dead_letters,
             "oldest s": row.oldest_age,
             "bytes": row.bytes,
         }

@@ -286,9 +286,9 @@ def _queues(rows: Iterable[QueueTotals]) -> Iterator[Metric]:
         "malamute_oldest_message_seconds", "The age of the oldest message in a queue.", labels=["kind"]
     )
     for row in rows:
-        for state in ("waiting", "delayed", "outstanding"):
-            messages.add_metric([row.kind, state], getattr(row, state))
-        dead.add_metric([row.kind], row.dead)
+        for state, count in (("ready", row.ready), ("delayed", row.delayed), ("in-flight", row.in_flight)):
+            messages.add_metric([row.kind, state], count)
+        dead.add_metric([row.kind], row.dead_letters)
         ages.add_metric([row.kind], row.oldest_age or 0.0)
     yield from (messages, dead, ages)
 

@@ -21,7 +21,7 @@ from malamute.protocol.names import PLACE_FORM, Kind, is_name
 
 UNLIMITED = -1
 
-MESSAGE_STATES = ("unstored", "waiting", "delayed", "outstanding", "settling", "dead")
+MESSAGE_STATES = ("pending", "ready", "delayed", "in-flight", "settling", "dead-lettered")
 """The states of a queued message."""
 
 FEED_PREFIX = "$feed/"

@@ -112,7 +112,7 @@ def test_a_stopped_reader_with_full_buffers_is_noticed_too(url: str, connect_to:
     for _ in range(7):
         alice.send("bob", "more", bytes(MIB), assurance="stored").wait(PATIENCE)
     noticed(alice, "bob")
-    assert alice.query("mailboxes")[0]["outstanding"] == 0
+    assert alice.query("mailboxes")[0]["in_flight"] == 0
 
 
 def test_a_stopped_worker_with_full_buffers_gives_its_requests_back(

@@ -65,18 +65,18 @@ def test_messages_are_shown_by_how_they_stand(
         held = source.receive(timeout=60)
         rows = {state: _rows(run, kind, "browse", "q", "--state", state) for state in STATES}
         subjects = {state: [row["subject"] for row in found] for state, found in rows.items() if found}
-        assert subjects == {"outstanding": [held.subject], "waiting": ["s.1", "s.2"], "delayed": ["later"]}
-        assert {row["state"] for row in rows["waiting"]} == {"waiting"}
+        assert subjects == {"in-flight": [held.subject], "ready": ["s.1", "s.2"], "delayed": ["later"]}
+        assert {row["state"] for row in rows["ready"]} == {"ready"}
         held.release()
     run(kind, "browse", "q", "--state", "lost", exit_code=2)
-    assert {*STATES, "dead"} == {*MESSAGE_STATES}
+    assert {*STATES, "dead-lettered"} == {*MESSAGE_STATES}
 
 
 @pytest.fixture
 def dead(run: Run, kind: str, broker: Broker, until: Until) -> str:
     """The same with dead letters, and nothing else."""
     _taken(broker, kind)
-    until(lambda: _rows(run, kind, "show", "q")["dead"] == 3)
+    until(lambda: _rows(run, kind, "show", "q")["dead_letters"] == 3)
     return kind
 
 
@@ -114,7 +114,7 @@ def test_messages_are_browsed_and_stay(run: Run, kind: str) -> None:
         assert [(row["sequence"], row["subject"], row["headers"], row["body"]) for row in rows] == [
             (number + 1, f"s.{number}", {"n": number}, f"body{number}") for number in range(3)
         ]
-    assert {(row["sender"], row["state"], row["attempts"]) for row in rows} == {("test", "waiting", 0)}
+    assert {(row["sender"], row["state"], row["attempts"]) for row in rows} == {("test", "ready", 0)}
     first, *lines = run(kind, "browse", "q").stdout.splitlines()
     assert " ".join(first.split()) == "sequence time sender subject attempts state headers body"
     assert [line.split()[-1] for line in lines] == ["body0", "body1", "body2"]

@@ -35,7 +35,7 @@ def test_a_message_comes_not_before_its_time(run: Run, client: malamute.Client) 
     later = datetime.now(UTC) + timedelta(days=365)
     run("send", "bob", "a", "later", "--at", later.strftime("%Y-%m-%d"))
     run("send", "bob", "a", "now", "--at", "2001-01-01T12:00+01:00")
-    assert {row["body"]: row["state"] for row in _browsed(run)} == {"later": "delayed", "now": "waiting"}
+    assert {row["body"]: row["state"] for row in _browsed(run)} == {"later": "delayed", "now": "ready"}
 
 
 def test_higher_priority_comes_first(run: Run, client: malamute.Client) -> None:

@@ -40,7 +40,7 @@ def _stream(name: str, published: int) -> StreamRow:
 
 def _snapshot(time: float, **published: int) -> Snapshot:
     status = _row(BrokerStatus, **{**STATUS, "messages_published": sum(published.values())})
-    queue = _row(QueueRow, name="bob", messages=2, waiting=1, oldest_age=None, bytes=9)
+    queue = _row(QueueRow, name="bob", messages=2, ready=1, oldest_age=None, bytes=9)
     return Snapshot(time, status, [_stream(n, p) for n, p in published.items()], [queue], [], [])
 
 

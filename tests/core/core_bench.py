@@ -320,9 +320,7 @@ def check_accounts(core: Core) -> None:
     held = sum(len(queue.entries) + queue.usage.reserved for queue in queues)
     assert core.queue_limits.messages == held + len(dead)
     for queue in queues:
-        assert queue.states.counts["waiting"] == sum(
-            entry.state == "waiting" for entry in queue.entries.values()
-        )
+        assert queue.states.counts["ready"] == sum(entry.state == "ready" for entry in queue.entries.values())
         assert queue.usage.bytes >= sum(entry.size_bytes for entry in queue.entries.values())
     for session in core.sessions.by_peer.values():
         sources = [source for source in session.sources.values() if isinstance(source, QueueSource)]

@@ -217,11 +217,11 @@ def check(bench):
         total += queue.usage.bytes + dead
         queue.states.assert_these(queue.entries.values())
         states = [entry.state for entry in queue.entries.values()]
-        assert states.count("waiting") == queue.states.counts["waiting"]
+        assert states.count("ready") == queue.states.counts["ready"]
         assert states.count("delayed") == len(queue.schedule.delayed)
-        assert states.count("unstored") == queue.states.uncommitted
+        assert states.count("pending") == queue.states.uncommitted
         outstanding = sum(len(consumer.outstanding) for consumer in queue.consumers.values())
-        assert states.count("outstanding") == outstanding
+        assert states.count("in-flight") == outstanding
         assert queue.options.keys() <= queue.entries.keys()
         assert queue.watermark.never_delivered <= queue.entries.keys()
     assert total == core.queue_limits.bytes

@@ -77,10 +77,10 @@ def test_an_operator_sees_each_message_with_its_state(bench):
         "size": len(record),
         "properties": {"correlation": 7},
         "attempts": 1,
-        "state": "outstanding",
+        "state": "in-flight",
         "damaged": False,
     }
-    assert [row["state"] for row in others] == ["delayed", "waiting", "unstored"]
+    assert [row["state"] for row in others] == ["delayed", "ready", "pending"]
 
 
 def test_an_operator_pages_through_a_queue_and_looks_for_messages(bench):
@@ -144,7 +144,7 @@ def test_a_queue_shows_what_is_in_it(bench):
     bench.settle()
     bench.wait(0.5)
     [row] = ask(bench, "services")
-    wanted = {"messages": 2, "waiting": 0, "delayed": 1, "outstanding": 1, "dead": 2, "expired": 1}
+    wanted = {"messages": 2, "ready": 0, "delayed": 1, "in_flight": 1, "dead_letters": 2, "expired": 1}
     assert {name: row[name] for name in wanted} == wanted
 
 
@@ -152,8 +152,8 @@ def test_a_queue_shows_what_is_in_it(bench):
 def test_as_many_dead_letters_are_counted_as_are_shown_and_can_be_removed(bench, topic):
     def counted():
         [row] = ask(bench, "services")
-        assert len(ask(bench, **SERVICE, dead=True)) == row["dead"]
-        return row["dead"]
+        assert len(ask(bench, **SERVICE, dead=True)) == row["dead_letters"]
+        return row["dead_letters"]
 
     bench.tell("bob", offer())
     bench.tell("alice", request(b"1"), request(b"2"))

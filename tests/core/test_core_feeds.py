@@ -113,7 +113,7 @@ def test_xu4_xu5_xu6_move_copy_vectors(vector):
     for name in names:
         assert got[name] == vector[name]
     entries = bench.core.services.by_name["w"].entries.values()
-    queued = [entry.message.properties["sequence"] for entry in entries if entry.state == "waiting"]
+    queued = [entry.message.properties["sequence"] for entry in entries if entry.state == "ready"]
     assert queued == vector["queued"]
     if "then" in vector:
         name, credit = vector["then"].removeprefix("credit ").split("+")
@@ -208,7 +208,7 @@ def test_xu2_a_queue_with_a_ready_worker_holds_nothing_back(bench):
     bench.tell("alice", publish(b"1"))
     bench.settle()
     assert bench.bodies("bob") == [b"1"]
-    assert not bench.core.services.by_name["w"].states.counts["waiting"]
+    assert not bench.core.services.by_name["w"].states.counts["ready"]
 
 
 def test_zn20_ten_equal_workers_get_a_tenth_each():

@@ -33,7 +33,7 @@ def test_xu8_a_message_is_fetched_by_its_queue_and_number_whole(bench):
     bench.settle()
     row = fetch(bench, 2)
     assert (row["sequence"], row["body"], row["sender"]) == (2, body, "alice")
-    assert (row["state"], row["attempts"], row["properties"]) == ("waiting", 0, {"correlation": 4})
+    assert (row["state"], row["attempts"], row["properties"]) == ("ready", 0, {"correlation": 4})
     assert len(bench.core.mailboxes.by_name["bob"].entries) == 3
 
 
@@ -41,7 +41,7 @@ def test_one_that_somebody_holds_and_one_of_a_service(bench):
     bench.tell("bob", offer())
     bench.tell("alice", request(b"1"))
     bench.settle()
-    assert (fetch(bench, 1, "service", "w")["state"]) == "outstanding"
+    assert (fetch(bench, 1, "service", "w")["state"]) == "in-flight"
 
 
 def test_a_dead_letter_has_a_number_of_its_own(bench):
@@ -51,7 +51,7 @@ def test_a_dead_letter_has_a_number_of_its_own(bench):
     bench.tell("bob", Reject(0, [[2, 2]], "no"))
     bench.settle()
     row = fetch(bench, 1, dead=True)
-    assert (row["body"], row["state"], row["properties"]["dead"]["sequence"]) == (b"2", "dead", 2)
+    assert (row["body"], row["state"], row["properties"]["dead"]["sequence"]) == (b"2", "dead-lettered", 2)
     assert fetch(bench, 1)["body"] == b"1"
 
 

@@ -120,7 +120,7 @@ FEW: dict[str, st.SearchStrategy[Any]] = {
     "delay": st.sampled_from([-1, 0, 1000]),
     "correlation": st.sampled_from([1, "c"]),
     "rows": st.integers(1, 3),
-    "state": st.sampled_from(["", "waiting", "outstanding", "dead"]),
+    "state": st.sampled_from(["", "ready", "in-flight", "dead-lettered"]),
     "place": st.tuples(st.sampled_from(["stream", "mailbox", "service"]), NAMES).map("/".join),
     "feed": NAMES,
     "seconds": st.sampled_from([0, 0.001, 5.0, 10**9]),

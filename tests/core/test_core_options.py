@@ -810,7 +810,7 @@ def test_xu2_xu6_requests_gather_without_credit_and_drain_in_order_with_it(bench
     for number in range(5):
         bench.tell("alice", request(b"%d" % number))
     assert taken(bench, "bob") == []
-    assert len(rows(bench, "service", "w", state="waiting")) == 5
+    assert len(rows(bench, "service", "w", state="ready")) == 5
     bench.tell("bob", Credit(1, -1))
     drained = taken(bench, "bob")
     assert len(drained) == 5

@@ -190,7 +190,7 @@ def test_there_are_no_dead_letters_of_what_is_in_memory():
     bench.tell("alice", send("bob", b"1"))
     bench.tell("bob", Reject(0, [[1, 1]], "no"))
     bench.settle()
-    assert (row(bench)["dead"], row(bench)["messages"]) == (0, 0)
+    assert (row(bench)["dead_letters"], row(bench)["messages"]) == (0, 0)
 
 
 # Memory
@@ -244,13 +244,13 @@ def test_replies_to_a_full_mailbox_in_memory_are_refused_as_nothing_else_would_b
     assert codes == {TryLater.code}
     assert bench.core.queue_limits.memory.free_bytes >= 0
     # One that is refused is still the worker's.
-    outstanding = row(bench, "services")["outstanding"]
+    outstanding = row(bench, "services")["in_flight"]
     assert 0 < outstanding < 40
     bench.tell("alice", mail_credit(1))
     bench.tell("alice", ack(0, (1, 1)))
     bench.tell("bob", reply(1, 40, body=bytes(KIB)))
     bench.settle()
-    assert row(bench, "services")["outstanding"] == outstanding - 1
+    assert row(bench, "services")["in_flight"] == outstanding - 1
 
 
 def _overhead(bench):

@@ -115,10 +115,10 @@ def test_a_client_is_shown_by_address_or_id_with_all_it_has(bench):
             "since": START + 1,
             "credit": 0,
             "credit_bytes": -1,
-            "outstanding": 1,
+            "in_flight": 1,
         }
     ]
-    assert told["mailbox"] == {"since": START + 1, "credit": -1, "credit_bytes": -1, "outstanding": 1}
+    assert told["mailbox"] == {"since": START + 1, "credit": -1, "credit_bytes": -1, "in_flight": 1}
     assert told["holding"] == 2
     # Of two requests it has credit for one; the message in its mailbox is the other that it was sent.
     assert (told["sent"], told["received"]) == (0, 2)
@@ -236,7 +236,7 @@ def test_a_service_is_shown_with_its_workers(bench):
             "since": START,
             "credit": 2,
             "credit_bytes": -1,
-            "outstanding": 1,
+            "in_flight": 1,
         },
         {
             "client": ident("carl"),
@@ -245,7 +245,7 @@ def test_a_service_is_shown_with_its_workers(bench):
             "since": START,
             "credit": -1,
             "credit_bytes": -1,
-            "outstanding": 0,
+            "in_flight": 0,
         },
     ]
     assert ask(bench, "services", details=True) == [told]
@@ -290,10 +290,10 @@ def test_a_queue_shows_its_depth_its_age_its_rates_and_how_long_work_takes(bench
         "name": "w",
         "persistence": "durable",
         "messages": 1,
-        "waiting": 1,
+        "ready": 1,
         "delayed": 0,
-        "outstanding": 0,
-        "dead": 0,
+        "in_flight": 0,
+        "dead_letters": 0,
         "bytes": bench.core.queue_limits.bytes - bench.core.mailboxes.by_name["alice"].usage.bytes,
         "paged_out_bytes": 0,
         "consumers": 1,

@@ -70,7 +70,7 @@ def test_what_a_cascade_would_end_is_told_and_nothing_ends(bench: Bench) -> None
         "kind": "service",
         "name": "w",
         "messages": 2,
-        "dead": 1,
+        "dead_letters": 1,
         "consumers": 1,
         "feeds": ["out from service/w", "in from stream/s"],
     }

@@ -227,8 +227,8 @@ def test_hello_takes_back_all_that_belongs_to_a_connection(bench):
     bench.open("bob")
     bench.tell("alice", publish(b"3"))
     assert bench.sent("bob") == []
-    assert bench.core.services.by_name["w"].states.counts["waiting"] == 1
-    assert bench.core.mailboxes.by_name["bob"].states.counts["waiting"] == 1
+    assert bench.core.services.by_name["w"].states.counts["ready"] == 1
+    assert bench.core.mailboxes.by_name["bob"].states.counts["ready"] == 1
     assert bench.core.sessions.by_peer[peer_id("bob")].holding == 0
 
 
@@ -334,7 +334,7 @@ def test_bye_ends_a_session_and_what_it_held_goes_back(bench):
     bench.tell("bob", Offer(1, "w", [["all", ""]], 1))
     bench.settle()
     assert bench.ask("bob", Bye()) == [Ok(13, 0)]
-    assert bench.core.services.by_name["w"].states.counts["waiting"] == 1
+    assert bench.core.services.by_name["w"].states.counts["ready"] == 1
 
 
 def test_an_anonymous_session_has_a_mailbox_for_replies_that_goes_with_it(bench):

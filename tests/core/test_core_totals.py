@@ -43,13 +43,13 @@ def test_queues_are_summed_by_kind_and_the_oldest_message_counts(bench):
     assert found["mailbox"] == {
         "kind": "mailbox",
         "messages": 3,
-        "waiting": 3,
+        "ready": 3,
         "delayed": 0,
-        "outstanding": 0,
-        "dead": 0,
+        "in_flight": 0,
+        "dead_letters": 0,
         "oldest_age": pytest.approx(15),
     }
-    assert (found["service"]["messages"], found["service"]["outstanding"]) == (1, 1)
+    assert (found["service"]["messages"], found["service"]["in_flight"]) == (1, 1)
     assert found["service"]["oldest_age"] == pytest.approx(5)
 
 

@@ -170,7 +170,7 @@ def test_wp31_a_request_that_fails_too_often_is_a_dead_letter(bench):
         bench.settle()
     assert [attempt for _, attempt in taken(bench, "bob")] == [2, 3]
     [row] = dead(bench)
-    assert (row["subject"], row["body"], row["sender"], row["state"]) == ("a", b"1", "alice", "dead")
+    assert (row["subject"], row["body"], row["sender"], row["state"]) == ("a", b"1", "alice", "dead-lettered")
     assert row["properties"]["correlation"] == 0
     found = row["properties"]["dead"]
     assert (found["reason"], found["attempts"], found["sequence"]) == ("max-deliver", 3, 1)

@@ -264,7 +264,7 @@ def test_a_purge_that_the_disk_refuses_half_way_says_so_and_loses_nothing():
     bench.settle()
     (answer,) = bench.sent("alice")
     assert answer.value == {"kind": "service", "name": "w", "messages": 1_000, "partial": True}
-    assert (len(queue.entries), queue.states.counts["waiting"]) == (2_000, 2_000)
+    assert (len(queue.entries), queue.states.counts["ready"]) == (2_000, 2_000)
 
 
 def correlated(messages: int) -> Bench:
@@ -298,7 +298,7 @@ def test_a_withdrawal_that_the_disk_refuses_shows_how_much_was_withdrawn(stored,
     bench.settle()
     (answer,) = bench.sent("alice")
     assert (answer.code if not stored else answer.value) == (507 if not stored else 3_000 - left)
-    assert (len(queue.entries), queue.states.counts["waiting"]) == (left, left)
+    assert (len(queue.entries), queue.states.counts["ready"]) == (left, left)
 
 
 def test_very_much_is_rejected_in_bounded_steps_and_becomes_dead_letters():
@@ -340,7 +340,7 @@ def test_what_a_worker_held_is_given_back_in_bounded_steps_and_in_order(end):
     bench.settle()
     bench.sent("worker")
     queue = bench.core.services.by_name["w"]
-    assert queue.states.counts["waiting"] == 0
+    assert queue.states.counts["ready"] == 0
     if end == "lost":
         bench.lost("worker")
     elif end == "cancel":
@@ -349,7 +349,7 @@ def test_what_a_worker_held_is_given_back_in_bounded_steps_and_in_order(end):
         bench.tell("worker", Nak(1, [(1, 5_500)], 0))
     else:
         bench.tell("worker", Release(1, [(1, 5_500)]) if end == "release" else Drain(1, []))
-    steps = in_iterations(bench, lambda: len([e for e in queue.entries.values() if e.state != "unstored"]))
+    steps = in_iterations(bench, lambda: len([e for e in queue.entries.values() if e.state != "pending"]))
     assert max(steps[1:]) <= STEP
     assert sum(steps) == 5_500
     bench.open("other")
@@ -465,7 +465,7 @@ def test_an_ack_of_very_much_ends_it_in_bounded_steps():
     bench.lost("worker")
     steps = in_iterations(bench, lambda: before - len(queue.entries))
     assert max(steps[1:]) <= STEP < 5 * STEP < sum(steps)
-    assert (len(queue.entries), queue.states.counts["waiting"]) == (0, 0)
+    assert (len(queue.entries), queue.states.counts["ready"]) == (0, 0)
 
 
 def test_a_look_at_a_deep_queue_that_finds_nothing_continues_in_bounded_steps(monkeypatch):

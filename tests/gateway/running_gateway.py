@@ -60,5 +60,5 @@ def gateway_before(broker: Broker | BrokerProcess, **changes: Any) -> RunningGat
 
 def wait_for_dead(client: malamute.Client, mailbox: str, count: int) -> None:
     """Wait for so many dead letters: each is there when it is stored, which `flush` does not wait for."""
-    while sum(row.dead for row in client.query(MailboxesQuery()) if row.name == mailbox) < count:
+    while sum(row.dead_letters for row in client.query(MailboxesQuery()) if row.name == mailbox) < count:
         pass

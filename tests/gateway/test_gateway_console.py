@@ -522,7 +522,7 @@ def test_a_queue_shows_what_is_in_flight_and_by_whom(running: RunningGateway, co
                     found = re.findall(r'">fay</a></td><td>([^<]*)</td><td class="n">(\d+)</td>', text)
                     rows |= {name: found} if found else {}
             assert rows == {"eve": [("shop.*", "1")], "stitch": [("a.*", "1")]}
-            text = console.get(link("/console/queue", kind="mailbox", name="eve", show="outstanding")).text
+            text = console.get(link("/console/queue", kind="mailbox", name="eve", show="in-flight")).text
             assert re.search(r'">eve</a> reads it since [^,]*, holds 1, credit', text)
             assert len(re.findall(r'name="sequences" value="', text)) == 2
             for one in held:
@@ -732,7 +732,7 @@ def test_explain_says_who_takes_a_message_of_a_queue_and_who_does_not(
 
         service = {"kind": "service", "name": "knit", "sequence": 1}
         takes = "jim takes wool.*, holds 0, and has credit left; it does not take this one: topic 'wool.*'"
-        assert "1 is in the service knit, waiting, after 0 attempts" in explained(**service)
+        assert "1 is in the service knit, ready, after 0 attempts" in explained(**service)
         assert takes in explained(**service)
         assert takes in explained(**service, subscriber="jim")
         assert "kay is none that works for it" in explained(**service, subscriber="kay")

@@ -159,7 +159,14 @@ def test_every_act_is_a_change_of_the_broker_with_fields_that_it_has() -> None:
         ),
         (
             "queue.delete",
-            {"kind": "service", "name": "print", "messages": 4, "dead": 1, "consumers": 2, "feeds": ["f"]},
+            {
+                "kind": "service",
+                "name": "print",
+                "messages": 4,
+                "dead_letters": 1,
+                "consumers": 2,
+                "feeds": ["f"],
+            },
             "The service print is deleted with 4 messages, 1 dead letter, 2 consumers, 1 feed",
         ),
         (
@@ -280,7 +287,7 @@ QUEUE = dict.fromkeys(QueueRow.__struct_fields__, 0)
 
 def test_what_is_wrong_with_queues() -> None:
     rows: list[Any] = [
-        QueueRow(**{**QUEUE, "name": "print", "waiting": 3}),
+        QueueRow(**{**QUEUE, "name": "print", "ready": 3}),
         QueueRow(**{**QUEUE, "name": "quiet"}),
     ]
     [symptom] = of_queues("service", rows)

@@ -50,7 +50,7 @@ def test_a_message_is_sent_leased_and_acknowledged(http: httpx.Client, client: m
         "headers": {"a": "b", "content-type": "text/plain"},
         "body": "hi",
     }
-    assert _row(client).outstanding == 1
+    assert _row(client).in_flight == 1
     _settle(http, "1-1", "acknowledge")
     _wait_until_stored(client)
     _settle(http, "1-1", "acknowledge", 410)
@@ -70,7 +70,7 @@ def test_only_what_is_leased_is_held_and_the_rest_stays_in_the_queue(
         client.send("bob", "s", b"%d" % n)
     assert [m["body"] for m in _lease(http, limit=2)] == ["0", "1"]
     assert [m["body"] for m in _lease(http, limit=1)] == ["2"]
-    assert (_row(client).outstanding, _row(client).messages) == (3, 5)
+    assert (_row(client).in_flight, _row(client).messages) == (3, 5)
 
 
 def _wait_until_stored(client: malamute.Client) -> None:
@@ -86,7 +86,7 @@ def test_a_lease_is_given_back_or_refused(http: httpx.Client, client: malamute.C
     _settle(http, message["lease"], verb, **({"delay": 0} if verb == "retry" else {}))
     if verb == "reject":
         _wait_until_stored(client)
-        assert _row(client).dead == 1
+        assert _row(client).dead_letters == 1
         return
     [again] = _lease(http)
     assert again["attempts"] == (1 if verb == "release" else 2)
@@ -182,7 +182,7 @@ def test_what_is_leased_goes_back_when_the_gateway_stops(
     with gateway.client() as http:
         assert len(_lease(http)) == 1
     gateway.stop()
-    assert (_row(client).outstanding, _row(client).messages) == (0, 1)
+    assert (_row(client).in_flight, _row(client).messages) == (0, 1)
 
 
 def test_a_second_program_with_the_address_takes_it_over_and_the_leases_with_it(

@@ -47,7 +47,7 @@ def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute
     assert found["malamute_mailboxes", ()] == status.mailboxes == 1
     assert found["malamute_store_size_bytes", ()] == storage.size
     assert found["malamute_gateway_sessions", ()] == 1
-    assert found["malamute_queued_messages", (("kind", "mailbox"), ("state", "waiting"))] == 1
+    assert found["malamute_queued_messages", (("kind", "mailbox"), ("state", "ready"))] == 1
     assert found["malamute_dead_letters", (("kind", "service"),)] == 0
     assert found["malamute_oldest_message_seconds", (("kind", "mailbox"),)] > 0
     assert found["malamute_commit_seconds_count", ()] > 0

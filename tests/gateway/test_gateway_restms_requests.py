@@ -360,7 +360,7 @@ def test_a_message_that_cannot_be_read_keeps_no_pipe_from_being_read(
     publish_damaged(restms_broker.url, "poisoned")
     assert [content_of(found) for found in rest.take(pipe, 2)] == ["1", "3"]
     with malamute.connect(restms_broker.url, timeout=WAIT_SECONDS) as client:
-        dead = {row.name: row.dead for row in client.query(ServicesQuery())}
+        dead = {row.name: row.dead_letters for row in client.query(ServicesQuery())}
     assert [count for name, count in dead.items() if pipe.rpartition("/")[2] in name] == [1]
 
 

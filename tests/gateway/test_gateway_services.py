@@ -58,7 +58,7 @@ def test_a_request_waits_for_the_reply_of_a_worker(
 
 def _wait_until_one_is_dead(client: malamute.Client) -> None:
     """A request is a dead letter when that is on the disk."""
-    while client.query(ServiceQuery(name="shout")).dead != 1:
+    while client.query(ServiceQuery(name="shout")).dead_letters != 1:
         pass
 
 
@@ -120,7 +120,7 @@ def test_a_worker_holds_what_it_leased_and_takes_no_more(http: httpx.Client, cli
     assert [request["body"] for request in leased] == ["0", "1"]
     _reply(http, leased[0]["lease"], b"r0")
     details = client.query(ServiceQuery(name="shout"))
-    assert (details.outstanding, details.waiting) == (1, 2)
+    assert (details.in_flight, details.ready) == (1, 2)
     answer = http.post(f"{SHOUT}/leases/{leased[1]['lease']}/release")
     assert answer.status_code == 204
     assert [request["body"] for request in _lease(http, limit=9)] == ["1", "2", "3"]

@@ -92,7 +92,7 @@ def test_what_an_interrupt_breaks_off_and_what_no_handler_began_counts_no_attemp
         program(broker, interrupt, mail=mail)
     kind, name = ("mailbox", "worker") if mail else ("service", "svc")
     rows = asker.query("messages", kind=kind, name=name)
-    assert [(row["state"], row["attempts"]) for row in rows] == [("waiting", 0)] * COUNT
+    assert [(row["state"], row["attempts"]) for row in rows] == [("ready", 0)] * COUNT
 
 
 def test_a_handler_that_ends_its_program_itself_counts_its_attempt(

@@ -122,5 +122,5 @@ def test_nothing_is_outstanding_when_all_was_acknowledged(transcript: Transcript
         ask(client, REQUESTS)
         client.flush()
         (mailbox,) = [row for row in client.query("mailboxes") if row["name"] == "alice"]
-        assert mailbox["outstanding"] == 0
+        assert mailbox["in_flight"] == 0
         assert not [message for message in transcript.sent if isinstance(message, Credit) and message.source]

@@ -287,7 +287,7 @@ def test_requests_that_are_not_confirmed_are_with_their_idle_asker_until_its_nex
             assert request.body == b"%d" % number
             request.reply(b"done")
         row = worker.query("service", name="svc")
-        assert (row["waiting"], row["delayed"], row["outstanding"]) == (0, 0, 0)
+        assert (row["ready"], row["delayed"], row["in_flight"]) == (0, 0, 0)
         assert nothing_to_do(requests)
         asker.flush()
         for number in (2, 3):

@@ -316,7 +316,7 @@ def test_a_message_bounces_to_its_sender_and_no_further(play: Play) -> None:
         assert (back.subject, back.body, back.sender, back.bounced) == ("hello", b"1", "bob", "bob")
         assert (back.correlation, back.properties["reason"], held[0].bounced) == (7, "moved", "")
         whole = await alice.query("message", kind="mailbox", name="alice", sequence=back.sequence)
-        assert (whole["body"], whole["state"]) == (b"1", "outstanding")
+        assert (whole["body"], whole["state"]) == (b"1", "in-flight")
         with pytest.raises(errors.InvalidValue, match="it has bounced already"):
             back.bounce()
         back.ack()
@@ -640,7 +640,7 @@ def test_a_block_of_the_mailbox_gives_back_at_its_end_what_was_not_taken(play: P
         await bob.flush()
         rows = await alice.query("messages", kind="mailbox", name="bob")
         states = [(row["state"], row["attempts"]) for row in rows]
-        assert states == [("outstanding", 1), *[("waiting", 0)] * 3]
+        assert states == [("in-flight", 1), *[("ready", 0)] * 3]
         held.ack()
         await bob.flush()
         await world.middle()

@@ -143,7 +143,7 @@ def _deleted(core: Engines, queue: Queue) -> QueueDeleted:
         kind=queue.kind,
         name=queue.name,
         messages=len(queue.entries),
-        dead=queue.dead_letters.count,
+        dead_letters=queue.dead_letters.count,
         consumers=len(queue.consumers),
         feeds=[str(name) for name in core.feeds.of(Place(queue.kind, queue.name))],
     )

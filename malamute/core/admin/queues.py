@@ -95,7 +95,7 @@ def holding(consumer: Consumer) -> dict[str, Any]:
         "since": consumer.joined,
         "credit": credit_left(consumer.credit.messages),
         "credit_bytes": credit_left(consumer.credit.bytes),
-        "outstanding": len(consumer.outstanding),
+        "in_flight": len(consumer.outstanding),
     }
 
 
@@ -116,10 +116,10 @@ def _queue(effects: Effects, queue: Queue) -> QueueRow:
         name=queue.name,
         persistence=queue.usage.policy.persistence,
         messages=len(queue.entries),
-        waiting=queue.states.counts[READY],
+        ready=queue.states.counts[READY],
         delayed=queue.states.counts[DELAYED],
-        outstanding=sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
-        dead=queue.dead_letters.count,
+        in_flight=sum(len(consumer.outstanding) for consumer in queue.consumers.values()),
+        dead_letters=queue.dead_letters.count,
         bytes=queue.usage.bytes,
         paged_out_bytes=queue.usage.paged_out_bytes,
         consumers=len(queue.consumers),

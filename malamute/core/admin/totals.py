@@ -31,7 +31,7 @@ class _QueueSums:
         # Those that come or go meanwhile may be in it or not.
         self._left = iter([*queues])
         self._core, self._fullest = core, fullest
-        self._messages = self._waiting = self._delayed = self._outstanding = self._dead = 0
+        self._messages = self._ready = self._delayed = self._in_flight = self._dead = 0
         self._oldest_ns: int | None = None
 
     def go_on(self, most: int) -> int:
@@ -41,9 +41,9 @@ class _QueueSums:
             self._fullest.queue(queue, self._core)
             states = queue.states.counts
             self._dead += queue.dead_letters.count
-            self._waiting += states[READY]
+            self._ready += states[READY]
             self._delayed += states[DELAYED]
-            self._outstanding += states[DELIVERED]
+            self._in_flight += states[DELIVERED]
             self._messages += len(queue.entries)
             oldest = queue.entries.oldest_ns
             if oldest is not None and (self._oldest_ns is None or oldest < self._oldest_ns):
@@ -56,10 +56,10 @@ class _QueueSums:
         return QueueTotals(
             kind=kind,
             messages=self._messages,
-            waiting=self._waiting,
+            ready=self._ready,
             delayed=self._delayed,
-            outstanding=self._outstanding,
-            dead=self._dead,
+            in_flight=self._in_flight,
+            dead_letters=self._dead,
             oldest_age=None if oldest is None else max(0.0, now - to_seconds(oldest)),
         )
 

@@ -200,7 +200,7 @@ class _Look:
             self._limit -= 1
 
     def _state_of(self, entry: Entry) -> str:
-        return "dead" if self._dead else entry.state
+        return "dead-lettered" if self._dead else entry.state
 
     def _attempts(self, entry: Entry) -> int:
         if not self._dead:

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
-State = Literal["unstored", "waiting", "delayed", "outstanding", "settling", "settled"]
+State = Literal["pending", "ready", "delayed", "in-flight", "settling", "settled"]
 
-PENDING: Final = "unstored"
+PENDING: Final = "pending"
 """It is in the queue, and nobody may have it yet: it waits for its commit, or for its turn in a long piece of
 work."""
-READY: Final = "waiting"
+READY: Final = "ready"
 """It waits in ready queues for a consumer."""
 DELAYED: Final = "delayed"
 """It waits for a time."""
-DELIVERED: Final = "outstanding"
+DELIVERED: Final = "in-flight"
 """A consumer has it, or will be sent it as soon as its record and the watermark are there."""
 SETTLING: Final = "settling"
 """Its settlement is on its way to the disk: it is back where it was if the disk refuses that."""

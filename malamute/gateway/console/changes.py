@@ -116,7 +116,7 @@ def _retained(said: Said) -> str:
 def _deleted(said: Said) -> str:
     ends = (
         (said.messages if said.kind else max(said.last - said.first + 1, 0), "message"),
-        (said.dead, "dead letter"),
+        (said.dead_letters, "dead letter"),
         (said.readers, "reader"),
         (said.consumers, "consumer"),
         (said.cursors, "cursor"),

@@ -162,7 +162,7 @@ def _consumer(kind: str, one: WorkerRow, message: MessageRow | None) -> str:
 
 def _holding(consumer: WorkerRow | MailboxReader) -> str:
     credit = "no credit" if not consumer.credit else "credit"
-    return f"holds {consumer.outstanding}, and has {credit} left"
+    return f"holds {consumer.in_flight}, and has {credit} left"
 
 
 def _text(name: str, words: str) -> Parameter:

@@ -39,7 +39,7 @@ async def overview(request: Request, arguments: Arguments) -> Response:
     refused = streams.refusal or mailboxes.refusal or services.refusal
     samples = rates(watch.samples)
     queues = [("mailbox", row) for row in mailboxes.rows] + [("service", row) for row in services.rows]
-    queues.sort(key=lambda pair: (pair[1].messages, pair[1].dead), reverse=True)
+    queues.sort(key=lambda pair: (pair[1].messages, pair[1].dead_letters), reverse=True)
     return visit.page(
         "overview.html",
         status=200,
@@ -54,7 +54,7 @@ async def overview(request: Request, arguments: Arguments) -> Response:
         own_streams=len(streams.rows) - len(shown),
         is_default_broker=visit.console.gateway.settings.broker == DEFAULT_URL,
         streams=sorted(shown, key=lambda row: (-row.published_rate, row.name))[:TOP_ROWS],
-        queues=[pair for pair in queues if pair[1].messages or pair[1].dead][:TOP_ROWS],
+        queues=[pair for pair in queues if pair[1].messages or pair[1].dead_letters][:TOP_ROWS],
         symptoms=symptoms.by_severity(_symptoms(watch, mailboxes.rows, services.rows)),
         consumers=(watch.found("consumers") or [])[:TOP_ROWS],
         refusals=watch.refusals,

@@ -31,15 +31,15 @@ KIND = Parameter(
 NAME = Parameter("name", "The name of the queue.", {"type": "string", "default": ""})
 WHERE = Parameter("where", "Only headers that meet it.", {"type": "string", "default": ""})
 
-SHOWN = ("all", "waiting", "outstanding", "delayed", "dead")
+SHOWN = ("all", "ready", "delayed", "in-flight", "dead")
 """Selections of a queue's messages: a state, or the dead letters."""
 
 ORDERS: dict[str, Callable[[tuple[str, QueueRow]], Any]] = {
-    "messages": lambda pair: (-pair[1].messages, -pair[1].dead, pair[1].name),
+    "messages": lambda pair: (-pair[1].messages, -pair[1].dead_letters, pair[1].name),
     "name": lambda pair: (pair[1].name, pair[0]),
     "age": lambda pair: (-(pair[1].oldest_age or 0.0), pair[1].name),
-    "outstanding": lambda pair: (-pair[1].outstanding, pair[1].name),
-    "dead": lambda pair: (-pair[1].dead, pair[1].name),
+    "in_flight": lambda pair: (-pair[1].in_flight, pair[1].name),
+    "dead_letters": lambda pair: (-pair[1].dead_letters, pair[1].name),
 }
 """Sort keys of the list."""
 

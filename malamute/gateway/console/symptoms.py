@@ -196,13 +196,13 @@ def of_queues(kind: str, rows: list[QueueRow | ServiceDetails]) -> Iterator[Symp
 
 def _of_queue(kind: str, row: QueueRow) -> Iterator[Symptom]:
     path = link("/console/queue", kind=kind, name=row.name)
-    if kind == "service" and row.waiting and not row.consumers:
-        words = f"{count(row.waiting)} requests to {row.name} wait for a worker"
+    if kind == "service" and row.ready and not row.consumers:
+        words = f"{count(row.ready)} requests to {row.name} wait for a worker"
         yield Symptom(WARNING, words, path)
-    elif row.waiting and row.consumers and (row.oldest_age or 0.0) >= AGE_SECONDS:
+    elif row.ready and row.consumers and (row.oldest_age or 0.0) >= AGE_SECONDS:
         words = f"The oldest message for {row.name} has waited for {span(row.oldest_age)}"
         yield Symptom(WARNING, words, path)
-    if row.dead:
-        letters = "dead letter" if row.dead == 1 else "dead letters"
-        words = f"{count(row.dead)} {letters} of the {kind} {row.name}"
+    if row.dead_letters:
+        letters = "dead letter" if row.dead_letters == 1 else "dead letters"
+        words = f"{count(row.dead_letters)} {letters} of the {kind} {row.name}"
         yield Symptom(NOTE, words, link("/console/queue", kind=kind, name=row.name, show="dead"))

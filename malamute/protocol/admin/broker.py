@@ -89,10 +89,10 @@ class QueueTotals(Row):
 
     kind: str
     messages: int
-    waiting: int
+    ready: int
     delayed: int
-    outstanding: int
-    dead: int
+    in_flight: int
+    dead_letters: int
     oldest_age: float | None
 
 

@@ -61,7 +61,7 @@ class OfferRow(Row):
     since: float
     credit: int
     credit_bytes: int
-    outstanding: int
+    in_flight: int
 
 
 class MailboxReader(Row):
@@ -70,7 +70,7 @@ class MailboxReader(Row):
     since: float
     credit: int
     credit_bytes: int
-    outstanding: int
+    in_flight: int
 
 
 class ClientDetails(_ClientSession):

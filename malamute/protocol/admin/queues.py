@@ -13,10 +13,10 @@ class QueueRow(Row):
     name: str
     persistence: str
     messages: int
-    waiting: int
+    ready: int
     delayed: int
-    outstanding: int
-    dead: int
+    in_flight: int
+    dead_letters: int
     bytes: int
     paged_out_bytes: int
     consumers: int
@@ -41,7 +41,7 @@ class WorkerRow(Row):
     since: float
     credit: int
     credit_bytes: int
-    outstanding: int
+    in_flight: int
 
 
 class ServiceDetails(QueueRow):
@@ -122,7 +122,7 @@ class QueueDeleted(Row):
     kind: str
     name: str
     messages: int
-    dead: int
+    dead_letters: int
     consumers: int
     feeds: list[str]
     partial: bool = False
