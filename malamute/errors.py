@@ -295,7 +295,7 @@ class ConnectTimeout(LinkError, TimeoutError):
     """Raised when no broker answered in time; also a `TimeoutError` of Python."""
 
     code = 600
-    hint = "is the broker running, and is the address right? try `malamute broker status`"
+    hint = "`malamute broker run` starts a broker; --url or MALAMUTE_URL has its address, such as tcp://127.0.0.1:9999"
 
 
 class ConnectionLost(LinkError):

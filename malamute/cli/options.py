@@ -19,7 +19,7 @@ from malamute.cli.error_output import JSON, print_error
 from malamute.cli.escaping import printable, to_json
 from malamute.cli.units import DurationRange
 from malamute.client.contexts import Context, InvalidContext, file_of, load
-from malamute.errors import InvalidName, MalamuteError
+from malamute.errors import ConnectTimeout, InvalidName, MalamuteError
 from malamute.protocol.names import SCHEME, Kind, Place, Uri
 from malamute.version import __version__
 
@@ -83,21 +83,32 @@ class ConnectionOptions:
 
         A refusal of an unconfirmed command is raised at the end.
         """
-        from malamute.client.sync.client import connect
-
         reporter = Reporter(as_json=self.as_json)
-        software = f"malamute-cli/{__version__}"
-        with connect(
-            self.url,
-            address=self.address,
-            timeout=self.timeout_seconds,
-            software=software,
-            **self.credentials,  # type: ignore[arg-type]  # these options are text, and the others above
-        ) as client:
+        with self._connect() as client:
             client.on_event = reporter
             yield client
         if reporter.refused is not None:
             raise reporter.refused
+
+    def _connect(self) -> Client:
+        from malamute.client.link.greeting import trouble_with
+        from malamute.client.session.route import urls_of
+        from malamute.client.sync.client import connect
+
+        try:
+            return connect(
+                self.url,
+                address=self.address,
+                timeout=self.timeout_seconds,
+                software=f"malamute-cli/{__version__}",
+                **self.credentials,  # type: ignore[arg-type]  # these options are text, and the others above
+            )
+        except ConnectTimeout as error:
+            found = "; ".join(dict.fromkeys(filter(None, map(trouble_with, urls_of(self.url)))))
+            if not found:
+                raise
+            place, seconds = ", ".join(urls_of(self.url)), self.timeout_seconds
+            raise ConnectTimeout(f"no broker answered at {place} within {seconds} s: {found}") from error
 
 
 class Reporter:

@@ -79,7 +79,7 @@ where_option = click.option(
     "--where", default="", metavar="EXPRESSION", help="Only messages whose headers match this expression."
 )
 limit_option = click.option(
-    "--limit", "-n", type=click.IntRange(min=1), help="Messages at the most, the oldest first."
+    "--count", "-n", "limit", type=click.IntRange(min=1), help="Messages at the most, the oldest first."
 )
 
 
@@ -140,7 +140,13 @@ def _reading(queues: QueueKind, verb: str, words: str, *, dead: bool) -> click.C
     @click.command(verb, help=words, epilog=examples(shown, f"{shown} --where 'urgent = true' --json"))
     @_name(queues)
     @click.option(
-        "--limit", "-n", type=click.IntRange(min=1), default=PAGE, show_default=True, help="At the most."
+        "--count",
+        "-n",
+        "limit",
+        type=click.IntRange(min=1),
+        default=PAGE,
+        show_default=True,
+        help="At the most.",
     )
     @click.option("--after", type=click.IntRange(min=0), default=0, help="Begin behind this sequence.")
     @where_option

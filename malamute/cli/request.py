@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,8 +10,12 @@ from malamute.cli import completion
 from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, waits
 from malamute.cli.payload import body_given, headers_option
-from malamute.cli.printing import Render, as_body, content_of, printable, prints_messages, show
+from malamute.cli.printing import Render, as_body, content_of, printable, prints_messages, show, to_json
 from malamute.cli.sending import ACKNOWLEDGED, message_options, print_outcome
+from malamute.errors import AccessRefused, NotFound
+
+if TYPE_CHECKING:
+    from malamute.client.sync.client import Client
 
 
 @click.command(
@@ -52,6 +56,8 @@ def request(
     With --outcome standard error says how the request was settled: acknowledged, expired, rejected,
     dead-lettered, withdrawn or purged. Anything but acknowledged is exit code 4. The outcome is sent to the
     mailbox of --address.
+
+    A request that nobody has taken when the wait is over expires, unless --ttl, --delay or --at is given.
     """
     from malamute.protocol.names import ERROR_HEADER
 
@@ -62,10 +68,15 @@ def request(
     assurance = "confirmed" if outcome else "stored"
     failed = False
     given = body_given(body, connection.timeout_seconds)
+    if not options.keys() & {"ttl", "delay", "at"}:
+        options["ttl"] = patience_seconds
     with connection.open() as client:
         replies = client.request(
             service, subject, given, headers, timeout=patience_seconds, assurance=assurance, **options
         )
+        if _nobody_works_for(client, service):
+            words = f"nobody works for {printable(service)} now: the request waits"
+            click.echo(to_json({"note": words}) if connection.as_json else words, err=True)
         for reply in replies:
             show([reply], render)
             error = content_of(reply).headers.get(ERROR_HEADER)
@@ -77,3 +88,15 @@ def request(
             print_outcome(replies, as_json=connection.as_json)
     if failed:
         raise click.exceptions.Exit(FAILED)
+
+
+def _nobody_works_for(client: Client, service: str) -> bool:
+    """Return whether a service has no workers, as far as this user may know."""
+    from malamute.protocol.admin import ServiceQuery
+
+    try:
+        found = client.query(ServiceQuery(name=service))
+    except (AccessRefused, NotFound):
+        return False
+    # A feed may have moved the request elsewhere.
+    return bool(found.messages) and not found.consumers

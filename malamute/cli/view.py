@@ -45,7 +45,7 @@ HEADING_LINES = 6
 @click.option(
     "--start", metavar="START", help="Begin at first (without --since), last, seq:N, time:T, since:1h."
 )
-@click.option("--limit", "-n", type=click.IntRange(min=1), help="End after this many messages.")
+@click.option("--count", "-n", "limit", type=click.IntRange(min=1), help="End after this many messages.")
 @click.option(
     "--page", type=click.IntRange(min=1), help="Messages on a page; by default as many as fit the terminal."
 )

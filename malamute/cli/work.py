@@ -45,10 +45,12 @@ class _WithCommand(click.Command):
             args = args[:place]
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND..."]
+
 
 @click.command(
     cls=_WithCommand,
-    options_metavar="[OPTIONS] -- COMMAND...",
     epilog=examples(
         "malamute work shout 'text.*' -- tr a-z A-Z", "malamute work count --workers 4 -- 'sort | uniq -c'"
     ),

@@ -15,7 +15,7 @@ from cli_commands import ROOT, Run
 from click.testing import CliRunner
 
 from malamute import __version__
-from malamute.cli.lazy import LazyGroup
+from malamute.cli.lazy import LazyGroup, in_order
 from malamute.cli.root import cli
 from malamute.errors import BY_CODE, MalamuteError
 
@@ -78,8 +78,58 @@ def test_the_version(run: Run) -> None:
     assert run("--version").stdout == f"malamute {__version__}\n"
 
 
-def test_an_unknown_command_is_wrong_usage(run: Run) -> None:
-    assert "No such command" in run("nonsense", exit_code=2).stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nonsense",), "No such command 'nonsense'."),
+        (("streams", "list"), "No such command 'streams'. Did you mean stream?"),
+        (("publish",), "No such command 'publish'. Did you mean pub?"),
+        (("stream", "--json", "lst"), "No such command 'lst'. Did you mean list?"),
+    ],
+)
+def test_an_unknown_command_is_wrong_usage_and_those_like_it_are_named(
+    run: Run, words: tuple[str, ...], said: str
+) -> None:
+    assert run(*words, exit_code=2).stderr.endswith(f"Error: {said}\n")
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words[:1] != ("bench",)], ids=" ".join)
+def test_options_of_all_commands_may_stand_before_any_word_of_one(words: tuple[str, ...]) -> None:
+    options = ["--url", "tcp://127.0.0.1:1", "--json", "--timeout=3"]
+    if isinstance(COMMANDS[words], click.Group):
+        return
+    for place in range(len(words) + 1):
+        given = [*words[:place], *options, *words[place:], "x", "--", "--json"]
+        assert in_order(cli, click.Context(cli), given) == [*words, *options, "x", "--", "--json"]
+
+
+def test_options_stay_where_no_command_is_named() -> None:
+    for given in (["--json"], ["--json", "--help"], ["--url"], ["--nonsense", "pub"], []):
+        assert in_order(cli, click.Context(cli), given) == given
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_n_has_one_meaning(words: tuple[str, ...]) -> None:
+    counts = [p for p in COMMANDS[words].params if "-n" in p.opts]
+    assert [p.opts for p in counts] == [["--count", "-n"]] * len(counts)
+
+
+REMOVALS = {"delete", "remove", "purge", "disconnect"}
+"""The verbs that take something away for good."""
+
+
+@pytest.mark.parametrize("words", [w for w in COMMANDS if w[-1] in REMOVALS], ids=" ".join)
+def test_every_removal_has_a_dry_run_and_asks(run: Run, words: tuple[str, ...]) -> None:
+    required = [p for p in COMMANDS[words].params if isinstance(p, click.Argument) and p.required]
+    assert {"--dry-run", "--yes"} <= {name for p in COMMANDS[words].params for name in p.opts}
+    # Before there is an answer no broker is asked for anything: there is none.
+    asked = run(*words, *["x" for _ in required], stdin="n\n", exit_code=1)
+    assert asked.stderr.endswith("[y/N]: n\nAborted!\n") or asked.stderr.endswith("[y/N]: Aborted!\n")
+
+
+def test_the_usage_of_work_has_its_command_at_the_end(run: Run) -> None:
+    usage = "Usage: malamute work [OPTIONS] SERVICE [PATTERN]... -- COMMAND...\n"
+    assert run("work", "--help").stdout.startswith(usage)
 
 
 def test_an_argument_that_looks_like_an_option_is_refused_with_how_it_is_given(run: Run) -> None:

@@ -123,11 +123,11 @@ def test_messages_are_browsed_and_stay(run: Run, kind: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sequences"),
     [
-        (["--limit", "2"], [1, 2]),
+        (["--count", "2"], [1, 2]),
         (["--after", "1"], [2, 3]),
-        (["--after", "1", "--limit", "1"], [2]),
+        (["--after", "1", "--count", "1"], [2]),
         (["--where", "n > 0"], [2, 3]),
-        (["--where", "n > 0", "--limit", "1"], [2]),
+        (["--where", "n > 0", "--count", "1"], [2]),
         (["--after", "3"], []),
     ],
 )
@@ -185,7 +185,7 @@ def test_dead_letters_are_sent_again(run: Run, dead: str) -> None:
     assert [row["body"] for row in _rows(run, dead, "browse", "q")] == ["body1"]
     left = [str(row["sequence"]) for row in _rows(run, dead, "dead", "q")]
     assert _rows(run, *redrive, "--sequence", left[1])["messages"] == 1
-    assert _rows(run, *redrive, "--limit", "5")["messages"] == 1
+    assert _rows(run, *redrive, "--count", "5")["messages"] == 1
     assert [row["body"] for row in _rows(run, dead, "browse", "q")] == ["body1", "body2", "body0"]
     run(*redrive, "--sequence", "1", exit_code=1)
 
@@ -198,7 +198,7 @@ def test_dead_letters_are_removed(run: Run, dead: str) -> None:
 def test_messages_are_removed_after_asking(run: Run, kind: str) -> None:
     purge = (kind, "purge", "q")
     assert "all messages" in run(*purge, stdin="n\n", exit_code=1).stderr
-    assert "some messages" in run(*purge, "--limit", "1", stdin="n\n", exit_code=1).stderr
+    assert "some messages" in run(*purge, "--count", "1", stdin="n\n", exit_code=1).stderr
     assert _rows(run, *purge, "--dry-run")["messages"] == 3
     assert _rows(run, *purge, "--sequence", "2", "--yes")["messages"] == 1
     assert [row["sequence"] for row in _rows(run, kind, "browse", "q")] == [1, 3]

@@ -22,7 +22,7 @@ SEND = ("send", "bob", "s")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "pub": ("pub", "bob", "s"),
     "send": SEND,
-    "request": ("request", "bob", "s", "--wait", "0.1"),
+    "request": ("request", "bob", "s", "--wait", "0.1", "--ttl", "1h"),
 }
 NO_REPLY = 3
 """The exit code of a request that nobody answers."""

@@ -14,7 +14,7 @@ import zmq
 import malamute
 import malamute.aio
 from malamute.client.link import greeting, link
-from malamute.client.link.greeting import mechanism_of
+from malamute.client.link.greeting import mechanism_of, trouble_with
 from malamute.errors import AccessRefused, ConnectTimeout
 from malamute.testing import Broker
 
@@ -154,3 +154,36 @@ class _WithoutDetail:
         if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
             return int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL), 32
         return event, value
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there speaks HTTP, as a gateway"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "what listens there speaks TLS"),
+        (b"\xff\0\0\0\0\0\0\0\1\x7f", ""),
+    ],
+)
+def test_what_listens_in_place_of_a_broker_is_told_in_words(answer: bytes, words: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            served, _ = listener.accept()
+            with served:
+                served.recv(1000)
+                served.sendall(answer)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        assert trouble_with(f"tcp://127.0.0.1:{listener.getsockname()[1]}", PATIENCE) == words
+        serving.join()
+
+
+def test_nothing_and_an_unknown_name_are_told_in_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        assert trouble_with(url, 0.01) == "what is there says nothing"
+    assert trouble_with(url) == "nothing listens there"
+    assert trouble_with(f"ipc://{tmp_path}/none") == "nothing listens there"
+    assert trouble_with("tcp://nobody.invalid:9") == "the name 'nobody.invalid' is not known here"
+    assert trouble_with("tcp://nobody") == ""

@@ -6,6 +6,7 @@ client that distinguishes an absent broker from one that wants another proof has
 its own.
 
 A name has to be resolved for that, and a listener may be slow. So a thread asks, and its program continues.
+A command that has waited in vain asks in its own thread, for the reason in words.
 """
 
 from __future__ import annotations
@@ -53,6 +54,30 @@ def mechanism_of(url: str, seconds: float = ANSWER_SECONDS) -> bytes:
         # The listener is away or slow, or the URL is invalid: libzmq will find out, too.
         pass
     return greeting[_MECHANISM].rstrip(b"\0") if greeting[:1] == _SIGNATURE[:1] else b""
+
+
+def trouble_with(url: str, seconds: float = ANSWER_SECONDS) -> str:
+    """Return in words why no broker answers at a URL; nothing if that is unknown."""
+    try:
+        with closing(_connect(url, seconds)) as connection:
+            connection.settimeout(seconds)
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            answer = connection.recv(_SIZE)
+    except socket.gaierror:
+        return f"the name {url.partition('://')[2].rpartition(':')[0]!r} is not known here"
+    except (ConnectionRefusedError, FileNotFoundError):
+        return "nothing listens there"
+    except TimeoutError:
+        return "what is there says nothing"
+    except (OSError, ValueError):
+        return ""
+    return next((words for begin, words in _OTHERS.items() if answer.startswith(begin)), "")
+
+
+_OTHERS = {
+    b"HTTP/": "what listens there speaks HTTP, as a gateway",
+    b"\x15\x03": "what listens there speaks TLS",
+}
 
 
 def _connect(url: str, seconds: float) -> socket.socket:

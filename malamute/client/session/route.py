@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from malamute.errors import InvalidValue
 from malamute.protocol.names import SCHEME, endpoint_of
 
+PORT = 9999
+"""The port of an address that has none."""
 WAIT = 0.05
 """Seconds before the second round, at most."""
 WAIT_MAX = 2.0
@@ -51,7 +53,25 @@ class Route:
 def urls_of(url: str | Sequence[str]) -> list[str]:
     """Return one URL, several in a text with commas between them, or a sequence of them, as a list.
 
-    Only the broker of a `malamute://` URI counts. Raises `InvalidName` for an invalid one.
+    Only the broker of a `malamute://` URI counts. HOST, HOST:PORT and a path of the file system are addresses
+    of TCP and of IPC. Raises `InvalidName` for an invalid URI, `InvalidValue` for one of HTTP.
     """
     parts = (part.strip() for part in (url.split(",") if isinstance(url, str) else url))
-    return [endpoint_of(part) if part.lower().startswith(SCHEME) else part for part in parts if part]
+    return [_endpoint(part) for part in parts if part]
+
+
+def _endpoint(text: str) -> str:
+    scheme, separator, _ = text.lower().partition("://")
+    if f"{scheme}{separator}" == SCHEME:
+        return endpoint_of(text)
+    if scheme in ("http", "https"):
+        raise InvalidValue(
+            f"invalid URL {text!r}: a gateway speaks HTTP, and clients connect to the broker: expected one "
+            f"such as tcp://127.0.0.1:{PORT}"
+        )
+    if separator:
+        return text
+    if text.startswith("/"):
+        return f"ipc://{text}"
+    has_port = text.rpartition(":")[2].isdecimal() and not text.endswith("]")
+    return f"tcp://{text}" if has_port else f"tcp://{text}:{PORT}"

@@ -53,3 +53,25 @@ def test_waits_grow_to_a_limit_and_are_spread_over_half_of_them(count, chances):
         elif number:
             whole = min(WAIT_MAX, 2 * whole or WAIT)
             assert whole / 2 <= wait <= whole
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("example.org", "tcp://example.org:9999"),
+        ("example.org:7", "tcp://example.org:7"),
+        ("127.0.0.1", "tcp://127.0.0.1:9999"),
+        ("[::1]", "tcp://[::1]:9999"),
+        ("[::1]:7", "tcp://[::1]:7"),
+        ("/run/malamute.sock", "ipc:///run/malamute.sock"),
+        ("ipc://@name", "ipc://@name"),
+    ],
+)
+def test_an_address_without_a_scheme_is_one_of_tcp_or_of_the_file_system(text, url):
+    assert urls_of(text) == [url]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "HTTPS://example.org"])
+def test_a_gateway_is_no_broker(url):
+    with pytest.raises(InvalidValue, match="a gateway speaks HTTP"):
+        urls_of(url)

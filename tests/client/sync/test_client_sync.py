@@ -148,7 +148,7 @@ def test_a_listener_that_does_not_answer_is_another_connect_timeout_than_no_list
 
 def test_a_url_that_is_none_is_refused():
     with pytest.raises(errors.InvalidValue, match="invalid URL"):
-        malamute.connect("nonsense")
+        malamute.connect("nonsense://a")
     with pytest.raises(errors.InvalidName):
         malamute.connect(address="a\nb")
 
