@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from malamute.core import configuration, review, startup
+from malamute.core import configuration, startup
 from malamute.core.commands import ClientCommands
 from malamute.core.engines import Engines
 from malamute.core.feed.table import Feeds
@@ -30,7 +30,7 @@ from malamute.core.iteration.effects import ClockStep, Effects, LoadConfiguratio
 from malamute.core.iteration.grace_period import ClockNote, GracePeriod, report_step
 from malamute.core.iteration.health import Health
 from malamute.core.iteration.recovery import Recovery
-from malamute.core.iteration.settings import Settings
+from malamute.core.iteration.settings import ConfigurationInForce, Settings
 from malamute.core.iteration.timers import Timers
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.mailbox import Mailboxes
@@ -40,12 +40,13 @@ from malamute.core.queue.trackers import Trackers
 from malamute.core.reports.audit import Audit
 from malamute.core.reports.events import Events
 from malamute.core.reports.refusal_reports import RefusalReports
+from malamute.core.review import Review
 from malamute.core.selector_numbers import SelectorNumbers
 from malamute.core.session.answers import Answers
 from malamute.core.session.selectors import SelectorBudget
 from malamute.core.session.session import Session
 from malamute.core.session.sessions import Sessions
-from malamute.core.sources import end_source, take_back
+from malamute.core.sources import Sources
 from malamute.core.stream.ageing import Ageing
 from malamute.core.stream.table import Streams
 from malamute.errors import Failed, InternalError, MalamuteError
@@ -58,18 +59,20 @@ class Core(Engines):
     """The broker without its edges. `now` is always seconds since the epoch, UTC, and never goes back."""
 
     def __init__(self, now: float, settings: Settings | None = None, recovered: Recovered = EMPTY) -> None:
-        self.settings = settings = settings or Settings()
+        settings = settings or Settings()
+        self.configuration = ConfigurationInForce(settings, now)
         limits = settings.limits
         self.effects = Effects(now, settings.seed)
         self.answers = Answers(self.effects, limits.answers_bytes)
-        self.started = self.configured_at = now
+        self.started = now
         self.selectors = SelectorBudget(limits)
         caches = CacheBudget(limits.caches_bytes)
         self.timers = Timers(partial(self.effects.fault, "a timer"))
-        account_changed = partial(review.account_changed, self)
         self.selector_numbers = SelectorNumbers()
-        self.accounts = AccountDirectory(self.effects, settings.accounts, account_changed)
-        self.groups = GroupDirectory(self.effects, partial(review.groups_changed, self))
+        self.accounts = AccountDirectory(
+            self.effects, settings.accounts, lambda user: self.review.account_changed(user)
+        )
+        self.groups = GroupDirectory(self.effects, lambda: self.review.groups_changed())
         self.quotas = QuotaTable(settings.access, self.accounts.groups_of)
         held, cursors_held = (
             Holdings(name, self._quotas_of, self.accounts.there_are) for name in ("streams", "cursors")
@@ -96,6 +99,8 @@ class Core(Engines):
         self.mailboxes = Mailboxes(self.queue_limits)
         self.queue_limits.trackers = Trackers(self.mailboxes)
         self.services = Services(self.queue_limits, self.mailboxes)
+        self.queues = {"mailbox": self.mailboxes, "service": self.services}
+        self.sources = Sources(self.effects, self.timers, self.selectors, self.streams)
         self.sessions = Sessions(
             self.effects,
             limits,
@@ -104,9 +109,11 @@ class Core(Engines):
             software=settings.software,
             expiry=settings.session_expiry,
             probe=settings.probe_interval,
-            release=partial(take_back, self),
+            release=self.sources.take_back,
             forget=self.mailboxes.forget,
-            ack_timeout=lambda address: self.settings.queues("mailbox", address).ack_timeout_seconds,
+            ack_timeout=lambda address: (
+                self.configuration.settings.queues("mailbox", address).ack_timeout_seconds
+            ),
             quotas=self.quotas,
         )
         self.recovery = Recovery(self.effects)
@@ -117,7 +124,7 @@ class Core(Engines):
             self.services,
             self.selectors,
             self.recovery,
-            partial(review.feed_selector, self),
+            lambda source, rule: self.review.feed_selector(source, rule),
         )
         startup.restore(self, recovered)
         if settings.unjournaled:
@@ -133,6 +140,7 @@ class Core(Engines):
         self.audit = Audit(self.effects, self.timers, self.streams, on=settings.audit)
         reserved = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
         self.access = AccessControl(reserved, settings.access, self.accounts, self.groups)
+        self.review = Review(self.effects, self.access, self.sessions, self.sources, self.feeds)
         for feed in self.feeds.by_name.values():
             self.feeds.review(feed)
         self.old_key_connections = 0
@@ -183,7 +191,7 @@ class Core(Engines):
     def reload(self, now: float) -> None:
         """Have the configuration read again, and go by it if it is good."""
         self.effects.now = now
-        configuration.reload(self)
+        configuration.reload(self.effects, self.audit)
 
     def configure(self, settings: Settings, now: float) -> None:
         """Go by other settings from now on.
@@ -328,7 +336,7 @@ class Core(Engines):
         broken, effects.broken = effects.broken, {}
         ended, effects.ended = effects.ended, []
         for source in ended:
-            effects.guard("the end of a subscription", end_source, self, source.session, source)
+            effects.guard("the end of a subscription", self.sources.end, source.session, source)
         for peer in broken:
             self.commands.begin_anew(peer)
         return bool(broken)

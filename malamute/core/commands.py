@@ -14,7 +14,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from malamute.core.admin import changes, queries
+from malamute.core.admin.changes import Changes
+from malamute.core.admin.queries import Queries
 from malamute.core.engines import Engines
 from malamute.core.identity.access import ANONYMOUS, Permissions, Principal
 from malamute.core.identity.quotas import check_rates, consume_rates
@@ -22,10 +23,9 @@ from malamute.core.queue.entry import ENTRY_BYTES
 from malamute.core.queue.purge import withdraw
 from malamute.core.queue.source import QueueSource
 from malamute.core.reports.events import report_worker
-from malamute.core.review import check_offer, review_session
+from malamute.core.review import check_offer
 from malamute.core.session.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES
 from malamute.core.session.session import Session
-from malamute.core.sources import end_source
 from malamute.core.stream.chunk import MESSAGE_BYTES, large_bytes
 from malamute.core.stream.subscribing import subscribe
 from malamute.errors import (
@@ -80,7 +80,6 @@ class ClientCommands:
     """Takes the commands of all clients, and answers those that are refused."""
 
     def __init__(self, core: Engines) -> None:
-        self._core = core
         self.effects = core.effects
         self.access = core.access
         self.sessions = core.sessions
@@ -91,10 +90,15 @@ class ClientCommands:
         self.selectors = core.selectors
         self.timers = core.timers
         self.refusals = core.refusals
+        self.queues = core.queues
+        self.sources = core.sources
+        self.review = core.review
+        self.queries = Queries(core)
+        self.changes = Changes(core)
         self.refused_peers: set[bytes] = set()
         """Those that have had an answer in this iteration to what they want none of."""
-        self._message_bytes_max = core.settings.limits.message_bytes
-        self._backlog_bytes_max = core.settings.limits.backlog_bytes
+        self._message_bytes_max = core.configuration.settings.limits.message_bytes
+        self._backlog_bytes_max = core.configuration.settings.limits.backlog_bytes
         self._sender = core.access.of(ANONYMOUS)
         """The principal of the last HELLO, and what it may do."""
         self._origin = ""
@@ -240,7 +244,7 @@ class ClientCommands:
             raise UnexpectedCommand("HELLO that renews, and no session is open: expected one that opens it")
         self.sessions.renew(session, self._sender)
         self._await_expiry(session)
-        review_session(self._core, session)
+        self.review.of_session(session)
         if session.open:
             self.effects.send(session.peer, Ok(BY_TYPE[Hello].opcode, message.attempt))
 
@@ -375,7 +379,7 @@ class ClientCommands:
 
     def _offer(self, peer: bytes, session: Session, message: Offer) -> None:
         self._check_source(session, message.source)
-        selector, table = Selector.parse(message.criteria), self._core.queues_of(message.kind)
+        selector, table = Selector.parse(message.criteria), self.queues[message.kind]
         check_offer(session.may, table.kind, message.service, selector)
         session.may.require_there(table.kind, message.service, table.by_name)
         cost = self.selectors.check(selector, session, OFFER_BYTES)
@@ -407,7 +411,7 @@ class ClientCommands:
     def _cancel(self, peer: bytes, session: Session, message: Cancel) -> None:
         source = session.source(message.source)
         del session.sources[message.source]
-        end_source(self._core, session, source)
+        self.sources.end(session, source)
         self.effects.send(peer, Ok(BY_TYPE[Cancel].opcode, message.source))
 
     def _credit(self, peer: bytes, session: Session, message: Credit) -> None:
@@ -455,7 +459,7 @@ class ClientCommands:
     # Handlers: all else
 
     def _withdraw(self, peer: bytes, session: Session, message: Withdraw) -> None:
-        table = self._core.queues_of(message.kind)
+        table = self.queues[message.kind]
         sender = session.address if message.kind == "mailbox" else session.mailbox
         queue = table.by_name.get(message.name)
         opcode = BY_TYPE[Withdraw].opcode
@@ -486,10 +490,10 @@ class ClientCommands:
             report(0, 0)
 
     def _query(self, peer: bytes, session: Session, message: Query) -> None:
-        queries.answer(self._core, session, message)
+        self.queries.answer(session, message)
 
     def _change(self, peer: bytes, session: Session, message: Change) -> None:
-        changes.change(self._core, session, message)
+        self.changes.make(session, message)
 
     def _commit(self, peer: bytes, session: Session, message: Commit) -> None:
         if message.number and not self.confirmations.admit(session, message.number):

@@ -15,15 +15,15 @@ from malamute.core.admin.changes import reloaded
 from malamute.core.iteration.effects import LoadConfiguration
 from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.reports.audit import BY_SIGNAL, DONE, REFUSED
-from malamute.core.review import each_look, review_all
 from malamute.errors import MalamuteError
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
     from malamute.core.iteration.effects import Effects
-    from malamute.core.iteration.settings import ConfigurationLoaded, Settings
+    from malamute.core.iteration.settings import ConfigurationInForce, ConfigurationLoaded, Settings
     from malamute.core.queue.mailbox import Mailboxes
     from malamute.core.queue.service import Services
+    from malamute.core.reports.audit import Audit
     from malamute.core.stream.table import Streams
 
 CONFIGURED = "the configuration was loaded"
@@ -32,10 +32,10 @@ CONFIGURE_WORK = 10
 """What it takes to have a stream or a queue go by another policy."""
 
 
-def reload(core: Engines) -> None:
+def reload(effects: Effects, audit: Audit) -> None:
     """Have the configuration read again, and go by it if it is good."""
-    record = partial(core.audit.record, BY_SIGNAL, "broker.reload", {})
-    core.effects.ask(
+    record = partial(audit.record, BY_SIGNAL, "broker.reload", {})
+    effects.ask(
         LoadConfiguration(),
         lambda loaded: record(DONE, after=reloaded(loaded)),
         lambda error: record(REFUSED, error=error),
@@ -44,14 +44,14 @@ def reload(core: Engines) -> None:
 
 def loaded(core: Engines, result: ConfigurationLoaded | MalamuteError) -> None:
     """The configuration was read: go by it, or report why it is refused."""
-    effects = core.effects
+    effects, in_force = core.effects, core.configuration
     if isinstance(result, MalamuteError):
-        core.config_error = str(result)
+        in_force.error = str(result)
         effects.notice("the configuration is refused", error=str(result), code=result.code)
         return
     configure(core, result.settings)
-    core.config_error = ""
-    core.configured_at, core.waiting_options = effects.now, result.waiting
+    in_force.error = ""
+    in_force.loaded_at, in_force.waiting = effects.now, result.waiting
     changed, waiting = list(result.changed), list(result.waiting)
     effects.notice(CONFIGURED, changed=changed, waiting_for_restart=waiting)
     effects.event("broker.configured", changed=" ".join(changed), waiting=" ".join(waiting))
@@ -59,7 +59,7 @@ def loaded(core: Engines, result: ConfigurationLoaded | MalamuteError) -> None:
 
 def configure(core: Engines, settings: Settings) -> None:
     """Go by other settings from now on."""
-    core.settings, limits = settings, settings.limits
+    core.configuration.settings, limits = settings, settings.limits
     core.streams.configure(settings.streams, limits)
     core.queue_limits.configure(settings.queues, limits)
     core.sessions.limits = core.sessions.confirmations.limits = core.feeds.limits = core.selectors.limits = (
@@ -70,26 +70,30 @@ def configure(core: Engines, settings: Settings) -> None:
         core.quotas.configure(settings.access)
         core.streams.held.configure()
         core.streams.cursors.held.configure()
-        review_all(core)
-    run_workflow(core.effects, _configure_all(core, settings))
+        core.review.begin()
+    looks = core.review.each_look() if core.effects.reviewing else iter(())
+    each = chain(
+        looks,
+        _each_queue(core.mailboxes, core.services, core.effects),
+        _each_stream(core.streams, core.effects),
+    )
+    run_workflow(core.effects, _configure_all(core.effects, core.configuration, each))
 
 
-def _configure_all(core: Engines, settings: Settings) -> Workflow:
+def _configure_all(
+    effects: Effects, in_force: ConfigurationInForce, each: Iterator[Callable[[], None]]
+) -> Workflow:
     """Have all that there is go by the settings, some of it in each iteration.
 
     What something is done for goes by the rules of now before its turn comes (`Session.review`). Other
     settings that come meanwhile are for all that there is again, so this ends there.
     """
-    looks = each_look(core) if core.effects.reviewing else ()
-    for configure_one in chain(
-        looks,
-        _each_queue(core.mailboxes, core.services, core.effects),
-        _each_stream(core.streams, core.effects),
-    ):
+    settings = in_force.settings
+    for configure_one in each:
         configure_one()
-        if core.effects.work <= 0:
+        if effects.work <= 0:
             yield GO_ON
-            if core.settings is not settings:
+            if in_force.settings is not settings:
                 return
 
 

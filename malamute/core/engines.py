@@ -11,25 +11,27 @@ from malamute.core.iteration.effects import Effects
 from malamute.core.iteration.grace_period import ClockNote
 from malamute.core.iteration.health import Health
 from malamute.core.iteration.recovery import Recovery
-from malamute.core.iteration.settings import Settings
+from malamute.core.iteration.settings import ConfigurationInForce
 from malamute.core.iteration.timers import Timers
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.mailbox import Mailboxes
 from malamute.core.queue.service import Services
-from malamute.core.queue.table import QueueTable
+from malamute.core.queue.table import QueueTables
 from malamute.core.reports.audit import Audit
 from malamute.core.reports.refusal_reports import RefusalReports
+from malamute.core.review import Review
 from malamute.core.selector_numbers import SelectorNumbers
 from malamute.core.session.answers import Answers
 from malamute.core.session.selectors import SelectorBudget
 from malamute.core.session.sessions import Sessions
+from malamute.core.sources import Sources
 from malamute.core.stream.table import Streams
 
 
 class Engines:
     """The parts of the broker. `Core` makes them and calls them; `admin` reads and changes them."""
 
-    settings: Settings
+    configuration: ConfigurationInForce
     access: AccessControl
     accounts: AccountDirectory
     groups: GroupDirectory
@@ -46,19 +48,14 @@ class Engines:
     queue_limits: QueueLimits
     mailboxes: Mailboxes
     services: Services
+    queues: QueueTables
+    """The mailboxes and the services, by kind."""
     sessions: Sessions
+    sources: Sources
+    review: Review
     recovery: Recovery
     feeds: Feeds
     refusals: RefusalReports
     selector_numbers: SelectorNumbers
 
     started: float
-    configured_at: float
-    waiting_options: tuple[str, ...] = ()
-    """Options of the configuration that was loaded last, which wait for the next start."""
-    config_error = ""
-    """Why the configuration that was to be loaded last was refused."""
-
-    def queues_of(self, kind: str) -> QueueTable:
-        """The mailboxes or the services."""
-        return self.mailboxes if kind == "mailbox" else self.services

@@ -10,34 +10,44 @@ from malamute.core.stream.subscription import Subscription
 from malamute.protocol.messages import BY_TYPE, Offer, Subscribe, error_message
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.timers import Timers
+    from malamute.core.session.selectors import SelectorBudget
     from malamute.core.session.session import Session, SessionSource
+    from malamute.core.stream.table import Streams
     from malamute.errors import MalamuteError
 
 
-def end_source(core: Engines, session: Session, source: SessionSource) -> None:
-    """End what a session had: nothing of the broker refers to it then."""
-    if isinstance(source, QueueSource):
-        report_worker("left", source)
-    core.selectors.acquire(-source.cost_bytes, session)
-    source.cancel()
-    if isinstance(source, Subscription):
-        core.streams.left(source)
+class Sources:
+    """The sources of all sessions, as far as they end."""
 
+    def __init__(self, effects: Effects, timers: Timers, selectors: SelectorBudget, streams: Streams) -> None:
+        self._effects = effects
+        self._timers = timers
+        self._selectors = selectors
+        self._streams = streams
 
-def dismiss_source(core: Engines, session: Session, number: int, error: MalamuteError) -> None:
-    """End a subscription or an offer that its client has not ended, and send the client the reason."""
-    source = session.sources.pop(number)
-    end_source(core, session, source)
-    command = Subscribe if isinstance(source, Subscription) else Offer
-    core.effects.refuse(session.peer, error_message(error, BY_TYPE[command].opcode, number))
+    def end(self, session: Session, source: SessionSource) -> None:
+        """End what a session had: nothing of the broker refers to it then."""
+        if isinstance(source, QueueSource):
+            report_worker("left", source)
+        self._selectors.acquire(-source.cost_bytes, session)
+        source.cancel()
+        if isinstance(source, Subscription):
+            self._streams.left(source)
 
+    def dismiss(self, session: Session, number: int, error: MalamuteError) -> None:
+        """End a subscription or an offer that its client has not ended, and send the client the reason."""
+        source = session.sources.pop(number)
+        self.end(session, source)
+        command = Subscribe if isinstance(source, Subscription) else Offer
+        self._effects.refuse(session.peer, error_message(error, BY_TYPE[command].opcode, number))
 
-def take_back(core: Engines, session: Session) -> None:
-    """Take back all that belongs to a connection."""
-    core.timers.cancel(session.expiry)
-    session.expiry = None
-    sources = list(session.sources.values())
-    session.sources.clear()
-    for source in sources:
-        core.effects.guard("the end of a source", end_source, core, session, source)
+    def take_back(self, session: Session) -> None:
+        """Take back all that belongs to a connection."""
+        self._timers.cancel(session.expiry)
+        session.expiry = None
+        sources = list(session.sources.values())
+        session.sources.clear()
+        for source in sources:
+            self._effects.guard("the end of a source", self.end, session, source)

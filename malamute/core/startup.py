@@ -6,6 +6,7 @@ which tables it has in the store, and what is in them; here is nothing but the o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from malamute.core.identity.groups import STORED_GROUPS_MAX
@@ -14,6 +15,9 @@ from malamute.store.operations import Recovered
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.queue.mailbox import Mailboxes
+    from malamute.core.session.sessions import Sessions
 
 RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
 
@@ -41,12 +45,15 @@ def restore(core: Engines, recovered: Recovered) -> None:
     _report_excess(core)
     if core.mailboxes.strays(core.sessions.by_peer.values()):
         # A client may still return within the time of a session, and finds its mail.
-        core.timers.at(core.effects.now + core.settings.session_expiry, lambda: _remove_strays(core))
+        core.timers.at(
+            core.effects.now + core.configuration.settings.session_expiry,
+            partial(_remove_strays, core.mailboxes, core.sessions),
+        )
 
 
 def _report_excess(core: Engines) -> None:
     """Report what was not recovered, and what is more than its limit."""
-    limits, streams = core.settings.limits, core.streams.by_name
+    limits, streams = core.configuration.settings.limits, core.streams.by_name
     cursors = max((len(stream.cursors) for stream in streams.values()), default=0)
     core.recovery.report(
         {
@@ -63,28 +70,27 @@ def _report_excess(core: Engines) -> None:
     )
 
 
-def _remove_strays(core: Engines) -> None:
+def _remove_strays(mailboxes: Mailboxes, sessions: Sessions) -> None:
     """Remove the private mailboxes of sessions that the store has lost."""
-    for mailbox in core.mailboxes.strays(core.sessions.by_peer.values()):
-        core.mailboxes.remove(mailbox)
+    for mailbox in mailboxes.strays(sessions.by_peer.values()):
+        mailboxes.remove(mailbox)
 
 
 def report(core: Engines, recovered: Recovered) -> None:
     """Report the start, and what was found, once events can be published."""
     core.health.damaged(recovered.defects)
-    settings, effects = core.settings, core.effects
+    settings, effects = core.configuration.settings, core.effects
     effects.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))
     core.mailboxes.report_lost(recovered)
     core.services.report_lost(recovered)
     if recovered.restored:
         effects.notice(RESTORED_WORDS, incarnation=recovered.incarnation)
         effects.event("broker.restored", incarnation=recovered.incarnation)
-    _report_clock(core)
+    _report_clock(effects, core.clock_note.last)
 
 
-def _report_clock(core: Engines) -> None:
-    """Report if the clock is not where it was when something was last stored: it is or was wrong."""
-    last, effects = core.clock_note.last, core.effects
+def _report_clock(effects: Effects, last: int) -> None:
+    """Report if the clock is not where it was when something was `last` stored: it is or was wrong."""
     seconds = effects.now - to_seconds(last)
     if last and not -CLOCK_BEHIND_MAX <= seconds <= CLOCK_AHEAD_MAX:
         what = "behind" if seconds < 0 else "ahead"

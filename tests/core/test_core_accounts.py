@@ -554,4 +554,4 @@ def test_a_reload_says_before_it_is_made_that_it_takes_away_the_right_to_reload(
     bench.settle()
     found = [m.value.get("loses_right", False) for m in bench.sent("op") if isinstance(m, Ok)]
     assert found == [loses] or (not dry_run and loses and not found)
-    assert (bench.core.settings is settings) is not dry_run
+    assert (bench.core.configuration.settings is settings) is not dry_run

@@ -92,13 +92,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for topic, handler in changes.MAKING.items():
-        monkeypatch.setitem(changes.MAKING, topic, counted(topic, handler))
+    makers = changes.makers
+    monkeypatch.setattr(
+        changes,
+        "makers",
+        lambda core: {topic: counted(topic, handler) for topic, handler in makers(core).items()},
+    )
     return calls
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch, made: list[str]) -> Bench:
     import malamute.server.worker as worker
 
     monkeypatch.setitem(
@@ -108,6 +112,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     loaded = ConfigurationLoaded(bench.settings, ("limits.streams",), ())
     monkeypatch.setitem(worker.ANSWERS, LoadConfiguration, lambda store, question: loaded)
     furnished(bench)
+    made.clear()
     return bench
 
 
@@ -121,7 +126,7 @@ def again(bench: Bench, change: Change) -> list[Any]:
 
 
 def test_there_is_an_example_of_every_change():
-    assert CHANGES.keys() == admin.CHANGES.keys() == changes.MAKING.keys()
+    assert CHANGES.keys() == admin.CHANGES.keys() == changes.makers(Bench().core).keys()
 
 
 @by_topic

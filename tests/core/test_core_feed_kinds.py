@@ -54,7 +54,7 @@ def bodies(bench, place):
     kind, _, name = place.partition("/")
     if kind == "stream":
         return [item.body for item in read(bench, name)]
-    entries = bench.core.queues_of(kind).by_name[name].entries.values()
+    entries = bench.core.queues[kind].by_name[name].entries.values()
     return [unpack_record(entry.record)[1][0] for entry in entries]
 
 
@@ -84,7 +84,7 @@ def test_what_a_feed_makes_in_a_queue_says_where_it_was(target):
     bench.tell("alice", publish(b"1"), publish(b"2"))
     bench.settle()
     kind, _, name = target.partition("/")
-    entries = bench.core.queues_of(kind).by_name[name].entries.values()
+    entries = bench.core.queues[kind].by_name[name].entries.values()
     assert [entry.properties for entry in entries] == [
         {"source": "stream/s", "sequence": 1},
         {"source": "stream/s", "sequence": 2},

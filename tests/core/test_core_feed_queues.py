@@ -57,7 +57,7 @@ def to(place: str, *bodies: bytes, number: int = 0, subject: str = "a", **option
 
 def entries(bench: Bench, place: str) -> list[Any]:
     kind, _, name = place.partition("/")
-    queue = bench.core.queues_of(kind).by_name.get(name)
+    queue = bench.core.queues[kind].by_name.get(name)
     return [] if queue is None else [*queue.entries.values()]
 
 

@@ -9,12 +9,11 @@ import wire_strategies as wire
 from core_bench import Bench, items, mail_credit, offer, peer_id, publish, request, send, subscribe
 from hypothesis import Phase, given, settings
 
-from malamute.core import sources
-from malamute.core.admin import changes, queries
 from malamute.core.commands import STATES, UNATTACHED
 from malamute.core.iteration.faults import PLACES_MAX, TELL_SECONDS, Faults
 from malamute.core.queue.delivery import Deliveries
 from malamute.core.queue.paging import RETRY_SECONDS
+from malamute.core.sources import Sources
 from malamute.core.stream import stream as stream_module
 from malamute.core.stream.subscription import Subscription
 from malamute.errors import StoreError
@@ -116,11 +115,10 @@ def test_a_command_whose_handler_raises_is_refused_and_its_connection_begins_ane
 @given(data=wire.st.data())
 def test_a_topic_whose_handler_raises_is_refused_and_nothing_else(key, data):
     command, topic = key
-    tables: list[dict[str, Any]] = (
-        [queries.HANDLERS, queries.ASKING] if command is Query else [changes.MAKING]
-    )
-    (table,) = (table for table in tables if topic in table)
     bench = Bench()
+    queries, changes = bench.core.commands.queries, bench.core.commands.changes
+    tables: list[dict[str, Any]] = [queries.at_once, queries.asking] if command is Query else [changes.makers]
+    (table,) = (table for table in tables if topic in table)
     bench.faulty = True
     bench.open("alice")
     real, table[topic] = table[topic], oops
@@ -247,7 +245,7 @@ def test_a_connection_whose_source_cannot_be_ended_is_lost_nevertheless(bench, m
     bench.tell("bob", subscribe(1), offer(2, 1), mail_credit())
     bench.tell("alice", request(b"1"))
     bench.settle()
-    once(monkeypatch, sources, "end_source")
+    once(monkeypatch, Sources, "end")
     bench.lost("bob")
     assert bench.core.sessions.by_peer[peer_id("bob")].sources == {}
     bench.tell("carl", offer(1, 1))

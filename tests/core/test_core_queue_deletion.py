@@ -190,7 +190,7 @@ def deleting_in_steps(monkeypatch: pytest.MonkeyPatch, kind: str = "service", na
     bench.tell("bob", offer(1, service=name, kind=kind), offer(2, service=name, kind=kind))
     bench.settle()
     bench.receive("alice", delete(kind, name, cascade=True))
-    assert len(bench.core.queues_of(kind).by_name[name].consumers) == 1
+    assert len(bench.core.queues[kind].by_name[name].consumers) == 1
     return bench
 
 

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.access import AccessRule, Account, Accounts, Policy, User
-from malamute.core import review
 from malamute.core.configuration import CONFIGURE_WORK
 from malamute.core.identity import access
 from malamute.core.identity.access import QUERIES, Principal
 from malamute.core.iteration.effects import WORK_MAX
 from malamute.core.queue import table
-from malamute.core.review import REVIEW_WORK
+from malamute.core.review import REVIEW_WORK, Review
 from malamute.core.stream.stream import Stream
 from malamute.core.stream.table import STREAMS_WORK
 from malamute.protocol import admin
@@ -334,11 +333,11 @@ def many(count, *rules, each=()):
 def reviewing(bench, monkeypatch, *rules, **users):
     """Change the rules. Returns the users who were reviewed, as they are."""
     seen = []
-    confirm = review._confirm_session
+    confirm = Review._confirm
     monkeypatch.setattr(
-        review,
-        "_confirm_session",
-        lambda core, session: (seen.append(session.may.principal.user), confirm(core, session)),
+        Review,
+        "_confirm",
+        lambda review, session: (seen.append(session.may.principal.user), confirm(review, session)),
     )
     bench.core.configure(bench.settings._replace(access=policy(*rules, **users)), bench.now)
     return seen
@@ -480,7 +479,7 @@ def test_streams_and_queues_go_by_other_policies_in_steps(monkeypatch):
 def test_the_same_rules_again_are_no_change(monkeypatch):
     bench = bench_with(*OPEN)
     hello(bench, "ann", "ann")
-    monkeypatch.setattr(review, "_confirm_session", lambda *given: pytest.fail("looked at"))
+    monkeypatch.setattr(Review, "_confirm", lambda *given: pytest.fail("looked at"))
     configure(bench, bench.settings.access)
 
 

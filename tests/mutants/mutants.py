@@ -269,7 +269,7 @@ MUTANTS = {
     ),
     "XU9": Mutant(
         "core/admin/queue_deletion.py",
-        "dismiss_source(core, core.sessions.by_peer[offer.session.peer], offer.source, reason)",
+        "sources.dismiss(sessions.by_peer[offer.session.peer], offer.source, reason)",
         "queue.leave(offer)",
         "test_with_cascade_all_that_hangs_on_a_queue_ends_with_a_reason",
     ),

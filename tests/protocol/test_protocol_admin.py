@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.core.admin import changes, queries
+from malamute.core.broker import Core
 from malamute.errors import Malformed
 from malamute.protocol import admin
 from malamute.protocol.admin import CHANGES, QUERIES, Row, Value, decode, encode
@@ -88,9 +88,10 @@ def test_the_package_has_the_types_of_all_its_modules() -> None:
 
 
 def test_every_topic_has_one_handler() -> None:
-    assert {*QUERIES} == {*queries.HANDLERS} | {*queries.ASKING}
-    assert not {*queries.HANDLERS} & {*queries.ASKING}
-    assert {*CHANGES} == {*changes.MAKING}
+    commands = Core(0.0).commands
+    assert {*QUERIES} == {*commands.queries.at_once} | {*commands.queries.asking}
+    assert not {*commands.queries.at_once} & {*commands.queries.asking}
+    assert {*CHANGES} == {*commands.changes.makers}
 
 
 def test_every_list_comes_in_pages() -> None:

@@ -9,7 +9,6 @@ from time import monotonic
 import pytest
 import zmq
 
-from malamute.core.admin import queries
 from malamute.core.broker import Core
 from malamute.core.iteration.effects import ClockStep
 from malamute.core.iteration.settings import Settings
@@ -178,7 +177,7 @@ def test_a_fault_of_the_decoder_is_an_error_and_the_broker_continues(running, mo
 def test_what_cannot_be_encoded_is_an_error_and_the_broker_continues(running, monkeypatch):
     running.say(Hello([2], "alice"))
     assert isinstance(running.hear(), Welcome)
-    monkeypatch.setitem(queries.HANDLERS, "status", lambda core, query: 2**80)
+    monkeypatch.setitem(running.loop.core.commands.queries.at_once, "status", lambda query: 2**80)
     running.say(Query(5, "status", {}))
     error = running.hear()
     assert (error.code, error.about, error.ref) == (500, 11, 5)

@@ -52,7 +52,7 @@ def _identities_bytes(core: Core) -> int:
 def _records_bytes(core: Core) -> int:
     """What the records of the audit may take that wait for the disk: of changes, and of some refusals."""
     under_way = sum(len(session.numbers.outcomes.running) for session in core.sessions.by_peer.values())
-    return RECORD_BYTES_MAX * (under_way + REFUSALS_MAX) if core.settings.audit else 0
+    return RECORD_BYTES_MAX * (under_way + REFUSALS_MAX) if core.configuration.settings.audit else 0
 
 
 def check_limits(machine: Machine, limits: Limits) -> None:
@@ -135,7 +135,7 @@ def check_limits(machine: Machine, limits: Limits) -> None:
         *(feed.target.queue for feed in core.feeds.by_name.values() if isinstance(feed.target, QueueTarget)),
     ]
     for queue in users:
-        if core.queues_of(queue.kind).by_name.get(queue.name) is not queue:
+        if core.queues[queue.kind].by_name.get(queue.name) is not queue:
             raise Violation("somebody uses a queue that is gone", queue=(queue.kind, queue.name))
     for queue in queues:
         if queue.usage.messages != len(queue.entries) + queue.usage.reserved:

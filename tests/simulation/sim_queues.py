@@ -611,14 +611,14 @@ class QueueBook:
     def damage_found(self, found: Stranded, core: Core) -> None:
         """The broker is about to learn of that: what it has in memory, it is to store again."""
         for (kind, name), sequences in found.messages.items():
-            queue = None if is_dead(kind) else core.queues_of(kind).by_name.get(name)
+            queue = None if is_dead(kind) else core.queues[kind].by_name.get(name)
             for sequence in sequences if queue is not None else ():
                 entry = queue.entries.get(sequence)
                 if entry is not None and entry.record is not None and entry.state != SETTLING:
                     self._in_memory.add((kind, name, sequence))
                     self._to_store.add((kind, name, sequence))
         for (kind, name), identities in found.identities.items():
-            queue = core.queues_of(kind).by_name.get(name)
+            queue = core.queues[kind].by_name.get(name)
             for identity in identities if queue is not None else ():
                 known = self.identities.get((kind, name, identity))
                 if known is not None and known.stored and self._is_known(known):

@@ -222,9 +222,9 @@ def _take_all_for_stored(feed, error):
     _SETTLED(feed, None)
 
 
-def _begin_anywhere(core, name, source, position):
+def _begin_anywhere(streams, feeds, name, source, position):
     with patch.object(Cursors, "check_known", _nothing):
-        return _START_FEED(core, name, source, position)
+        return _START_FEED(streams, feeds, name, source, position)
 
 
 def _leave_one_out(sequence):
@@ -279,7 +279,7 @@ def _end_nobody(*arguments):
     yield from ()
 
 
-def _delete_nothing(core, queue, gone, answered, cascade):
+def _delete_nothing(effects, sessions, sources, queues, feeds, queue, gone, answered, cascade):
     answered(gone, before=gone)
     yield from ()
 

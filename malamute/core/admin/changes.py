@@ -76,93 +76,112 @@ from malamute.store.policies import StreamRetention
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
-    from malamute.core.iteration.settings import ConfigurationLoaded
+    from malamute.core.feed.table import Feeds
+    from malamute.core.identity.access import AccessControl
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.settings import ConfigurationInForce, ConfigurationLoaded
+    from malamute.core.iteration.stage import StoreStage
+    from malamute.core.queue.table import QueueTables
+    from malamute.core.session.confirmations import Confirmations
     from malamute.core.session.session import Session
+    from malamute.core.session.sessions import Sessions
     from malamute.core.stream.stream import Stream
+    from malamute.core.stream.table import Streams
 
 
 CHANGE_WORK = 500
 """Work that a change takes, with its record, its outcome and what it stores, about in microseconds."""
 
 
-def change(core: Engines, session: Session, message: Change) -> None:
-    """Make a change, unless it was made before. A refused one changes nothing.
+class Changes:
+    """The changes of all clients: each topic, and what makes it."""
 
-    Raises:
-        InvalidValue: the topic or an argument is not what it may be, or `InvalidName`.
-        MalamuteError: what stands against the change.
+    def __init__(self, core: Engines) -> None:
+        self._effects = core.effects
+        self._confirmations = core.sessions.confirmations
+        self._audit = core.audit
+        self.makers = makers(core)
 
-    """
-    confirmations, number = core.sessions.confirmations, message.number
-    if number and not confirmations.admit_change(session, number):
-        return
-    if message.topic not in CHANGES:
-        raise InvalidValue(f"unknown change {message.topic!r}: expected one of {', '.join(CHANGES)}")
-    wanted = CHANGES[message.topic].parse(message.arguments)
+    def make(self, session: Session, message: Change) -> None:
+        """Make a change, unless it was made before. A refused one changes nothing.
 
-    if number:
-        confirmations.begin_change(session, number)
+        Raises:
+            InvalidValue: the topic or an argument is not what it may be, or `InvalidName`.
+            MalamuteError: what stands against the change.
 
-    _Making(core, session, message, wanted).make()
-    core.effects.work -= CHANGE_WORK
+        """
+        number = message.number
+        if number and not self._confirmations.admit_change(session, number):
+            return
+        if message.topic not in CHANGES:
+            raise InvalidValue(f"unknown change {message.topic!r}: expected one of {', '.join(CHANGES)}")
+        wanted = CHANGES[message.topic].parse(message.arguments)
+
+        if number:
+            self._confirmations.begin_change(session, number)
+
+        record = partial(self._audit.record, who(session), message.topic, message.arguments)
+        outcome = _Outcome(self._effects.stage, self._confirmations, session, number, record)
+        with self._effects.failing(outcome.failed):
+            self.makers[message.topic](session, wanted, outcome.answered, outcome.failed)
+        self._effects.work -= CHANGE_WORK
 
 
-class _Making:
-    """A change that is being made, with its record in the audit."""
+class _Outcome:
+    """The outcome of a change that is being made, with its record in the audit."""
 
-    def __init__(self, core: Engines, session: Session, message: Change, wanted: Any) -> None:
-        self._core = core
+    def __init__(
+        self,
+        stage: StoreStage,
+        confirmations: Confirmations,
+        session: Session,
+        number: int,
+        record: Callable[..., None],
+    ) -> None:
+        self._stage = stage
+        self._confirmations = confirmations
         self._session = session
-        self._message = message
-        self._wanted = wanted
-        self.record = partial(core.audit.record, who(session), message.topic, message.arguments)
+        self._number = number
+        self._record = record
 
-    def make(self) -> None:
-        """Make it. Raises what stands against it."""
-        with self._core.effects.failing(self._failed):
-            make = MAKING[self._message.topic]
-            make(self._core, self._session, self._wanted, self._answered, self._failed)
-
-    def _answered(
+    def answered(
         self, value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None
     ) -> None:
+        """Store what the change did, with all that this iteration stores."""
         outcome, after = DONE if final else PARTIAL, None if before is value else value
-        self.record(outcome, before=before, after=after, bound=True)
+        self._record(outcome, before=before, after=after, bound=True)
         if final:
-            self._core.effects.stage.when_stored(partial(self._stored, otherwise), awaited=False)
-        self._core.sessions.confirmations.decide_change(
-            self._session,
-            self._message.number,
-            encode(value),
-            final=final,
-            otherwise=encode(otherwise),
+            self._stage.when_stored(partial(self._stored, otherwise), awaited=False)
+        self._confirmations.decide_change(
+            self._session, self._number, encode(value), final=final, otherwise=encode(otherwise)
         )
 
     def _stored(self, otherwise: Row | None, error: MalamuteError | None) -> None:
         if error is not None and otherwise is None:
-            self.record(FAILED, error=error)
+            self._record(FAILED, error=error)
         elif error is not None:
-            self.record(DONE, after=otherwise)
+            self._record(DONE, after=otherwise)
 
-    def _failed(self, error: MalamuteError) -> None:
-        self.record(REFUSED, error=error)
-        self._core.sessions.confirmations.fail_change(self._session, self._message.number, error)
+    def failed(self, error: MalamuteError) -> None:
+        """Note why the change is refused after all."""
+        self._record(REFUSED, error=error)
+        self._confirmations.fail_change(self._session, self._number, error)
 
 
 def set_cursor(
-    core: Engines, session: Session, wanted: CursorSet, answered: Answered, failed: Failed
+    streams: Streams, session: Session, wanted: CursorSet, answered: Answered, failed: Failed
 ) -> None:
     """Set a cursor so that its reader, who may be named as its `owner`, goes on at `start`."""
     name, cursor, user = wanted.stream, wanted.cursor, session.may.principal.user
-    stream = stream_of(core, name)
+    stream = stream_of(streams, name)
     for owner in (stream.cursors.owners.get(cursor, ""), wanted.owner or ""):
         session.may.require_cursor("admin", name, cursor, owner)
     stream.cursors.check(cursor, wanted.owner or user)
-    where = one_position(wanted.start, "a cursor", core.streams.broker)
+    where = one_position(wanted.start, "a cursor", streams.broker)
     stream.flush()
 
     def located(position: Position) -> None:
-        if core.streams.by_name.get(name) is not stream:
+        if streams.by_name.get(name) is not stream:
             failed(removed(name))
             return
         try:
@@ -183,14 +202,14 @@ def set_cursor(
 
 
 def delete_cursor(
-    core: Engines, session: Session, wanted: CursorDelete, answered: Answered, failed: Failed
+    streams: Streams, session: Session, wanted: CursorDelete, answered: Answered, failed: Failed
 ) -> None:
     """Forget a cursor.
 
     Raises:
         NotFound: there is no such stream or cursor.
     """
-    stream, cursor = stream_of(core, wanted.stream), wanted.cursor
+    stream, cursor = stream_of(streams, wanted.stream), wanted.cursor
     if cursor not in stream.cursors and cursor not in stream.cursors.lost:
         raise NotFound(f"there is no cursor {cursor!r} in the stream {wanted.stream!r}")
     session.may.require_cursor("admin", stream.name, cursor, stream.cursors.owners.get(cursor, ""))
@@ -202,7 +221,13 @@ def delete_cursor(
 
 
 def create_stream(
-    core: Engines, session: Session, wanted: StreamCreate, answered: Answered, failed: Failed
+    effects: Effects,
+    streams: Streams,
+    feeds: Feeds,
+    session: Session,
+    wanted: StreamCreate,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit.
 
@@ -212,7 +237,7 @@ def create_stream(
     name = wanted.stream
     kept = _retention(wanted)
     limited = (wanted.bytes, wanted.count, wanted.age) != (None, None, None)
-    found = core.streams.by_name.get(name)
+    found = streams.by_name.get(name)
     if found is not None:
         found.flush()
         if not found.unused:
@@ -220,30 +245,36 @@ def create_stream(
                 f"stream {name!r} is in use: expected one without messages, readers, cursors and feeds"
             )
     if not wanted.dry_run:
-        made = _made(core, name, session)
+        made = _made(effects, streams, feeds, name, session)
         made.store_maker()
-        core.effects.stage.store(Reserve(name, made.progress.reserved))
+        effects.stage.store(Reserve(name, made.progress.reserved))
         if limited:
             made.retain(kept)
     answered(_kept(name, kept) if limited else StreamKept(stream=name))
 
 
 def set_retention(
-    core: Engines, session: Session, wanted: StreamRetain, answered: Answered, failed: Failed
+    effects: Effects,
+    streams: Streams,
+    feeds: Feeds,
+    session: Session,
+    wanted: StreamRetain,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Set how much of a stream is kept, making the stream if needed; 0 is no limit.
 
     Raises:
         NotAsExpected: another one has changed it meanwhile.
     """
-    before = core.streams.retention(wanted.stream)
+    before = streams.retention(wanted.stream)
     expected = (wanted.expect_bytes, wanted.expect_count, wanted.expect_age)
     if any(one is not None and one != own for one, own in zip(expected, before, strict=True)):
         raise NotAsExpected(f"retention of {wanted.stream!r} was changed: it is {_in_words(before)} now")
     given = (wanted.bytes, wanted.count, wanted.age)
     kept = StreamRetention.of([own if one is None else one for one, own in zip(given, before, strict=True)])
     if not wanted.dry_run:
-        _made(core, wanted.stream, session).retain(kept)
+        _made(effects, streams, feeds, wanted.stream, session).retain(kept)
     answered(_kept(wanted.stream, kept), before=_kept(wanted.stream, before))
 
 
@@ -259,43 +290,52 @@ def _kept(stream: str, kept: StreamRetention) -> StreamKept:
     return StreamKept(stream=stream, bytes=kept.bytes_max, count=kept.messages_max, age=kept.age_seconds)
 
 
-def _made(core: Engines, stream: str, session: Session) -> Stream:
+def _made(effects: Effects, streams: Streams, feeds: Feeds, stream: str, session: Session) -> Stream:
     """A stream, made if needed; it is there if this iteration is stored, and goes again if not."""
-    made = stream not in core.streams.by_name
-    found = core.streams.get(stream, session.may.principal.user)
+    made = stream not in streams.by_name
+    found = streams.get(stream, session.may.principal.user)
 
     def stored(error: MalamuteError | None) -> None:
         if error is None:
-            if stream not in core.streams.by_name:
-                core.streams.add(found)
-            core.streams.by_name[stream].lasting = True
-        elif made and not core.feeds.changes(Place("stream", stream)):
-            core.streams.drop_untouched(found)
+            if stream not in streams.by_name:
+                streams.add(found)
+            streams.by_name[stream].lasting = True
+        elif made and not feeds.changes(Place("stream", stream)):
+            streams.drop_untouched(found)
 
-    core.effects.stage.when_stored(stored)
+    effects.stage.when_stored(stored)
     return found
 
 
 def purge_stream(
-    core: Engines, session: Session, wanted: StreamPurge, answered: Answered, failed: Failed
+    effects: Effects,
+    streams: Streams,
+    feeds: Feeds,
+    session: Session,
+    wanted: StreamPurge,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
     name = wanted.stream
-    stream = stream_of(core, name)
-    core.feeds.check_stream(name)
+    stream = stream_of(streams, name)
+    feeds.check_stream(name)
     stream.flush()
     purged = StreamPurged(stream=name, first=stream.progress.first_kept, last=stream.progress.last)
     if not wanted.dry_run:
         what = f"stream.purged.{name}"
-        purge_history(
-            core.streams, stream, lambda: core.effects.event(what, first=purged.first, last=purged.last)
-        )
-        core.feeds.put_again(name)
+        purge_history(streams, stream, lambda: effects.event(what, first=purged.first, last=purged.last))
+        feeds.put_again(name)
     answered(purged, before=purged)
 
 
 def redrive(
-    core: Engines, session: Session, wanted: QueueRedrive, answered: Answered, failed: Failed
+    configuration: ConfigurationInForce,
+    queues: QueueTables,
+    session: Session,
+    wanted: QueueRedrive,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Send dead letters again, as new messages: those that are named or found, or all.
 
@@ -304,14 +344,13 @@ def redrive(
         TooLarge: that body is larger than a message may be.
 
     """
-    queue = queue_of(core, wanted.kind, wanted.name)
+    queue = queue_of(queues, wanted.kind, wanted.name)
     body = wanted.body
     if body is not None and len(wanted.sequences or ()) != 1:
         raise InvalidValue("a body is that of one dead letter: expected one sequence")
-    if body is not None and len(body) > core.settings.limits.message_bytes:
-        raise TooLarge(
-            f"body of {len(body)} bytes is too large: expected at most {core.settings.limits.message_bytes}"
-        )
+    most = configuration.settings.limits.message_bytes
+    if body is not None and len(body) > most:
+        raise TooLarge(f"body of {len(body)} bytes is too large: expected at most {most}")
     there = {"messages": queue.dead_letters.count}
 
     def found(sequences: list[int]) -> None:
@@ -335,9 +374,11 @@ def redrive(
     choose(queue, found, dead=True, sequences=wanted.sequences, where=wanted.where, limit=wanted.limit)
 
 
-def purge(core: Engines, session: Session, wanted: QueuePurge, answered: Answered, failed: Failed) -> None:
+def purge(
+    queues: QueueTables, session: Session, wanted: QueuePurge, answered: Answered, failed: Failed
+) -> None:
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
-    queue = queue_of(core, wanted.kind, wanted.name)
+    queue = queue_of(queues, wanted.kind, wanted.name)
     there = {"messages": queue.dead_letters.count if wanted.dead else len(queue.entries)}
 
     def report(count: int, before: int = 0, *, final: bool = True, partial: bool = False) -> None:
@@ -369,21 +410,26 @@ def _queue_changed(wanted: QueueRedrive | QueuePurge, messages: int, *, partial:
 
 
 def disconnect(
-    core: Engines, session: Session, wanted: ClientDisconnect, answered: Answered, failed: Failed
+    sessions: Sessions, session: Session, wanted: ClientDisconnect, answered: Answered, failed: Failed
 ) -> None:
     """End a session; what it holds goes back to the queues, and its client does not come back by itself."""
-    session = session_of(core, wanted.id)
+    session = session_of(sessions, wanted.id)
     value = ClientDisconnected(
         id=session.ident, address=session.address, connected=session.open, holding=session.holding
     )
     if not wanted.dry_run:
-        core.sessions.dismiss(session, Disconnected("session ended by an operator"), "operator")
+        sessions.dismiss(session, Disconnected("session ended by an operator"), "operator")
     # It has ended, whether the disk takes that or not.
     answered(value, otherwise=value, before=value)
 
 
 def back_up(
-    core: Engines, session: Session, wanted: JournalBackup, answered: Answered, failed: Failed
+    effects: Effects,
+    configuration: ConfigurationInForce,
+    session: Session,
+    wanted: JournalBackup,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Copy the store into a new directory below that of the backups, while the broker runs.
 
@@ -391,7 +437,7 @@ def back_up(
         AccessRefused: the directory is not below that of the backups.
         InvalidValue: this broker has no store.
     """
-    below = core.settings.backups
+    below = configuration.settings.backups
     if not below:
         raise InvalidValue("no store to back up: this broker keeps everything in memory")
     place = normpath(join(below, wanted.directory))
@@ -403,21 +449,28 @@ def back_up(
         answered(BackupMade(directory=place))
     else:
         # It is there, whether the disk takes the answer or not.
-        core.effects.ask(Backup(place, below), lambda made: answered(made, otherwise=made), failed)
+        effects.ask(Backup(place, below), lambda made: answered(made, otherwise=made), failed)
 
 
-def reload(core: Engines, session: Session, wanted: BrokerReload, answered: Answered, failed: Failed) -> None:
+def reload(
+    effects: Effects,
+    access: AccessControl,
+    session: Session,
+    wanted: BrokerReload,
+    answered: Answered,
+    failed: Failed,
+) -> None:
     """Read the configuration again, and go by it if it is good as a whole."""
     principal = session.may.principal
 
     def loaded(result: ConfigurationLoaded) -> None:
         settings = result.settings
-        loses = not core.access.would_allow(principal, Change(0, wanted.topic, {}), settings)
+        loses = not access.would_allow(principal, Change(0, wanted.topic, {}), settings)
         value = reloaded(result, loses_right=loses)
         # It is in force, whether the disk takes the answer or not.
         answered(value, otherwise=value)
 
-    core.effects.ask(LoadConfiguration(wanted.dry_run), loaded)
+    effects.ask(LoadConfiguration(wanted.dry_run), loaded)
 
 
 def reloaded(result: ConfigurationLoaded, *, loses_right: bool = False) -> BrokerReloaded:
@@ -427,28 +480,38 @@ def reloaded(result: ConfigurationLoaded, *, loses_right: bool = False) -> Broke
     )
 
 
-MAKING: dict[str, Callable[[Engines, Session, Any, Answered, Failed], None]] = {
-    "cursor.set": set_cursor,
-    "cursor.delete": delete_cursor,
-    "stream.create": create_stream,
-    "stream.retain": set_retention,
-    "stream.purge": purge_stream,
-    "stream.delete": delete_stream,
-    "feed.set": set_feed,
-    "feed.enable": enable_feed,
-    "feed.disable": disable_feed,
-    "feed.delete": delete_feed,
-    "queue.redrive": redrive,
-    "queue.purge": purge,
-    "queue.delete": delete_queue,
-    "broker.reload": reload,
-    "client.disconnect": disconnect,
-    "journal.backup": back_up,
-    "group.add": add_group,
-    "group.set": set_group,
-    "group.remove": remove_group,
-    "user.add": add_user,
-    "user.set": set_user,
-    "user.remove": remove_user,
-}
-"""What makes each change."""
+def makers(core: Engines) -> dict[str, Callable[[Session, Any, Answered, Failed], None]]:
+    """Return what makes each change."""
+    effects, configuration, access, streams, feeds = (
+        core.effects,
+        core.configuration,
+        core.access,
+        core.streams,
+        core.feeds,
+    )
+    of_queues = effects, core.sessions, core.sources, core.queues, feeds
+    of_groups = effects, access, core.groups, core.recovery
+    return {
+        "cursor.set": partial(set_cursor, streams),
+        "cursor.delete": partial(delete_cursor, streams),
+        "stream.create": partial(create_stream, effects, streams, feeds),
+        "stream.retain": partial(set_retention, effects, streams, feeds),
+        "stream.purge": partial(purge_stream, effects, streams, feeds),
+        "stream.delete": partial(delete_stream, effects, streams, feeds),
+        "feed.set": partial(set_feed, effects, core.selectors, streams, feeds),
+        "feed.enable": partial(enable_feed, feeds),
+        "feed.disable": partial(disable_feed, feeds),
+        "feed.delete": partial(delete_feed, feeds),
+        "queue.redrive": partial(redrive, configuration, core.queues),
+        "queue.purge": partial(purge, core.queues),
+        "queue.delete": partial(delete_queue, *of_queues),
+        "broker.reload": partial(reload, effects, access),
+        "client.disconnect": partial(disconnect, core.sessions),
+        "journal.backup": partial(back_up, effects, configuration),
+        "group.add": partial(add_group, *of_groups),
+        "group.set": partial(set_group, *of_groups),
+        "group.remove": partial(remove_group, *of_groups),
+        "user.add": partial(add_user, configuration, access, core.accounts),
+        "user.set": partial(set_user, configuration, access, core.accounts),
+        "user.remove": partial(remove_user, effects, access, core.accounts, core.recovery),
+    }

@@ -21,28 +21,31 @@ from malamute.protocol.admin import (
 from malamute.protocol.messages import MAILBOX
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
+    from malamute.core.iteration.effects import Effects
     from malamute.core.session.session import Session
+    from malamute.core.session.sessions import Sessions
 
 
-def clients(core: Engines, query: ClientsQuery) -> list[ClientRow] | list[ClientDetails]:
+def clients(
+    effects: Effects, sessions: Sessions, query: ClientsQuery
+) -> list[ClientRow] | list[ClientDetails]:
     """Sessions by their ids: the client of each, and what it has; with `details` as `client` reports it."""
-    sessions = page_of(core.effects, core.sessions.by_ident, query.after_name, query.limit)
+    found = page_of(effects, sessions.by_ident, query.after_name, query.limit)
     if not query.details:
-        return [_client(session) for session in sessions]
-    return [_client_details(session) for session in few(core.effects, sessions, lambda s: len(s.sources))]
+        return [_client(session) for session in found]
+    return [_client_details(session) for session in few(effects, found, lambda s: len(s.sources))]
 
 
-def client(core: Engines, query: ClientQuery) -> ClientDetails:
+def client(sessions: Sessions, query: ClientQuery) -> ClientDetails:
     """One session, by its id or its address, with its subscriptions and offers. Raises `NotFound`."""
-    return _client_details(session_of(core, query.id))
+    return _client_details(session_of(sessions, query.id))
 
 
-def session_of(core: Engines, name: str) -> Session:
+def session_of(sessions: Sessions, name: str) -> Session:
     """The session of a client, by its id or its address. Raises `NotFound`."""
-    found = core.sessions.by_ident.get(name)
+    found = sessions.by_ident.get(name)
     if found is None and name:
-        found = next((s for s in core.sessions.by_ident.values() if s.address == name), None)
+        found = next((s for s in sessions.by_ident.values() if s.address == name), None)
     if found is None:
         raise NotFound(f"there is no client {name!r}")
     return found

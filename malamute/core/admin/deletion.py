@@ -27,9 +27,11 @@ from malamute.protocol.fields import FEED_PREFIX
 from malamute.protocol.names import Place
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
+    from malamute.core.feed.table import Feeds
+    from malamute.core.iteration.effects import Effects
     from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
+    from malamute.core.stream.table import Streams
 
 Gone = TypeVar("Gone", bound=Row)
 
@@ -41,27 +43,35 @@ END_WORK = 20
 
 
 def delete_stream(
-    core: Engines, session: Session, wanted: StreamDelete, answered: Answered, failed: Failed
+    effects: Effects,
+    streams: Streams,
+    feeds: Feeds,
+    session: Session,
+    wanted: StreamDelete,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Remove a stream with its history, and with all that hangs on it to `cascade`."""
-    stream = stream_of(core, wanted.stream)
-    _check_changes(core, stream.name)
+    stream = stream_of(streams, wanted.stream)
+    _check_changes(feeds, stream.name)
     stream.flush()
-    gone = _deleted(core, stream)
+    gone = _deleted(feeds, stream)
     if not wanted.cascade:
         _check_unused(stream, gone)
     if wanted.dry_run:
         answered(gone, before=gone)
     else:
-        run_workflow(core.effects, _deletion(core, stream, gone, answered))
+        run_workflow(effects, _deletion(effects, streams, feeds, stream, gone, answered))
 
 
-def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answered) -> Workflow:
+def _deletion(
+    effects: Effects, streams: Streams, feeds: Feeds, stream: Stream, gone: StreamDeleted, answered: Answered
+) -> Workflow:
     place, answer = Place("stream", stream.name), partial(answered, before=gone)
     feeds_only = replace(gone, partial=True)
-    otherwise = yield from end_feeds(core, place, feeds_only, answer)
+    otherwise = yield from end_feeds(feeds, place, feeds_only, answer)
     try:
-        _check_still(core, stream)
+        _check_still(streams, feeds, stream)
     except MalamuteError:
         if otherwise is None:
             raise
@@ -71,16 +81,16 @@ def _deletion(core: Engines, stream: Stream, gone: StreamDeleted, answered: Answ
     readers = _readers(stream)
 
     def deleted() -> None:
-        core.effects.event(f"stream.deleted.{stream.name}", first=gone.first, last=gone.last)
-        run_workflow(core.effects, _end(core, readers, NotFound(f"stream {stream.name!r} was deleted")))
+        effects.event(f"stream.deleted.{stream.name}", first=gone.first, last=gone.last)
+        run_workflow(effects, _end(effects, readers, NotFound(f"stream {stream.name!r} was deleted")))
 
-    delete(core.streams, stream, deleted)
-    core.feeds.forget(place)
+    delete(streams, stream, deleted)
+    feeds.forget(place)
     answer(gone, otherwise=otherwise)
 
 
 def end_feeds(
-    core: Engines, place: Place, some: Gone, answer: Callable[..., None]
+    feeds: Feeds, place: Place, some: Gone, answer: Callable[..., None]
 ) -> Generator[Stored, Any, Gone | None]:
     """End the feeds of a place. Returns `some`, to which the deletion has come so far, if any has ended.
 
@@ -91,8 +101,8 @@ def end_feeds(
     def ending(sequence: int | None, *, created: bool) -> None:
         answer(some, final=False, otherwise=otherwise)
 
-    for name in core.feeds.of(place):
-        error = yield from core.feeds.deletion(name, ending)
+    for name in feeds.of(place):
+        error = yield from feeds.deletion(name, ending)
         if error is None:
             otherwise = some
         elif otherwise is None and not isinstance(error, NotFound):
@@ -100,28 +110,28 @@ def end_feeds(
     return otherwise
 
 
-def _check_still(core: Engines, stream: Stream) -> None:
+def _check_still(streams: Streams, feeds: Feeds, stream: Stream) -> None:
     """Raise what stands against the end of a stream by now: others may have come meanwhile."""
-    _check_changes(core, stream.name)
-    if core.streams.by_name.get(stream.name) is not stream:
+    _check_changes(feeds, stream.name)
+    if streams.by_name.get(stream.name) is not stream:
         raise removed(stream.name)
-    if core.feeds.of(Place("stream", stream.name)):
+    if feeds.of(Place("stream", stream.name)):
         raise TryLater(f"stream {stream.name!r} has feeds yet: retry later")
 
 
-def _end(core: Engines, readers: Sequence[Subscription], reason: NotFound) -> Workflow:
+def _end(effects: Effects, readers: Sequence[Subscription], reason: NotFound) -> Workflow:
     """End subscriptions, so many of them in each iteration."""
     for reader in readers:
-        if core.effects.work <= 0:
+        if effects.work <= 0:
             yield GO_ON
-        core.effects.work -= END_WORK
+        effects.work -= END_WORK
         reader.fail(reason)
 
 
-def _check_changes(core: Engines, stream: str) -> None:
+def _check_changes(feeds: Feeds, stream: str) -> None:
     """Raise `TryLater` while a feed from a stream or to it is being changed."""
-    core.feeds.check_stream(stream)
-    core.feeds.check_no_target(Place("stream", stream))
+    feeds.check_stream(stream)
+    feeds.check_no_target(Place("stream", stream))
 
 
 def _check_unused(stream: Stream, gone: StreamDeleted) -> None:
@@ -153,12 +163,12 @@ def _own_cursors(stream: Stream) -> list[str]:
     return [name for name in chain(stream.cursors, stream.cursors.lost) if not name.startswith(FEED_PREFIX)]
 
 
-def _deleted(core: Engines, stream: Stream) -> StreamDeleted:
+def _deleted(feeds: Feeds, stream: Stream) -> StreamDeleted:
     return StreamDeleted(
         stream=stream.name,
         first=stream.progress.first_kept,
         last=stream.progress.last,
         cursors=len(_own_cursors(stream)),
         readers=len(_readers(stream)),
-        feeds=[str(name) for name in core.feeds.of(Place("stream", stream.name))],
+        feeds=[str(name) for name in feeds.of(Place("stream", stream.name))],
     )

@@ -30,37 +30,46 @@ from malamute.protocol.admin import (
 from malamute.protocol.names import RESERVED_PREFIX, Place
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
     from malamute.core.feed.table import Feeds
+    from malamute.core.iteration.effects import Effects
     from malamute.core.session.selectors import SelectorBudget
     from malamute.core.session.session import Session
     from malamute.core.stream.table import Streams
 
 
-def feeds(core: Engines, query: FeedsQuery) -> list[FeedRow]:
+def feeds(effects: Effects, feeds: Feeds, query: FeedsQuery) -> list[FeedRow]:
     """Feeds by source: where each puts what it takes, and where it stands; a page has all of a source."""
     by_source: dict[str, list[FeedRow]] = {}
-    for name in sorted(core.feeds.by_name):
-        by_source.setdefault(str(name.source), []).append(core.feeds.by_name[name].row())
+    for name in sorted(feeds.by_name):
+        by_source.setdefault(str(name.source), []).append(feeds.by_name[name].row())
     rows: list[FeedRow] = []
-    for source in page(core.effects, by_source, str, query.after_name, query.limit):
+    for source in page(effects, by_source, str, query.after_name, query.limit):
         if len(rows) >= (query.limit or PAGE_ROWS):
             break
         rows += by_source[source]
-    core.effects.work -= ROW_WORK * len(core.feeds.by_name)
+    effects.work -= ROW_WORK * len(feeds.by_name)
     return rows
 
 
-def feed(core: Engines, query: FeedQuery) -> FeedRow:
+def feed(feeds: Feeds, query: FeedQuery) -> FeedRow:
     """One feed, by its source and its name there. Raises `NotFound`."""
     name = FeedName(Place.parse(query.source), query.feed)
-    found = _row(core.feeds, name)
+    found = _row(feeds, name)
     if found is None:
         raise name.missing
     return found
 
 
-def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answered, failed: Failed) -> None:
+def set_feed(
+    effects: Effects,
+    selectors: SelectorBudget,
+    streams: Streams,
+    feeds: Feeds,
+    session: Session,
+    wanted: FeedSet,
+    answered: Answered,
+    failed: Failed,
+) -> None:
     """Pass messages on from a place, or change how; without a `start` it goes on, or begins at the head.
 
     From now on it acts with the rights of the user of this session.
@@ -72,10 +81,10 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
     """
     name = FeedName(Place.parse(wanted.source), wanted.feed)
     rule = _rule(wanted, session)
-    _check(core.feeds, core.selectors, core.streams, name, rule)
-    taken = core.feeds.allowed(name.source, rule)
-    core.selectors.check(taken)
-    begin = one_position(wanted.start, "a feed", core.streams.broker) if wanted.start else None
+    _check(feeds, selectors, streams, name, rule)
+    taken = feeds.allowed(name.source, rule)
+    selectors.check(taken)
+    begin = one_position(wanted.start, "a feed", streams.broker) if wanted.start else None
     if begin and rule.moves:
         raise InvalidValue(f"a feed from {name.source} takes all that waits there: expected no 'start'")
     value = partial(
@@ -86,41 +95,43 @@ def set_feed(core: Engines, session: Session, wanted: FeedSet, answered: Answere
         limited=taken != rule.selector,
     )
     if wanted.dry_run:
-        answered(value(created=name not in core.feeds.values))
+        answered(value(created=name not in feeds.values))
         return
-    before = _row(core.feeds, name)
-    target, source = _ends(core.feeds, name.source, rule)
+    before = _row(feeds, name)
+    target, source = _ends(feeds, name.source, rule)
 
     def report(sequence: int | None, *, created: bool) -> None:
         answered(value(created=created, sequence=sequence), before=before)
 
     def refused(error: MalamuteError) -> None:
         failed(error)
-        core.feeds.drop_unused(target, source)
+        feeds.drop_unused(target, source)
 
     def located(position: Position | None) -> None:
         try:
-            core.feeds.check(name, rule.target)
-            start = _start(core, name, source, position)
-            core.feeds.set(name, rule, start, core.feeds.target(rule), report)
+            feeds.check(name, rule.target)
+            start = _start(streams, feeds, name, source, position)
+            feeds.set(name, rule, start, feeds.target(rule), report)
         except MalamuteError as error:
             refused(error)
 
     if begin and isinstance(source, StreamTarget):
-        with core.effects.failing(refused):
+        with effects.failing(refused):
             locate(source.stream, begin, Group(0, EVERYTHING), located)
     else:
         located(None)
 
 
-def _start(core: Engines, name: FeedName, source: FeedPlace, position: Position | None) -> FeedStart:
+def _start(
+    streams: Streams, feeds: Feeds, name: FeedName, source: FeedPlace, position: Position | None
+) -> FeedStart:
     """Where a feed is to begin. Raises `TryLater` or `CursorLost`."""
     if isinstance(source, QueueTarget):
         return QueueStart(name, source)
     stream = source.stream
-    if core.streams.by_name.get(stream.name) is not stream:
+    if streams.by_name.get(stream.name) is not stream:
         raise removed(stream.name)
-    if position is None and name not in core.feeds.by_name:
+    if position is None and name not in feeds.by_name:
         stream.cursors.check_known(name.cursor)
     return StreamStart(name, source, position)
 
@@ -178,17 +189,17 @@ def _check(feeds: Feeds, selectors: SelectorBudget, streams: Streams, name: Feed
 
 
 def enable_feed(
-    core: Engines, session: Session, wanted: FeedEnable, answered: Answered, failed: Failed
+    feeds: Feeds, session: Session, wanted: FeedEnable, answered: Answered, failed: Failed
 ) -> None:
     """Let a feed go on where it is."""
-    _switch(core.feeds, wanted, answered, failed, enabled=True)
+    _switch(feeds, wanted, answered, failed, enabled=True)
 
 
 def disable_feed(
-    core: Engines, session: Session, wanted: FeedDisable, answered: Answered, failed: Failed
+    feeds: Feeds, session: Session, wanted: FeedDisable, answered: Answered, failed: Failed
 ) -> None:
     """Let a feed rest where it is, until it is enabled or set again."""
-    _switch(core.feeds, wanted, answered, failed, enabled=False)
+    _switch(feeds, wanted, answered, failed, enabled=False)
 
 
 def _switch(
@@ -215,18 +226,18 @@ def _switch(
 
 
 def delete_feed(
-    core: Engines, session: Session, wanted: FeedDelete, answered: Answered, failed: Failed
+    feeds: Feeds, session: Session, wanted: FeedDelete, answered: Answered, failed: Failed
 ) -> None:
     """End a feed; what it has passed on stays."""
     name = FeedName(Place.parse(wanted.source), wanted.feed)
-    before = _row(core.feeds, name)
+    before = _row(feeds, name)
 
     def report(sequence: int | None, *, created: bool = False) -> None:
         answered(FeedDeleted(source=wanted.source, feed=wanted.feed, sequence=sequence), before=before)
 
     if not wanted.dry_run:
-        core.feeds.delete(name, report, failed)
-    elif name not in core.feeds.values:
+        feeds.delete(name, report, failed)
+    elif name not in feeds.values:
         raise name.missing
     else:
-        report(core.feeds.position(name))
+        report(feeds.position(name))

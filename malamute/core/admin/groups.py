@@ -21,19 +21,21 @@ from malamute.protocol.admin import GroupAdd, GroupRemove, GroupRemoved, GroupRo
 
 if TYPE_CHECKING:
     from malamute.core.admin.answered import Answered, Failed
-    from malamute.core.engines import Engines
     from malamute.core.identity.access import AccessControl
     from malamute.core.identity.groups import GroupDirectory
+    from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.recovery import Recovery
     from malamute.core.session.session import Session
     from malamute.errors import MalamuteError
 
 
-def groups(core: Engines, query: GroupsQuery) -> list[GroupRow]:
+def groups(
+    effects: Effects, access: AccessControl, groups: GroupDirectory, query: GroupsQuery
+) -> list[GroupRow]:
     """The groups, by name."""
-    known = {*core.access.policy.groups, *core.groups.stored, *core.groups.unreadable}
+    known = {*access.policy.groups, *groups.stored, *groups.unreadable}
     behind = iter(sorted(name for name in known if name > query.after_name))
-    return [_row(core.access, core.groups, name) for name in first(core.effects, behind, query.limit)]
+    return [_row(access, groups, name) for name in first(effects, behind, query.limit)]
 
 
 def _row(access: AccessControl, groups: GroupDirectory, name: str) -> GroupRow:
@@ -52,7 +54,16 @@ def _row_of(name: str, rules: Sequence[AccessRule], source: str = STORE) -> Grou
     return GroupRow(name=name, source=source, access_rules=[*map(str, rules)])
 
 
-def add_group(core: Engines, session: Session, wanted: GroupAdd, answered: Answered, failed: Failed) -> None:
+def add_group(
+    effects: Effects,
+    access: AccessControl,
+    groups: GroupDirectory,
+    recovery: Recovery,
+    session: Session,
+    wanted: GroupAdd,
+    answered: Answered,
+    failed: Failed,
+) -> None:
     """Add a group.
 
     Raises:
@@ -61,13 +72,31 @@ def add_group(core: Engines, session: Session, wanted: GroupAdd, answered: Answe
         TooMany: there are as many stored groups as may be.
     """
     name = wanted.name
-    core.groups.check(name, core.access.policy)
-    if name in core.groups.stored or name in core.groups.unreadable:
+    groups.check(name, access.policy)
+    if name in groups.stored or name in groups.unreadable:
         raise InvalidValue(f"there is a group {name!r} already: change it, or remove it first")
-    _put(core, name, _parsed(wanted.access_rules), answered, dry_run=wanted.dry_run)
+    _put(
+        effects,
+        access,
+        groups,
+        recovery,
+        name,
+        _parsed(wanted.access_rules),
+        answered,
+        dry_run=wanted.dry_run,
+    )
 
 
-def set_group(core: Engines, session: Session, wanted: GroupSet, answered: Answered, failed: Failed) -> None:
+def set_group(
+    effects: Effects,
+    access: AccessControl,
+    groups: GroupDirectory,
+    recovery: Recovery,
+    session: Session,
+    wanted: GroupSet,
+    answered: Answered,
+    failed: Failed,
+) -> None:
     """Change the rules of a group.
 
     Raises:
@@ -76,15 +105,25 @@ def set_group(core: Engines, session: Session, wanted: GroupSet, answered: Answe
         InvalidRule: a rule is none.
     """
     name = wanted.name
-    core.groups.check_name(name, core.access.policy)
+    groups.check_name(name, access.policy)
     if wanted.access_rules is not None:
-        if name not in core.groups.unreadable:
-            core.groups.known(name)
+        if name not in groups.unreadable:
+            groups.known(name)
         rules = _parsed(wanted.access_rules)
     else:
-        rules = [*core.groups.known(name)]
+        rules = [*groups.known(name)]
     rules = changed_rules(rules, wanted, f"the group {name!r}")
-    _put(core, name, rules, answered, _row(core.access, core.groups, name), dry_run=wanted.dry_run)
+    _put(
+        effects,
+        access,
+        groups,
+        recovery,
+        name,
+        rules,
+        answered,
+        _row(access, groups, name),
+        dry_run=wanted.dry_run,
+    )
 
 
 def _parsed(rules: Sequence[str]) -> list[AccessRule]:
@@ -92,7 +131,10 @@ def _parsed(rules: Sequence[str]) -> list[AccessRule]:
 
 
 def _put(
-    core: Engines,
+    effects: Effects,
+    access: AccessControl,
+    groups: GroupDirectory,
+    recovery: Recovery,
     name: str,
     rules: Sequence[AccessRule],
     answered: Answered,
@@ -100,30 +142,37 @@ def _put(
     *,
     dry_run: bool,
 ) -> None:
-    core.groups.check_rules(name, rules)
+    groups.check_rules(name, rules)
     if rules:
-        check_first_rule(core.access)
+        check_first_rule(access)
     else:
-        check_last_rule(core.access, group=name)
+        check_last_rule(access, group=name)
     if not dry_run:
-        core.groups.put(name, rules)
-        core.effects.stage.when_stored(partial(_settled, core.recovery, name), awaited=False)
+        groups.put(name, rules)
+        effects.stage.when_stored(partial(_settled, recovery, name), awaited=False)
     answered(_row_of(name, rules), before=before)
 
 
 def remove_group(
-    core: Engines, session: Session, wanted: GroupRemove, answered: Answered, failed: Failed
+    effects: Effects,
+    access: AccessControl,
+    groups: GroupDirectory,
+    recovery: Recovery,
+    session: Session,
+    wanted: GroupRemove,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Remove a group: its users lose what it allows. Raises `NotFound`, or `InvalidValue`."""
     name = wanted.name
-    if name not in core.groups.stored and name not in core.groups.unreadable:
-        core.groups.check_name(name, core.access.policy)
+    if name not in groups.stored and name not in groups.unreadable:
+        groups.check_name(name, access.policy)
         raise NotFound(f"there is no group {name!r} in the store")
-    check_last_rule(core.access, group=name)
-    before = _stored_row(core.groups, name)
+    check_last_rule(access, group=name)
+    before = _stored_row(groups, name)
     if not wanted.dry_run:
-        core.groups.remove(name)
-        core.effects.stage.when_stored(partial(_settled, core.recovery, name), awaited=False)
+        groups.remove(name)
+        effects.stage.when_stored(partial(_settled, recovery, name), awaited=False)
     answered(GroupRemoved(name=name), before=before)
 
 

@@ -9,9 +9,11 @@ from malamute.protocol.admin import LimitUsage
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
+    from malamute.core.queue.limits import QueueLimits
     from malamute.core.queue.queue import Queue
     from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
+    from malamute.protocol.limits import Limits
 
 
 class SharedLimit(NamedTuple):
@@ -48,40 +50,41 @@ SHARES = ("queue_messages", "queue_bytes", "sources", "session_selector_bytes", 
 class Fullest:
     """The part of each share that is most used, as far as it was looked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits, queue_limits: QueueLimits) -> None:
+        self._limits = limits
+        self._queue_limits = queue_limits
         self._found = {name: LimitUsage(name=name, used=0, limit=0) for name in SHARES}
 
-    def queue(self, queue: Queue, core: Engines) -> None:
+    def queue(self, queue: Queue) -> None:
         """Look at a queue."""
         usage = queue.usage
         where = f"{usage.kind} {usage.name}"
         self._note("queue_messages", usage.messages, usage.policy.messages_max, where)
-        self._note("queue_bytes", usage.bytes, core.queue_limits.bytes_max(usage), where)
+        self._note("queue_bytes", usage.bytes, self._queue_limits.bytes_max(usage), where)
 
-    def session(self, session: Session, core: Engines) -> None:
+    def session(self, session: Session) -> None:
         """Look at a session."""
-        limits, where = core.settings.limits, f"client {session.address or session.ident}"
+        limits, where = self._limits, f"client {session.address or session.ident}"
         self._note("sources", len(session.sources), limits.sources, where)
         self._note("session_selector_bytes", session.selector_bytes, limits.session_selector_bytes, where)
 
-    def stream(self, stream: Stream, core: Engines) -> None:
+    def stream(self, stream: Stream) -> None:
         """Look at a stream."""
-        self._note("cursors", len(stream.cursors), core.settings.limits.cursors, f"stream {stream.name}")
+        self._note("cursors", len(stream.cursors), self._limits.cursors, f"stream {stream.name}")
 
     def _note(self, name: str, used: int, limit: int, where: str) -> None:
         before = self._found[name]
         if not before.limit or used * before.limit > before.used * limit:
             self._found[name] = LimitUsage(name=name, used=used, limit=limit, where=where if used else "")
 
-    def rows(self, core: Engines) -> Iterator[LimitUsage]:
+    def rows(self) -> Iterator[LimitUsage]:
         """Return the usages; a share without an owner is unused."""
-        limits = core.settings.limits._asdict()
         for name, found in self._found.items():
-            yield found if found.limit else LimitUsage(name=name, used=0, limit=limits[name])
+            yield found if found.limit else LimitUsage(name=name, used=0, limit=getattr(self._limits, name))
 
 
 def shared(core: Engines) -> Iterator[LimitUsage]:
     """Return the usage of the limits that all share."""
-    limits = core.settings.limits._asdict()
+    limits = core.configuration.settings.limits._asdict()
     for name, one in SHARED.items():
         yield LimitUsage(name=name, used=max(0, one.used(core)), limit=limits[name], refuses=one.refuses)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.feeds import feed, feeds
 from malamute.core.admin.groups import groups
+from malamute.core.admin.limits import shared
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, first
 from malamute.core.admin.queues import mailboxes, message, message_bytes, messages, service, services
 from malamute.core.admin.quotas import quotas
@@ -29,6 +31,7 @@ from malamute.protocol.admin import (
     BrokerMetrics,
     BrokerOption,
     BrokerStatus,
+    BrokerTotals,
     MessageQuery,
     MetricsQuery,
     OptionsQuery,
@@ -45,58 +48,76 @@ from malamute.store.operations import StoreStats, StreamStats
 
 if TYPE_CHECKING:
     from malamute.core.engines import Engines
+    from malamute.core.identity.access import AccessControl
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.settings import ConfigurationInForce
     from malamute.core.session.session import Session
+    from malamute.core.stream.table import Streams
 
 _QUERY = BY_TYPE[Query].opcode
 
+Asking = Callable[[Any, Callable[[Any], None]], None]
+"""What answers a query later."""
 
-def answer(core: Engines, session: Session, query: Query) -> None:
-    """Answer a query.
 
-    Raises:
-        InvalidValue: the topic or an argument is not what it may be, or `InvalidName`.
-        InvalidSelector: an expression is not understood.
-        NotFound: there is nothing of that name.
-        TryLater: too many answers for this session are under way.
+class Queries:
+    """The queries of all clients: each topic, and what answers it."""
 
-    """
-    core.answers.check(session)
-    if query.topic not in QUERIES:
-        raise InvalidValue(f"unknown topic {query.topic!r}: expected one of {', '.join(QUERIES)}")
-    asked = QUERIES[query.topic].parse(query.arguments)
+    def __init__(self, core: Engines) -> None:
+        self._answers = core.answers
+        self._effects = core.effects
+        self._queues = core.queues
+        self.at_once = at_once(core)
+        self.asking = asking(core)
 
-    def answered(value: Any) -> None:
-        core.answers.give(session, Answer(query.ref, encode(value)))
+    def answer(self, session: Session, query: Query) -> None:
+        """Answer a query.
 
-    def found(value: Any) -> None:
-        core.answers.asked(session, size_bytes)
-        answered(value)
+        Raises:
+            InvalidValue: the topic or an argument is not what it may be, or `InvalidName`.
+            InvalidSelector: an expression is not understood.
+            NotFound: there is nothing of that name.
+            TryLater: too many answers for this session are under way.
 
-    def failed(error: MalamuteError) -> None:
-        core.answers.asked(session, size_bytes)
-        core.effects.refuse(session.peer, error_message(error, _QUERY, query.ref))
+        """
+        answers = self._answers
+        answers.check(session)
+        if query.topic not in QUERIES:
+            raise InvalidValue(f"unknown topic {query.topic!r}: expected one of {', '.join(QUERIES)}")
+        asked = QUERIES[query.topic].parse(query.arguments)
 
-    if query.topic in ASKING:
-        size_bytes = ASKED_BYTES
-        if isinstance(asked, MessageQuery):
-            size_bytes = max(size_bytes, message_bytes(core, asked))
-        core.answers.ask(session, size_bytes)
-        try:
-            with core.effects.failing(failed):
-                ASKING[query.topic](core, asked, found)
-        except Exception:
-            core.answers.asked(session, size_bytes)
-            raise
-    else:
-        answered(HANDLERS[query.topic](core, asked))
+        def answered(value: Any) -> None:
+            answers.give(session, Answer(query.ref, encode(value)))
+
+        def found(value: Any) -> None:
+            answers.asked(session, size_bytes)
+            answered(value)
+
+        def failed(error: MalamuteError) -> None:
+            answers.asked(session, size_bytes)
+            self._effects.refuse(session.peer, error_message(error, _QUERY, query.ref))
+
+        if query.topic in self.asking:
+            size_bytes = ASKED_BYTES
+            if isinstance(asked, MessageQuery):
+                size_bytes = max(size_bytes, message_bytes(self._queues, asked))
+            answers.ask(session, size_bytes)
+            try:
+                with self._effects.failing(failed):
+                    self.asking[query.topic](asked, found)
+            except Exception:
+                answers.asked(session, size_bytes)
+                raise
+        else:
+            answered(self.at_once[query.topic](asked))
 
 
 def status(core: Engines, query: StatusQuery) -> BrokerStatus:
     """The broker as a whole."""
     sessions = core.sessions.by_peer.values()
     return BrokerStatus(
-        **core.settings.facts,
-        software=core.settings.software,
+        **core.configuration.settings.facts,
+        software=core.configuration.settings.software,
         uptime=core.effects.now - core.started,
         clients=sum(session.open for session in sessions),
         sessions=len(core.sessions.by_peer),
@@ -113,94 +134,115 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
         store_error=core.health.error,
         damages=core.health.damages,
         faults=core.effects.faults.count,
-        configured_at=core.configured_at + core.effects.ahead,
-        waiting_for_restart=[*core.waiting_options],
-        config_error=core.config_error,
+        configured_at=core.configuration.loaded_at + core.effects.ahead,
+        waiting_for_restart=[*core.configuration.waiting],
+        config_error=core.configuration.error,
         quotas_exceeded=core.quotas.refused,
         old_key_connections=core.old_key_connections,
     )
 
 
-def options(core: Engines, query: OptionsQuery) -> list[BrokerOption]:
+def options(effects: Effects, configuration: ConfigurationInForce, query: OptionsQuery) -> list[BrokerOption]:
     """The options that are in force. What waits may be a part of an option, as in `streams.rule.journal`."""
-    waiting = {".".join(name.split(".")[:2]) for name in core.waiting_options}
-    rows = first(core.effects, core.settings.options)
+    waiting = {".".join(name.split(".")[:2]) for name in configuration.waiting}
+    rows = first(effects, configuration.settings.options)
     return [replace(row, waiting_for_restart=row.name in waiting) for row in rows]
 
 
-def access(core: Engines, query: AccessQuery) -> AccessExplained:
+def access(access: AccessControl, query: AccessQuery) -> AccessExplained:
     """Whether a user may do something, by the rules that are in force. Raises `InvalidRule`."""
-    return AccessExplained(**core.access.explain(query.user, query.action, query.target).as_map())
+    return AccessExplained(**access.explain(query.user, query.action, query.target).as_map())
 
 
-def storage(core: Engines, query: StorageQuery, answered: Callable[[StoreUsage], None]) -> None:
+def storage(effects: Effects, query: StorageQuery, answered: Callable[[StoreUsage], None]) -> None:
     """How full the store is."""
-    core.effects.ask(StoreStats(), answered)
+    effects.ask(StoreStats(), answered)
 
 
-def metrics(core: Engines, query: MetricsQuery, answered: Callable[[BrokerMetrics], None]) -> None:
-    """The status of the broker, its totals, and how full the store is."""
+def metrics(
+    effects: Effects,
+    status: Callable[[StatusQuery], BrokerStatus],
+    totals: Asking,
+    query: MetricsQuery,
+    answered: Callable[[BrokerMetrics], None],
+) -> None:
+    """Report the status of the broker, its totals, and how full the store is."""
 
     def stored(usage: StoreUsage) -> None:
-        totals(
-            core,
-            TotalsQuery(),
-            lambda found: answered(
-                BrokerMetrics(status=status(core, StatusQuery()), totals=found, storage=usage)
-            ),
-        )
+        def summed(found: BrokerTotals) -> None:
+            answered(BrokerMetrics(status=status(StatusQuery()), totals=found, storage=usage))
+
+        totals(TotalsQuery(), summed)
 
     # The store comes first: only here it is known what to do if it cannot answer.
-    storage(core, StorageQuery(), stored)
+    storage(effects, StorageQuery(), stored)
 
 
-def stored(core: Engines, query: StoredQuery, answered: Callable[[list[StoredStream]], None]) -> None:
+def stored(
+    effects: Effects, streams: Streams, query: StoredQuery, answered: Callable[[list[StoredStream]], None]
+) -> None:
     """What the store has of each stream, or of one."""
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
 
     def found(rows: list[StoredStream]) -> None:
-        core.effects.work -= ROW_WORK * len(rows)
-        answered([_with_source(core, row) for row in rows])
+        effects.work -= ROW_WORK * len(rows)
+        answered([_with_source(streams, row) for row in rows])
 
-    core.effects.ask(StreamStats(query.stream, query.after_name, limit), found)
+    effects.ask(StreamStats(query.stream, query.after_name, limit), found)
 
 
-def _with_source(core: Engines, row: StoredStream) -> StoredStream:
+def _with_source(streams: Streams, row: StoredStream) -> StoredStream:
     """What the store has of a stream, and what says how much of it is kept, unless it was just deleted."""
-    stream = core.streams.by_name.get(row.name)
+    stream = streams.by_name.get(row.name)
     return row if stream is None else replace(row, retain_source=stream.retention_source)
 
 
-HANDLERS: dict[str, Callable[[Engines, Any], Any]] = {
-    "status": status,
-    "options": options,
-    "streams": streams,
-    "stream": stream,
-    "explain": explain,
-    "demand": demand,
-    "cursors": cursors,
-    "mailboxes": mailboxes,
-    "services": services,
-    "service": service,
-    "clients": clients,
-    "client": client,
-    "feeds": feeds,
-    "feed": feed,
-    "selectors": selectors,
-    "selector": selector,
-    "access": access,
-    "users": users,
-    "groups": groups,
-    "quotas": quotas,
-}
-"""What answers each topic at once."""
+def at_once(core: Engines) -> dict[str, Callable[[Any], Any]]:
+    """Return what answers each topic at once."""
+    effects = core.effects
+    of_selectors = effects, core.selector_numbers, core.streams, core.queues, core.feeds
+    return {
+        "status": partial(status, core),
+        "options": partial(options, effects, core.configuration),
+        "streams": partial(streams, effects, core.streams),
+        "stream": partial(stream, effects, core.streams),
+        "explain": partial(explain, effects, core.streams),
+        "demand": partial(demand, effects, core.streams),
+        "cursors": partial(cursors, effects, core.streams),
+        "mailboxes": partial(mailboxes, effects, core.mailboxes),
+        "services": partial(services, effects, core.services),
+        "service": partial(service, effects, core.queues),
+        "clients": partial(clients, effects, core.sessions),
+        "client": partial(client, core.sessions),
+        "feeds": partial(feeds, effects, core.feeds),
+        "feed": partial(feed, core.feeds),
+        "selectors": partial(selectors, *of_selectors),
+        "selector": partial(selector, *of_selectors),
+        "access": partial(access, core.access),
+        "users": partial(users, effects, core.accounts, core.quotas),
+        "groups": partial(groups, effects, core.access, core.groups),
+        "quotas": partial(quotas, effects, core.quotas),
+    }
 
-ASKING: dict[str, Callable[[Engines, Any, Callable[[Any], None]], None]] = {
-    "messages": messages,
-    "message": message,
-    "storage": storage,
-    "stored": stored,
-    "totals": totals,
-    "metrics": metrics,
-}
-"""What answers each topic that asks the store or looks at very much, and is answered later."""
+
+def asking(core: Engines) -> dict[str, Asking]:
+    """Return what answers each topic that asks the store or looks at very much, and is answered later."""
+    effects = core.effects
+    add_up = partial(
+        totals,
+        effects,
+        core.configuration,
+        core.sessions,
+        core.streams,
+        core.queues,
+        core.queue_limits,
+        partial(shared, core),
+    )
+    return {
+        "messages": partial(messages, core.queues),
+        "message": partial(message, core.queues),
+        "storage": partial(storage, effects),
+        "stored": partial(stored, effects, core.streams),
+        "totals": add_up,
+        "metrics": partial(metrics, effects, partial(status, core), add_up),
+    }

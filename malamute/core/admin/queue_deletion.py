@@ -20,39 +20,64 @@ from malamute.core.admin.queues import queue_of
 from malamute.core.iteration.workflow import GO_ON, STORED, Workflow, run_workflow
 from malamute.core.queue.queue import Queue
 from malamute.core.queue.steps import STEP_MESSAGES
-from malamute.core.sources import dismiss_source
 from malamute.errors import InUse, InvalidValue, MalamuteError, NotFound, TryLater
 from malamute.protocol.admin import QueueDelete, QueueDeleted
 from malamute.protocol.messages import MAILBOX
 from malamute.protocol.names import RESERVED_PREFIX, Place
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
+    from malamute.core.feed.table import Feeds
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.queue.table import QueueTables
     from malamute.core.session.session import Session
+    from malamute.core.session.sessions import Sessions
+    from malamute.core.sources import Sources
 
 
 def delete_queue(
-    core: Engines, session: Session, wanted: QueueDelete, answered: Answered, failed: Failed
+    effects: Effects,
+    sessions: Sessions,
+    sources: Sources,
+    queues: QueueTables,
+    feeds: Feeds,
+    session: Session,
+    wanted: QueueDelete,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Remove a mailbox or a service with all that is in it, and with all that hangs on it to `cascade`."""
-    queue = queue_of(core, wanted.kind, wanted.name)
-    _check(core, queue)
-    gone = _deleted(core, queue)
+    queue = queue_of(queues, wanted.kind, wanted.name)
+    _check(feeds, queue)
+    gone = _deleted(feeds, queue)
     if not wanted.cascade:
         _check_unused(queue, gone)
     if wanted.dry_run:
         answered(gone, before=gone)
     else:
-        run_workflow(core.effects, _deletion(core, queue, gone, answered, cascade=wanted.cascade))
+        run_workflow(
+            effects,
+            _deletion(
+                effects, sessions, sources, queues, feeds, queue, gone, answered, cascade=wanted.cascade
+            ),
+        )
 
 
 def _deletion(
-    core: Engines, queue: Queue, gone: QueueDeleted, answered: Answered, *, cascade: bool
+    effects: Effects,
+    sessions: Sessions,
+    sources: Sources,
+    queues: QueueTables,
+    feeds: Feeds,
+    queue: Queue,
+    gone: QueueDeleted,
+    answered: Answered,
+    *,
+    cascade: bool,
 ) -> Workflow:
     place = Place(queue.kind, queue.name)
     some = replace(gone, partial=True)
     answer = partial(answered, before=gone)
-    otherwise = yield from end_feeds(core, place, some, answer)
+    otherwise = yield from end_feeds(feeds, place, some, answer)
     end = queue.next_sequence, queue.dead_letters.next_sequence
     while _purge(queue, *end):
         answer(some, final=False, otherwise=otherwise)
@@ -63,11 +88,11 @@ def _deletion(
             break
         otherwise = some
     try:
-        _check_empty(core, queue)
+        _check_empty(queues, feeds, queue)
         if cascade and queue.consumers:
             otherwise = some
-            yield from _end_consumers(core, queue)
-            _check_empty(core, queue)
+            yield from _end_consumers(effects, sessions, sources, queue)
+            _check_empty(queues, feeds, queue)
         elif queue.consumers:
             raise TryLater(f"{queue.kind} {queue.name!r} has consumers by now: retry later")
     except MalamuteError:
@@ -75,9 +100,9 @@ def _deletion(
             raise
         answer(otherwise, otherwise=otherwise)
         return
-    core.queues_of(queue.kind).remove(queue)
-    core.feeds.forget(place)
-    core.effects.event(f"{queue.kind}.deleted.{queue.name}", count=gone.messages)
+    queues[queue.kind].remove(queue)
+    feeds.forget(place)
+    effects.event(f"{queue.kind}.deleted.{queue.name}", count=gone.messages)
     # What gives room is done whether the disk takes the rest or not.
     answer(gone, otherwise=gone)
 
@@ -94,26 +119,26 @@ def _purge(queue: Queue, end: int, dead_end: int) -> int:
     return queue.dead_letters.purge([sequence for sequence in here if sequence < dead_end])
 
 
-def _end_consumers(core: Engines, queue: Queue) -> Workflow:
+def _end_consumers(effects: Effects, sessions: Sessions, sources: Sources, queue: Queue) -> Workflow:
     """End the offers to a queue, so many of them in each iteration, and those that come meanwhile."""
     reason = NotFound(f"{queue.kind} {queue.name!r} was deleted")
     while True:
-        if core.effects.work <= 0:
+        if effects.work <= 0:
             yield GO_ON
         offer = next((c for c in queue.consumers.values() if c.source != MAILBOX), None)
         if offer is None:
             return
-        core.effects.work -= END_WORK
-        dismiss_source(core, core.sessions.by_peer[offer.session.peer], offer.source, reason)
+        effects.work -= END_WORK
+        sources.dismiss(sessions.by_peer[offer.session.peer], offer.source, reason)
 
 
-def _check(core: Engines, queue: Queue) -> None:
+def _check(feeds: Feeds, queue: Queue) -> None:
     """Raise what stands against the end of a queue, whatever is to end with it."""
     place = Place(queue.kind, queue.name)
     if queue.name.startswith(RESERVED_PREFIX):
         raise InvalidValue(f"{place} is a client's own, and ends with its session")
-    core.feeds.check_no_target(place)
-    if core.feeds.changes(place):
+    feeds.check_no_target(place)
+    if feeds.changes(place):
         raise TryLater(f"a feed from {place} is being changed: retry after its answer")
     owner = next((c.session for c in queue.consumers.values() if c.source == MAILBOX), None)
     if owner is not None:
@@ -122,12 +147,12 @@ def _check(core: Engines, queue: Queue) -> None:
         raise TryLater(f"{place} has {queue.usage.reserved} messages that are still to come: retry later")
 
 
-def _check_empty(core: Engines, queue: Queue) -> None:
+def _check_empty(queues: QueueTables, feeds: Feeds, queue: Queue) -> None:
     """The same, and `TryLater` if there is anything in it yet, or again."""
-    _check(core, queue)
-    if core.queues_of(queue.kind).by_name.get(queue.name) is not queue:
+    _check(feeds, queue)
+    if queues[queue.kind].by_name.get(queue.name) is not queue:
         raise NotFound(f"there is no {queue.kind} {queue.name!r}")
-    if queue.entries or queue.dead_letters.entries or core.feeds.of(Place(queue.kind, queue.name)):
+    if queue.entries or queue.dead_letters.entries or feeds.of(Place(queue.kind, queue.name)):
         raise TryLater(f"{queue.kind} {queue.name!r} has messages or feeds yet: retry later")
 
 
@@ -138,12 +163,12 @@ def _check_unused(queue: Queue, gone: QueueDeleted) -> None:
         raise InUse(f"{queue.kind} {queue.name!r} is in use: {found}; end them, or delete it with cascade")
 
 
-def _deleted(core: Engines, queue: Queue) -> QueueDeleted:
+def _deleted(feeds: Feeds, queue: Queue) -> QueueDeleted:
     return QueueDeleted(
         kind=queue.kind,
         name=queue.name,
         messages=len(queue.entries),
         dead_letters=queue.dead_letters.count,
         consumers=len(queue.consumers),
-        feeds=[str(name) for name in core.feeds.of(Place(queue.kind, queue.name))],
+        feeds=[str(name) for name in feeds.of(Place(queue.kind, queue.name))],
     )

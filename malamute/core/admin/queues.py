@@ -31,36 +31,38 @@ from malamute.protocol.fields import UNLIMITED
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
     from malamute.core.iteration.effects import Effects
+    from malamute.core.queue.mailbox import Mailboxes
     from malamute.core.queue.queue import Queue
+    from malamute.core.queue.service import Services
+    from malamute.core.queue.table import QueueTables
 
 NOTHING_MEASURED = QueueMetrics().row(0.0)
 
 
-def mailboxes(core: Engines, query: MailboxesQuery) -> list[QueueRow]:
+def mailboxes(effects: Effects, mailboxes: Mailboxes, query: MailboxesQuery) -> list[QueueRow]:
     """Mailboxes by name: what is in each."""
-    found = page_of(core.effects, core.mailboxes.by_name, query.after_name, query.limit)
-    return [_queue(core.effects, mailbox) for mailbox in found]
+    found = page_of(effects, mailboxes.by_name, query.after_name, query.limit)
+    return [_queue(effects, mailbox) for mailbox in found]
 
 
-def services(core: Engines, query: ServicesQuery) -> list[QueueRow]:
+def services(effects: Effects, services: Services, query: ServicesQuery) -> list[QueueRow]:
     """Services by name: what is in each queue, and how many workers it has; with `details` those workers."""
-    queues = page_of(core.effects, core.services.by_name, query.after_name, query.limit)
+    queues = page_of(effects, services.by_name, query.after_name, query.limit)
     if not query.details:
-        return [_queue(core.effects, queue) for queue in queues]
-    return [_service(core.effects, queue) for queue in few(core.effects, queues, lambda q: len(q.consumers))]
+        return [_queue(effects, queue) for queue in queues]
+    return [_service(effects, queue) for queue in few(effects, queues, lambda q: len(q.consumers))]
 
 
-def service(core: Engines, query: ServiceQuery) -> ServiceDetails:
+def service(effects: Effects, queues: QueueTables, query: ServiceQuery) -> ServiceDetails:
     """One service with its workers. Raises `NotFound`."""
-    return _service(core.effects, queue_of(core, "service", query.name))
+    return _service(effects, queue_of(queues, "service", query.name))
 
 
-def messages(core: Engines, query: MessagesQuery, answered: Callable[[list[MessageRow]], None]) -> None:
+def messages(queues: QueueTables, query: MessagesQuery, answered: Callable[[list[MessageRow]], None]) -> None:
     """Messages of a mailbox or a service, or its dead letters. Raises `NotFound` or `InvalidSelector`."""
     browse(
-        queue_of(core, query.kind, query.name),
+        queue_of(queues, query.kind, query.name),
         answered,
         dead=query.dead,
         after=query.after,
@@ -70,20 +72,20 @@ def messages(core: Engines, query: MessagesQuery, answered: Callable[[list[Messa
     )
 
 
-def message(core: Engines, query: MessageQuery, answered: Callable[[MessageRow], None]) -> None:
+def message(queues: QueueTables, query: MessageQuery, answered: Callable[[MessageRow], None]) -> None:
     """One message of a mailbox or a service, or one of its dead letters. Raises `NotFound`."""
-    fetch(queue_of(core, query.kind, query.name), answered, query.sequence, dead=query.dead)
+    fetch(queue_of(queues, query.kind, query.name), answered, query.sequence, dead=query.dead)
 
 
-def message_bytes(core: Engines, query: MessageQuery) -> int:
+def message_bytes(queues: QueueTables, query: MessageQuery) -> int:
     """The bytes of that message; 0 if it is not there."""
-    queue = core.queues_of(query.kind).by_name.get(query.name)
+    queue = queues[query.kind].by_name.get(query.name)
     return 0 if queue is None else size_of_one(queue, query.sequence, dead=query.dead)
 
 
-def queue_of(core: Engines, kind: str, name: str) -> Queue:
+def queue_of(queues: QueueTables, kind: str, name: str) -> Queue:
     """The mailbox or the service of a name. Raises `NotFound`."""
-    queue = core.queues_of(kind).by_name.get(name)
+    queue = queues[kind].by_name.get(name)
     if queue is None:
         raise NotFound(f"there is no {kind} {name!r}")
     return queue

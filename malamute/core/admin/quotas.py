@@ -9,19 +9,15 @@ from malamute.protocol.admin import QuotaFigure, QuotaRow, QuotasQuery
 
 if TYPE_CHECKING:
     from malamute.access.quota import Owner
-    from malamute.core.engines import Engines
     from malamute.core.identity.quotas import QuotaTable
     from malamute.core.iteration.effects import Effects
 
 
-def quotas(core: Engines, query: QuotasQuery) -> list[QuotaRow]:
+def quotas(effects: Effects, quotas: QuotaTable, query: QuotasQuery) -> list[QuotaRow]:
     """What is used of quotas, by their owners; of all, or of one user and the user's groups."""
-    owners = core.quotas.owners(query.user)
-    found = page(core.effects, owners, " ".join, query.after_name, query.limit)
-    return [
-        QuotaRow(owner=" ".join(owner), quotas=quota_figures(core.effects, core.quotas, owner))
-        for owner in found
-    ]
+    owners = quotas.owners(query.user)
+    found = page(effects, owners, " ".join, query.after_name, query.limit)
+    return [QuotaRow(owner=" ".join(owner), quotas=quota_figures(effects, quotas, owner)) for owner in found]
 
 
 def quota_figures(effects: Effects, quotas: QuotaTable, owner: Owner) -> list[QuotaFigure]:

@@ -16,43 +16,63 @@ from malamute.protocol.admin import SelectorQuery, SelectorRow, SelectorsQuery
 from malamute.protocol.names import Place
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
+    from malamute.core.feed.table import Feeds
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.queue.table import QueueTables
+    from malamute.core.selector_numbers import SelectorNumbers
+    from malamute.core.stream.table import Streams
 
 
-def selectors(core: Engines, query: SelectorsQuery) -> list[SelectorRow]:
+def selectors(
+    effects: Effects,
+    selector_numbers: SelectorNumbers,
+    streams: Streams,
+    queues: QueueTables,
+    feeds: Feeds,
+    query: SelectorsQuery,
+) -> list[SelectorRow]:
     """The selectors of a place. Raises `NotFound`."""
-    found = _numbered(core, query.source)
+    found = _numbered(selector_numbers, streams, queues, feeds, query.source)
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
     numbers = [number for number in found if number > query.after][:limit]
-    core.effects.work -= len(found) // LOOKED_AT + ROW_WORK * len(numbers)
+    effects.work -= len(found) // LOOKED_AT + ROW_WORK * len(numbers)
     return [_row(query.source, number, found[number]) for number in numbers]
 
 
-def selector(core: Engines, query: SelectorQuery) -> SelectorRow:
+def selector(
+    effects: Effects,
+    selector_numbers: SelectorNumbers,
+    streams: Streams,
+    queues: QueueTables,
+    feeds: Feeds,
+    query: SelectorQuery,
+) -> SelectorRow:
     """One selector of a place, by its number there. Raises `NotFound`."""
-    found = _numbered(core, query.source)
-    core.effects.work -= len(found) // LOOKED_AT + ROW_WORK
+    found = _numbered(selector_numbers, streams, queues, feeds, query.source)
+    effects.work -= len(found) // LOOKED_AT + ROW_WORK
     if query.number not in found:
         raise NotFound(f"there is no selector {query.number} at {query.source}: list those that there are")
     return _row(query.source, query.number, found[query.number])
 
 
-def _numbered(core: Engines, source: str) -> dict[int, Any]:
+def _numbered(
+    selector_numbers: SelectorNumbers, streams: Streams, queues: QueueTables, feeds: Feeds, source: str
+) -> dict[int, Any]:
     place = Place.parse(source)
-    feeds = sorted((name.name, feed) for name, feed in core.feeds.by_name.items() if name.source == place)
-    return core.selector_numbers.of(place, [*(feed for _, feed in feeds), *_of_clients(core, place)])
+    here = sorted((name.name, feed) for name, feed in feeds.by_name.items() if name.source == place)
+    return selector_numbers.of(place, [*(feed for _, feed in here), *_of_clients(streams, queues, place)])
 
 
-def _of_clients(core: Engines, place: Place) -> Iterator[Any]:
+def _of_clients(streams: Streams, queues: QueueTables, place: Place) -> Iterator[Any]:
     """The subscriptions to a stream, or the consumers of a queue, that clients have, the oldest first."""
     if place.kind == "stream":
-        groups = core.streams.found(place.name).audience.groups()
+        groups = streams.found(place.name).audience.groups()
         readers = (reader for group in groups for reader in group.members.values())
         yield from sorted(
             (reader for reader in readers if isinstance(reader, Subscription)), key=attrgetter("since")
         )
         return
-    queue = core.queues_of(place.kind).by_name.get(place.name)
+    queue = queues[place.kind].by_name.get(place.name)
     if queue is None:
         raise NotFound(f"there is no {place}")
     consumers = (one for one in queue.consumers.values() if isinstance(one.session, Session))

@@ -31,8 +31,9 @@ from malamute.protocol.admin import (
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
+    from malamute.core.iteration.effects import Effects
     from malamute.core.stream.stream import Stream
+    from malamute.core.stream.table import Streams
 
 DEMAND_SELECTORS = 1_000
 """Selectors, and criteria of them, of which a publisher is given what they want."""
@@ -41,20 +42,20 @@ EXPLAINED_MAX = 100
 """Selectors in one answer: each of them is evaluated by itself."""
 
 
-def streams(core: Engines, query: StreamsQuery) -> list[StreamRow]:
+def streams(effects: Effects, streams: Streams, query: StreamsQuery) -> list[StreamRow]:
     """Streams by name: the range of sequences of each, and how many read it."""
-    found = page_of(core.effects, core.streams.by_name, query.after_name, query.limit)
+    found = page_of(effects, streams.by_name, query.after_name, query.limit)
     return [_stream(stream) for stream in found]
 
 
-def stream(core: Engines, query: StreamQuery) -> StreamDetails:
+def stream(effects: Effects, streams: Streams, query: StreamQuery) -> StreamDetails:
     """One stream with its readers and cursors. Lag is in messages, and in seconds between message times.
 
     Raises:
         NotFound: there is no such stream.
 
     """
-    found = stream_of(core, query.name)
+    found = stream_of(streams, query.name)
     everybody = chain.from_iterable(group.members.values() for group in found.audience.groups())
     # Of very many, those furthest behind: they are what is looked for.
     readers = nlargest(
@@ -62,7 +63,7 @@ def stream(core: Engines, query: StreamQuery) -> StreamDetails:
         everybody,
         key=found.lag,
     )
-    core.effects.work -= ROW_WORK * len(readers)
+    effects.work -= ROW_WORK * len(readers)
     return StreamDetails(
         **asdict(_stream(found)),
         switches_to_live=found.switches["live"],
@@ -75,19 +76,19 @@ def stream(core: Engines, query: StreamQuery) -> StreamDetails:
     )
 
 
-def stream_of(core: Engines, name: str) -> Stream:
+def stream_of(streams: Streams, name: str) -> Stream:
     """The stream of a name. Raises `NotFound`."""
-    return core.streams.found(name)
+    return streams.found(name)
 
 
-def explain(core: Engines, query: ExplainQuery) -> list[ExplainedSelector]:
+def explain(effects: Effects, streams: Streams, query: ExplainQuery) -> list[ExplainedSelector]:
     """For selectors of a stream whether each takes a message, and if not, what failed first.
 
     Raises:
         NotFound: there is no such stream.
 
     """
-    groups = stream_of(core, query.stream).audience.named_groups()
+    groups = stream_of(streams, query.stream).audience.named_groups()
     limit = min(query.limit or PAGE_ROWS, EXPLAINED_MAX)
     return [
         ExplainedSelector(
@@ -98,41 +99,41 @@ def explain(core: Engines, query: ExplainQuery) -> list[ExplainedSelector]:
             matched=not reason,
             reason=reason,
         )
-        for ident, group in page(core.effects, groups, itemgetter(0), query.after_name, limit)
+        for ident, group in page(effects, groups, itemgetter(0), query.after_name, limit)
         for reason in [reason_of(group.selector, query.subject, query.headers or {}, query.sender)]
     ]
 
 
-def demand(core: Engines, query: DemandQuery) -> StreamDemand:
+def demand(effects: Effects, streams: Streams, query: DemandQuery) -> StreamDemand:
     """What a stream's subscriptions want, whatever they ask of headers: the rest nobody would get.
 
     With a journal it is everything, since somebody may read it later. So it is where there are very many
     selectors, which would be no compact answer.
     """
-    found = core.streams.by_name.get(query.stream)
-    journaled = core.streams.policy(query.stream).journal if found is None else found.journaled
+    found = streams.by_name.get(query.stream)
+    journaled = streams.policy(query.stream).journal if found is None else found.journaled
     everything = StreamDemand(stream=query.stream, everything=True, criteria=[])
     if journaled or (found is not None and len(found.audience) > DEMAND_SELECTORS):
         return everything
     groups = () if found is None else found.audience.groups()
     criteria = {criterion: None for group in groups for criterion in group.selector.criteria}
-    core.effects.work -= len(criteria)
+    effects.work -= len(criteria)
     if len(criteria) > DEMAND_SELECTORS:
         return everything
     return StreamDemand(stream=query.stream, everything=False, criteria=[[*c] for c in criteria])
 
 
-def cursors(core: Engines, query: CursorsQuery) -> list[StreamCursor]:
+def cursors(effects: Effects, streams: Streams, query: CursorsQuery) -> list[StreamCursor]:
     """The cursors of streams by name, or of one; a page has all of a stream."""
-    only = core.streams.by_name.get(query.stream)
-    wanted = [only] if only else [] if query.stream else core.streams.by_name.values()
+    only = streams.by_name.get(query.stream)
+    wanted = [only] if only else [] if query.stream else streams.by_name.values()
     having = (s for s in wanted if s.cursors or s.cursors.lost)
     rows: list[StreamCursor] = []
-    for found in page(core.effects, having, attrgetter("name"), query.after_name, query.limit):
+    for found in page(effects, having, attrgetter("name"), query.after_name, query.limit):
         if len(rows) >= (query.limit or PAGE_ROWS):
             break
         rows += [StreamCursor(stream=found.name, **asdict(row)) for row in _cursors(found)]
-    core.effects.work -= len(rows)
+    effects.work -= len(rows)
     return rows
 
 

@@ -6,16 +6,29 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from malamute.core.admin.limits import Fullest, shared
+from malamute.core.admin.limits import Fullest
 from malamute.core.queue.state import DELAYED, DELIVERED, READY
-from malamute.protocol.admin import BrokerTotals, DurationTotals, QueueTotals, ReaderTotals, TotalsQuery
+from malamute.protocol.admin import (
+    BrokerTotals,
+    DurationTotals,
+    LimitUsage,
+    QueueTotals,
+    ReaderTotals,
+    TotalsQuery,
+)
 from malamute.protocol.time_units import to_seconds
 
 if TYPE_CHECKING:
-    from malamute.core.engines import Engines
+    from malamute.core.iteration.effects import Effects
+    from malamute.core.iteration.settings import ConfigurationInForce
+    from malamute.core.queue.limits import QueueLimits
     from malamute.core.queue.queue import Queue
+    from malamute.core.queue.table import QueueTables
+    from malamute.core.session.session import Session
+    from malamute.core.session.sessions import Sessions
     from malamute.core.stream.stream import Stream
     from malamute.core.stream.subscription import Reader
+    from malamute.core.stream.table import Streams
 
 TOTALS_EACH = 500
 """Queues, streams and readers that are looked at in one iteration."""
@@ -27,10 +40,10 @@ TOTALS_WORK = 2
 class _QueueSums:
     """All queues of a kind together, as far as they were looked at."""
 
-    def __init__(self, queues: Iterable[Queue], core: Engines, fullest: Fullest) -> None:
+    def __init__(self, queues: Iterable[Queue], fullest: Fullest) -> None:
         # Those that come or go meanwhile may be in it or not.
         self._left = iter([*queues])
-        self._core, self._fullest = core, fullest
+        self._fullest = fullest
         self._messages = self._ready = self._delayed = self._in_flight = self._dead = 0
         self._oldest_ns: int | None = None
 
@@ -38,7 +51,7 @@ class _QueueSums:
         """Look at so many more. Returns how many were left of that."""
         for queue in islice(self._left, most):
             most -= 1
-            self._fullest.queue(queue, self._core)
+            self._fullest.queue(queue)
             states = queue.states.counts
             self._dead += queue.dead_letters.count
             self._ready += states[READY]
@@ -67,9 +80,9 @@ class _QueueSums:
 class _ReaderSums:
     """The readers and cursors of all streams together, as far as they were looked at."""
 
-    def __init__(self, streams: Iterable[Stream], core: Engines, fullest: Fullest) -> None:
+    def __init__(self, streams: Iterable[Stream], fullest: Fullest) -> None:
         self._left = _each_reader([*streams])
-        self._core, self._fullest = core, fullest
+        self._fullest = fullest
         self._readers = {"live": 0, "replay": 0}
         self._lag, self._lag_ns = 0, 0
         self._cursors, self._cursor_lag = 0, 0
@@ -79,7 +92,7 @@ class _ReaderSums:
         for stream, reader in islice(self._left, most):
             most -= 1
             if reader is None:
-                self._fullest.stream(stream, self._core)
+                self._fullest.stream(stream)
                 continue
             if isinstance(reader, int):
                 self._cursors += 1
@@ -106,15 +119,15 @@ class _ReaderSums:
 class _SessionSums:
     """All sessions, as far as they were looked at."""
 
-    def __init__(self, core: Engines, fullest: Fullest) -> None:
-        self._left = iter([*core.sessions.by_peer.values()])
-        self._core, self._fullest = core, fullest
+    def __init__(self, sessions: Iterable[Session], fullest: Fullest) -> None:
+        self._left = iter([*sessions])
+        self._fullest = fullest
 
     def go_on(self, most: int) -> int:
         """Look at so many more. Returns how many were left of that."""
         for session in islice(self._left, most):
             most -= 1
-            self._fullest.session(session, self._core)
+            self._fullest.session(session)
         return most
 
 
@@ -127,19 +140,28 @@ def _each_reader(streams: Iterable[Stream]) -> Iterator[tuple[Stream, Reader | i
         yield from ((stream, sequence) for sequence in [*stream.cursors.values()])
 
 
-def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals], None]) -> None:
-    """What the broker has done, and what all queues and streams have. Many take several iterations."""
-    effects, limits = core.effects, core.queue_limits
-    fullest = Fullest()
-    sums = {
-        kind: _QueueSums(core.queues_of(kind).by_name.values(), core, fullest)
-        for kind in ("mailbox", "service")
-    }
-    readers = _ReaderSums(core.streams.by_name.values(), core, fullest)
+def totals(
+    effects: Effects,
+    configuration: ConfigurationInForce,
+    sessions: Sessions,
+    streams: Streams,
+    queues: QueueTables,
+    limits: QueueLimits,
+    used: Callable[[], Iterable[LimitUsage]],
+    query: TotalsQuery,
+    answered: Callable[[BrokerTotals], None],
+) -> None:
+    """Report what the broker has done, and what all queues and streams have. Many take several iterations.
+
+    `used` is what is used of the limits that all share.
+    """
+    fullest = Fullest(configuration.settings.limits, limits)
+    sums = {kind: _QueueSums(table.by_name.values(), fullest) for kind, table in queues.items()}
+    readers = _ReaderSums(streams.by_name.values(), fullest)
     looked_at: tuple[_QueueSums | _ReaderSums | _SessionSums, ...] = (
         *sums.values(),
         readers,
-        _SessionSums(core, fullest),
+        _SessionSums(sessions.by_peer.values(), fullest),
     )
 
     def go_on() -> None:
@@ -163,7 +185,7 @@ def totals(core: Engines, query: TotalsQuery, answered: Callable[[BrokerTotals],
                 family_failures={**effects.counters.family_failures},
                 delivered={**effects.counters.delivered},
                 dead_lettered={**limits.dead_lettered},
-                limits=[*shared(core), *fullest.rows(core)],
+                limits=[*used(), *fullest.rows()],
                 refused_lately=effects.counters.refused_lately.count(effects.now),
                 queues=[one.row(kind, effects.now + effects.ahead) for kind, one in sums.items()],
             )

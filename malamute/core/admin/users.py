@@ -17,13 +17,12 @@ from malamute.protocol.admin import UserAdd, UserRemove, UserRemoved, UserRow, U
 
 if TYPE_CHECKING:
     from malamute.core.admin.answered import Answered, Failed
-    from malamute.core.engines import Engines
     from malamute.core.identity.access import AccessControl
     from malamute.core.identity.accounts import AccountDirectory
     from malamute.core.identity.quotas import QuotaTable
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.recovery import Recovery
-    from malamute.core.iteration.settings import Settings
+    from malamute.core.iteration.settings import ConfigurationInForce, Settings
     from malamute.core.session.session import Session
     from malamute.errors import MalamuteError
     from malamute.protocol.admin import GroupSet
@@ -32,10 +31,12 @@ FILE, STORE, UNREADABLE = "file", "store", "unreadable"
 """Where an account is."""
 
 
-def users(core: Engines, query: UsersQuery) -> list[UserRow]:
+def users(
+    effects: Effects, accounts: AccountDirectory, quotas: QuotaTable, query: UsersQuery
+) -> list[UserRow]:
     """The users who may log in, by name."""
-    names = first(core.effects, core.accounts.names_after(query.after_name), query.limit)
-    return [_with_quotas(core.effects, core.quotas, _row(core.accounts, name)) for name in names]
+    names = first(effects, accounts.names_after(query.after_name), query.limit)
+    return [_with_quotas(effects, quotas, _row(accounts, name)) for name in names]
 
 
 def _with_quotas(effects: Effects, quotas: QuotaTable, row: UserRow) -> UserRow:
@@ -63,7 +64,15 @@ def _row_of(account: Account, source: str = STORE) -> UserRow:
     )
 
 
-def add_user(core: Engines, session: Session, wanted: UserAdd, answered: Answered, failed: Failed) -> None:
+def add_user(
+    configuration: ConfigurationInForce,
+    access: AccessControl,
+    accounts: AccountDirectory,
+    session: Session,
+    wanted: UserAdd,
+    answered: Answered,
+    failed: Failed,
+) -> None:
     """Add a user who may log in.
 
     Raises:
@@ -72,14 +81,22 @@ def add_user(core: Engines, session: Session, wanted: UserAdd, answered: Answere
         TooMany: there are as many stored accounts as may be.
     """
     name = wanted.name
-    core.accounts.check_name(name)
-    if core.accounts.named(name) is not None or name in core.accounts.unreadable:
+    accounts.check_name(name)
+    if accounts.named(name) is not None or name in accounts.unreadable:
         raise InvalidValue(f"there is an account {name!r} already: change it, or remove it first")
     rules = tuple(map(AccessRule.parse, wanted.access_rules or ()))
-    _put(core.accounts, core.settings, core.access, Account(name, rules=rules), wanted, answered)
+    _put(accounts, configuration.settings, access, Account(name, rules=rules), wanted, answered)
 
 
-def set_user(core: Engines, session: Session, wanted: UserSet, answered: Answered, failed: Failed) -> None:
+def set_user(
+    configuration: ConfigurationInForce,
+    access: AccessControl,
+    accounts: AccountDirectory,
+    session: Session,
+    wanted: UserSet,
+    answered: Answered,
+    failed: Failed,
+) -> None:
     """Change a user who may log in. What is None stays as it is.
 
     Raises:
@@ -87,16 +104,16 @@ def set_user(core: Engines, session: Session, wanted: UserSet, answered: Answere
         InvalidValue: a rule to be taken away is not there, or as `add_user`.
         InvalidRule: a rule is none.
     """
-    core.accounts.check_name(wanted.name)
-    before = core.accounts.stored.named(wanted.name)
+    accounts.check_name(wanted.name)
+    before = accounts.stored.named(wanted.name)
     if before is None:
-        raise _no_account(core.accounts, wanted.name)
+        raise _no_account(accounts, wanted.name)
     rules = before.rules if wanted.access_rules is None else map(AccessRule.parse, wanted.access_rules)
     whole = changed_rules(rules, wanted, f"the account {wanted.name!r}")
     _put(
-        core.accounts,
-        core.settings,
-        core.access,
+        accounts,
+        configuration.settings,
+        access,
         before._replace(rules=tuple(whole)),
         wanted,
         answered,
@@ -160,19 +177,26 @@ def check_last_rule(access: AccessControl, *, group: str = "", user: str = "") -
 
 
 def remove_user(
-    core: Engines, session: Session, wanted: UserRemove, answered: Answered, failed: Failed
+    effects: Effects,
+    access: AccessControl,
+    accounts: AccountDirectory,
+    recovery: Recovery,
+    session: Session,
+    wanted: UserRemove,
+    answered: Answered,
+    failed: Failed,
 ) -> None:
     """Remove a user who may log in; the user's sessions end. Raises `NotFound`, or `InvalidValue`."""
     name = wanted.name
-    before = core.accounts.stored.named(name)
-    if before is None and name not in core.accounts.unreadable:
-        core.accounts.check_name(name)
-        raise _no_account(core.accounts, name)
-    check_last_rule(core.access, user=name)
+    before = accounts.stored.named(name)
+    if before is None and name not in accounts.unreadable:
+        accounts.check_name(name)
+        raise _no_account(accounts, name)
+    check_last_rule(access, user=name)
     if not wanted.dry_run:
-        core.accounts.remove(name)
-        core.effects.stage.when_stored(partial(_removed, core.recovery, name), awaited=False)
-    answered(UserRemoved(name=name), before=_row_of(before) if before else _row(core.accounts, name))
+        accounts.remove(name)
+        effects.stage.when_stored(partial(_removed, recovery, name), awaited=False)
+    answered(UserRemoved(name=name), before=_row_of(before) if before else _row(accounts, name))
 
 
 def _removed(recovery: Recovery, name: str, error: MalamuteError | None) -> None:

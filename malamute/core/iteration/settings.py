@@ -54,3 +54,15 @@ class ConfigurationLoaded(NamedTuple):
     waiting: tuple[str, ...] = ()
     edge: Any = None
     """What the edge goes by that gave it to the core."""
+
+
+class ConfigurationInForce:
+    """The configuration that the broker goes by, and what became of the one that was loaded last."""
+
+    def __init__(self, settings: Settings, now: float) -> None:
+        self.settings = settings
+        self.loaded_at = now
+        self.waiting: tuple[str, ...] = ()
+        """Options of the configuration that was loaded last, which wait for the next start."""
+        self.error = ""
+        """Why the configuration that was to be loaded last was refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from malamute.core.identity.quotas import QuotaUsages, add_all, check_all
@@ -198,3 +199,7 @@ def _clear(queue: Queue) -> None:
     queue.prefetch.clear()
     queue.dead_letters.clear()
     queue.dedup.close()
+
+
+QueueTables = Mapping[str, QueueTable]
+"""The mailboxes and the services, by kind."""
