@@ -1,4 +1,4 @@
-"""The pure part of the broker: sessions, streams, mailboxes, services. It begins with `broker.Core`.
+"""The pure part of the broker: sessions, streams, mailboxes, services. Begin with `broker.Core`.
 
 iteration   effects, counters, timers, faults: each room above stands on it
 identity    users, their rights, groups and quotas

@@ -1,14 +1,14 @@
-"""The core: every command in, everything to be done out, and no word to a socket, a disk or a clock.
+"""The core: commands in, effects out, without a socket, a disk or a clock.
 
 The edge calls `receive` for each message (or `refuse` for bytes that were none), `stored` and `store_failed`
-when the writer is done, and `answered` with what the store found. It calls `lost` when a peer cannot be
-reached, `blocked` and `unblocked` when its pipe is full and not full any more, and `tick` as time goes by.
-None of them raises for a peer's fault: the peer gets a numbered ERROR, and nothing is changed. At the end of
-each iteration the edge calls `ready` and does what it says.
+when the writer is done, and `answered` with the answers of the store; `lost` when a peer cannot be reached,
+`blocked` and `unblocked` when its pipe is full and not full any more, and `tick` as time goes by. None of
+them raises for a peer's fault: the peer gets a numbered ERROR, and nothing is changed. At the end of each
+iteration the edge calls `ready` and carries out the effects.
 
-Where to read: here for how the core is put together, for the events that come and the end of an iteration;
-`commands` for what clients may do, `startup` for how it takes up what the store kept, `configuration` and
-`review` for what changes while it runs, `admin` for what operators ask and do.
+The modules: this one composes the core, and has its events and the end of an iteration; `commands` are those
+of clients, `startup` the recovery, `configuration` and `review` changes at run time, `admin` the queries and
+changes of operators.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Core(Engines):
         return session.proved_user if session is not None and session.open else None
 
     def stored(self, token: int, now: float) -> None:
-        """What `token` names is committed and fsynced."""
+        """Handle the commit of the append `token`, which is fsynced."""
         self.effects.now = now
         self.effects.stage.settle(token, None, now)
         # Most commits follow on others that went well.
@@ -175,7 +175,7 @@ class Core(Engines):
             self.health.stored()
 
     def store_failed(self, token: int, error: MalamuteError, now: float) -> None:
-        """What `token` names could not be stored."""
+        """Handle the failure of the append `token`."""
         self.effects.now = now
         why = error if isinstance(error, Failed) else InternalError(str(error))
         self.effects.stage.settle(token, why, now)
@@ -194,15 +194,15 @@ class Core(Engines):
         configuration.reload(self.effects, self.audit)
 
     def configure(self, settings: Settings, now: float) -> None:
-        """Go by other settings from now on.
+        """Apply other settings from now on.
 
-        Limits may be lower than what is there: it stays, and nothing is added until there is room again.
+        Limits may be below the present usage, which stays; nothing is added until there is room again.
         """
         self.effects.now = now
         configuration.configure(self, settings)
 
     def damaged(self, defects: Sequence[Defect], now: float) -> None:
-        """The store has met something that it cannot read. What is known here as well is stored again."""
+        """Handle damage that the store has met: values known here as well are stored again."""
         self.effects.now = now
         self.health.damaged(defects)
         for defect in defects:
@@ -210,7 +210,7 @@ class Core(Engines):
                 self._store_again(defect.stranded)
 
     def _store_again(self, stranded: Stranded) -> None:
-        """Have each engine store once more what it knows of this."""
+        """Have each engine store its part of the lost values once more."""
         self.accounts.store_again(stranded)
         self.groups.store_again(stranded)
         self.streams.store_again(stranded)
@@ -226,7 +226,7 @@ class Core(Engines):
         self.effects.guard("the loss of a connection", self.sessions.lost, peer)
 
     def unsent(self, peer: bytes, message: Message, error: Exception, now: float) -> None:
-        """What the core wanted to be sent could not be encoded."""
+        """Handle a message that could not be encoded."""
         self.effects.now = now
         fault = self.effects.fault(f"sending {type(message).__name__.upper()}", error)
         if isinstance(message, Answer):
@@ -252,7 +252,7 @@ class Core(Engines):
                 self._guard_source(session, source.unblock)
 
     def clock(self, step: ClockStep, now: float) -> None:
-        """The wall clock was set. What is counted goes on; the times of messages may follow."""
+        """Handle a step of the wall clock: durations are unaffected; the times of messages may follow."""
         self.effects.now = now
         self.effects.ahead = step.ahead
         self.queue_limits.grace_period.note(step)
@@ -269,13 +269,13 @@ class Core(Engines):
                 queue.schedule.give_time_back(seconds)
 
     def tick(self, now: float) -> None:
-        """Do what has become due."""
+        """Run the due timers."""
         self.effects.now = now
         if self.sessions.next_deadline() <= now:
             self.effects.guard("a look at the sessions", self.sessions.tick)
         self.timers.run(now)
 
-    # What there is to do
+    # The work of an iteration
 
     def next_deadline(self) -> float:
         """When `tick` has something to do, infinity for never; `now` or earlier if the next iteration has."""
@@ -285,8 +285,8 @@ class Core(Engines):
         return sessions if sessions < timers else timers
 
     def ready(self) -> Ready:
-        """End the iteration: what is to be stored, read and sent."""
-        # Most iterations are those of one command. What it does not concern is not asked.
+        """End the iteration: return the appends, reads and sends."""
+        # Most iterations have one command. Engines without work are not asked.
         effects = self.effects
         if effects.chores:
             effects.go_on()
@@ -310,7 +310,7 @@ class Core(Engines):
         return effects.finish()
 
     def _deliver(self) -> None:
-        """Send what consumers were given, and mend what that brings to light."""
+        """Send the deliveries of consumers, and repair faults that this shows."""
         while True:
             for peer in self.queue_limits.flush.send():
                 if (session := self.sessions.by_peer.get(peer)) is not None:
@@ -329,7 +329,7 @@ class Core(Engines):
     # Faults
 
     def _mend(self) -> bool:
-        """Take apart what a fault has left half done. Returns whether there was anything."""
+        """End operations that a fault has left unfinished. Returns whether there were any."""
         effects = self.effects
         if not (effects.broken or effects.ended):
             return False

@@ -1,4 +1,4 @@
-"""What the broker consists of, as its operators' queries and changes see it."""
+"""The engines of the broker, as queries and changes of operators see them."""
 
 from __future__ import annotations
 

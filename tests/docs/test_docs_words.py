@@ -86,7 +86,7 @@ RIDDLE = re.compile(r"\b(?:what|whatever|whoever)\b", re.IGNORECASE)
 BEGINNING = re.compile(r"(?:\A|[.!?]\s+|\n\s*\n\s*)(?:What|Whatever|Whoever|Those|Nobody|It|They)\b")
 """Sentences that begin with a pronoun in place of their subject."""
 
-MOST = {"core": (224, 448)}
+MOST = {"core": (65, 110)}
 """Maximum `RIDDLE` in 10,000 words, and `BEGINNING`, by package; 10 and 0 for others. Only to be lowered."""
 
 

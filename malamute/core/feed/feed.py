@@ -1,4 +1,4 @@
-"""What all feeds at work have in common, whatever their sources are."""
+"""The common part of all feeds at work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from malamute.protocol.names import Place
 
 RETRY_SECONDS = 1.0
-"""How long a feed waits when the disk has refused what it has put."""
+"""Seconds for which a feed waits when the disk has refused its messages."""
 
 
 class FeedOwner(Protocol):
@@ -25,22 +25,22 @@ class FeedOwner(Protocol):
     selectors: SelectorBudget
     timers: Timers
     waiting: dict[int, Feed]
-    """Those that wait for room."""
+    """Feeds that wait for room."""
 
     def claiming(self, source: Place) -> Iterable[Feed]:
-        """The feeds from a place that leave nothing of what they take to one that is the default there."""
+        """The feeds from a source whose messages are not left to its default feed."""
 
     def report(self, what: str, name: FeedName, **details: Any) -> None:
-        """Report what happens to a feed, as an event."""
+        """Report an event of a feed."""
 
 
 class Feed:
-    """One rule at work: what it goes by, where it puts what it takes, and why it may have to wait."""
+    """One rule at work: its selector, its target, and the reasons to wait."""
 
     cost_bytes = 0
-    """What its selector takes of memory."""
+    """The memory of its selector in bytes."""
     compiled: CompiledSelector
-    """What it takes, made ready for very many messages."""
+    """Its selector, compiled for very many messages."""
 
     def __init__(
         self, feeds: FeedOwner, name: FeedName, rule: FeedRule, target: FeedTarget, effects: Effects
@@ -65,7 +65,7 @@ class Feed:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a change has to wait, as the disk may yet refuse what it has put last."""
+        """Whether a change has to wait, as the disk may yet refuse its last messages."""
         return False
 
     @property
@@ -82,13 +82,13 @@ class Feed:
         raise NotImplementedError
 
     def narrow(self, selector: Selector) -> None:
-        """Take what this selector takes from now on: all of what its rule says, or a part of that."""
+        """Use this selector from now on: that of its rule, or a part of it."""
 
     def keep(self) -> None:
         """Store how far it has looked, when it has found nothing to take for a while."""
 
     def row(self) -> FeedRow:
-        """What it does and where it stands, for people."""
+        """Return its rule, state and position, for people."""
         raise NotImplementedError
 
     def resume(self) -> None:
@@ -105,7 +105,7 @@ class Feed:
         self.full = 0
 
     def _let_go(self) -> None:
-        """It has ended."""
+        """End the feed."""
         self.open = False
         self._cost(0)
         self.target.release()

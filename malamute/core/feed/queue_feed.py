@@ -1,15 +1,14 @@
-"""Feeds from a mailbox or a service at work: what each takes is moved, out of the queue and to its target.
+"""Feeds from a mailbox or a service at work: each moves messages out of the queue to its target.
 
-What is ready is offered to the feeds of its queue before consumers get it. It goes to the first feed that it
-matches and that may move it, and this one goes to the end of their list then. Two kinds of feeds take what
-waits, since no consumer has credit for it: one for the `overflow`, and the `default`, which leaves to other
-feeds what these take.
+A ready message is offered to the feeds of its queue before consumers: the first feed that matches and may
+move it gets it, and goes to the end of their list. Two kinds of feeds take messages for which no consumer has
+credit: one for the `overflow`, and the `default`, which leaves the messages of other feeds to these.
 
-What a feed moves is put to its target and settled at its source in one iteration, and so in one commit. If
-the disk refuses that, the message is at its source again, and nowhere else.
+A moved message is put to the target and settled at the source in one iteration, and so in one commit. If the
+disk refuses that, the message is at its source again, and nowhere else.
 
-A queue has no positions: what no feed has taken is still there. A feed knows what it has not looked at yet:
-what came while there was no room, and what has its record on the disk; after a start or a change that is all.
+A queue has no positions: messages that no feed has taken are still there. A feed knows the messages it has
+not examined: those from a time without room, or with the record on the disk; after a start or a change, all.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from malamute.matching.family import Headers
 
 MOVED = "moved"
-"""What a message ends with at its source that a feed has taken."""
+"""The outcome at the source of a moved message."""
 
 
 class QueueFeeds:
@@ -63,7 +62,7 @@ class QueueFeeds:
             self._queue.fed = None
 
     def claim(self, sequences: Sequence[int]) -> Sequence[int]:
-        """Move what may be moved of these, which are ready. Returns what is left for consumers."""
+        """Move ready messages as far as they may be moved. Returns the rest, for consumers."""
         entries = [*map(self._queue.entries.__getitem__, sequences)]
         wanted = {feed: feed.wanted(entries) for feed in self._feeds if feed.rule.when == "match"}
         shares = self._shares(entries, wanted) if len(wanted) > 1 else wanted
@@ -78,7 +77,7 @@ class QueueFeeds:
     def _shares(
         self, entries: Sequence[Entry], wanted: Mapping[QueueFeed, Sequence[Entry]]
     ) -> dict[QueueFeed, list[Entry]]:
-        """What each feed is to take of what several want: they take turns."""
+        """Yield the messages of each feed; feeds that want the same take turns."""
         shares: dict[QueueFeed, list[Entry]] = {feed: [] for feed in wanted}
         wants = {feed: {*map(id, some)} for feed, some in wanted.items()}
         for entry in entries:
@@ -90,7 +89,7 @@ class QueueFeeds:
         return shares
 
     def look(self, sequences: Sequence[int]) -> None:
-        """Consumers have had what they could get of these. What is left waits."""
+        """Offer messages that remain after the consumers had theirs."""
         for feed in [*self._feeds]:
             if feed.rule.when != "match":
                 feed.put_off(sequences)
@@ -107,10 +106,10 @@ class QueueFeed(Feed):
         self.queue = queue
         self.moved = self.skipped = 0
         self._ahead = BitMap64()
-        """What it has not looked at yet."""
+        """The messages not examined yet."""
         self._at_work = False
         self._unstored_bytes = 0
-        """What it has put, until the outcome is known: it brings no more while that is much."""
+        """Its messages on the way to the disk: while these are many, it takes no more."""
         self._compile(rule)
         target.hold()
         queue.feeds += 1
@@ -149,10 +148,10 @@ class QueueFeed(Feed):
         """Whether it may move something."""
         return self.open and self.free
 
-    # What comes
+    # New messages
 
     def wanted(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those that it takes of messages that nobody has had yet; it looks at the others later."""
+        """Return the messages that it takes of new ones; others are examined later."""
         if not self.ready or self._ahead:
             self.put_off([entry.sequence for entry in entries])
             return []
@@ -162,7 +161,7 @@ class QueueFeed(Feed):
         return self._matching(here, _records_of(here))
 
     def move(self, entries: Sequence[Entry]) -> None:
-        """Move what there is room for of these, whose records are in memory."""
+        """Move messages, whose records are in memory, as far as there is room."""
         if entries:
             self.put_off(self._move(entries, _records_of(entries)))
 
@@ -173,14 +172,14 @@ class QueueFeed(Feed):
             if len(self._ahead) > 2 * len(self.queue.entries) + RUN_MESSAGES:
                 self._ahead = self._waiting()
 
-    # What waits
+    # Waiting messages
 
     def _waiting(self) -> BitMap64:
-        """What it has not looked at yet of what is still there."""
+        """Return the present messages that are not examined yet."""
         return self._ahead & self.queue.entries.all_sequences()
 
     def unblock(self) -> None:
-        """Look at what it has not looked at yet."""
+        """Examine the remaining messages."""
         if self._ahead and self.ready and not self._at_work:
             run_workflow(self.effects, self._work())
 
@@ -199,7 +198,7 @@ class QueueFeed(Feed):
             self._at_work = False
 
     def _next_run(self) -> list[Entry]:
-        """What to look at next: what waits of the first ones, as much as may be in memory at once."""
+        """Return the next messages to examine, as many as may be in memory at once."""
         some = [*islice(self._ahead, RUN_MESSAGES)]
         self.effects.work -= len(some)
         entries = [entry for entry in map(self.queue.entries.get, some) if entry is not None]
@@ -234,7 +233,7 @@ class QueueFeed(Feed):
         return False
 
     def _matching(self, entries: Sequence[Entry], records: Records) -> list[Entry]:
-        """Those that it takes; without records for one that does not look at them."""
+        """Return the messages that it takes; without records if its selector needs none."""
         subjects = [entry.subject for entry in entries]
         senders = [entry.sender for entry in entries]
 
@@ -290,7 +289,7 @@ class QueueFeed(Feed):
         counted: Mapping[int, QuotaUsages],
         error: MalamuteError | None,
     ) -> None:
-        """The disk has what it has put, or will never have it: then it is at its source again."""
+        """Handle the outcome of its messages: refused ones are at their source again."""
         self._unstored_bytes -= size_of(entries)
         if error is not None:
             _count_again(self.queue, entries, asked, counted)
@@ -301,7 +300,7 @@ class QueueFeed(Feed):
     # Where it stands
 
     def row(self) -> FeedRow:
-        """What it does and where it stands, for people."""
+        """Return its rule, state and progress, for people."""
         lag = len(self._waiting())
         working = "full" if self.full else "replay" if lag else "live"
         return FeedRow(

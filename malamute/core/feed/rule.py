@@ -1,4 +1,4 @@
-"""What a feed is to do, as it is stored, and what it is called."""
+"""The stored rule of a feed, and its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from malamute.store.tables import CURSORS, FEEDS, QUEUE_FEEDS
 
 
 class FeedName(NamedTuple):
-    """What a feed is called: where it takes from, and its name there."""
+    """The identity of a feed: its source, and its name there."""
 
     source: Place
     name: str
@@ -30,11 +30,11 @@ class FeedName(NamedTuple):
         return f"{self.name} from {self.source}"
 
     def put(self, value: bytes) -> PutValue:
-        """What stores its rule."""
+        """Return the operation that stores its rule."""
         return PutValue(*self._key, value)
 
     def delete(self) -> Iterator[DeleteValue]:
-        """What forgets it, and its position if it has one."""
+        """Return the operations that delete it, and its position if it has one."""
         yield DeleteValue(*self._key)
         if self.source.kind == "stream":
             yield DeleteValue(CURSORS, (self.source.name, self.cursor))
@@ -56,9 +56,9 @@ class FeedName(NamedTuple):
 
 
 class FeedRule(NamedTuple):
-    """What a feed takes, where it puts that, and with whose rights.
+    """The criteria of a feed, its target, and the user whose rights it has.
 
-    Nobody knows who has set a feed that an earlier version has stored.
+    The user is unknown for a feed stored by an earlier version.
     """
 
     criteria: Sequence[Any]
@@ -76,7 +76,7 @@ class FeedRule(NamedTuple):
 
     @classmethod
     def parse(cls, name: str, value: bytes) -> Self:
-        """What `packed` made. An earlier version knew only feeds to the service of their name.
+        """Return the rule of a packed value. An earlier version knew only feeds to services.
 
         One had a field more.
         """
@@ -111,12 +111,12 @@ class FeedRule(NamedTuple):
 
     @property
     def selector(self) -> Selector:
-        """What it takes. Raises `InvalidSelector` for a family from outside that is not here any more."""
+        """Return its selector. Raises `InvalidSelector` for a plug-in family that is missing."""
         return Selector.parse(self.criteria, self.where)
 
     @property
     def moves(self) -> bool:
-        """Whether what it takes leaves its source."""
+        """Whether its messages leave the source."""
         return self.operation == "move"
 
     @property

@@ -23,19 +23,19 @@ class FeedStart(Protocol):
     source: FeedPlace
 
     def hold(self) -> None:
-        """Keep its source, and the room for what it needs there, until `release`."""
+        """Keep its source, and the room that it needs there, until `release`."""
 
     def release(self) -> None:
-        """It is set, or is not."""
+        """Release the hold: the feed is set, or refused."""
 
     def plan(self, rule: FeedRule, value: bytes | None, done: int | None, *, at_work: bool) -> FeedRule:
-        """What to store of it. The store has `value` of one that is there, which may be `at_work`.
+        """Return the rule to store. The store has `value` of an existing feed, which may be `at_work`.
 
-        It is `done` with all up to this sequence, if that is known.
+        `done` is its position, if that is known.
         """
 
     def stored(self) -> tuple[Operation, ...]:
-        """What to store beside the rule."""
+        """The operations to store beside the rule."""
 
     def make(self, feeds: FeedOwner, rule: FeedRule, target: FeedTarget) -> Feed:
         """The disk has it: begin."""
@@ -61,12 +61,12 @@ class StreamStart:
         self._stream.cursors.reserve(self._name.cursor)
 
     def release(self) -> None:
-        """It is set, or is not."""
+        """Release the hold: the feed is set, or refused."""
         self._stream.changing -= 1
         self._stream.cursors.release(self._name.cursor)
 
     def plan(self, rule: FeedRule, value: bytes | None, done: int | None, *, at_work: bool) -> FeedRule:
-        """What to store of it: with where it begins in the past, if it does."""
+        """Return the rule to store, with its beginning in the past, if any."""
         stream = self._stream
         if self._position is None and not at_work:
             # One that could not be taken up goes on where it was.
@@ -96,7 +96,7 @@ class StreamStart:
         feed = StreamFeed(feeds, self._name, rule, self._stream, target)
         feed.done = self._position.first - 1
         feed.begin(self._position)
-        # What has come since and is gone already is a gap.
+        # Later messages that are gone already are a gap.
         feed.head = self._head
         return feed
 
@@ -124,11 +124,11 @@ class QueueStart:
         self.source.hold()
 
     def release(self) -> None:
-        """It is set, or is not."""
+        """Release the hold: the feed is set, or refused."""
         self.source.release()
 
     def plan(self, rule: FeedRule, value: bytes | None, done: int | None, *, at_work: bool) -> FeedRule:
-        """What to store of it."""
+        """Return the rule to store."""
         return rule
 
     def stored(self) -> tuple[Operation, ...]:

@@ -33,7 +33,7 @@ class StreamFeed(Reader, Feed):
     ) -> None:
         Feed.__init__(self, feeds, name, rule, target, stream.effects)
         self._token = 0
-        """The append that has what was put last, until its outcome is known."""
+        """The append with its last messages, until the outcome is known."""
         self._first = self._last = 0
         self.done = 0
         """The last sequence that it is done with, as its target has it if that is in another store."""
@@ -51,7 +51,7 @@ class StreamFeed(Reader, Feed):
 
     @property
     def ready(self) -> bool:
-        """Whether it may put to its target what is at its cursor."""
+        """Whether it may pass the message at its cursor."""
         return (
             self.cursor <= self.stream.progress.durable
             and self.free
@@ -60,7 +60,7 @@ class StreamFeed(Reader, Feed):
 
     @property
     def unsettled(self) -> bool:
-        """Whether the disk may yet refuse what it has put last."""
+        """Whether the disk may yet refuse its last messages."""
         return self._first > 0
 
     @property
@@ -69,7 +69,7 @@ class StreamFeed(Reader, Feed):
         return self.stream.cursors.get(self.name.cursor, self.done)
 
     def rely_on_last(self) -> None:
-        """Store this iteration only if what it has put last is stored."""
+        """Store this iteration only if its last messages are stored."""
         if self._token:
             self.effects.stage.rely_on(self._token)
 
@@ -91,11 +91,11 @@ class StreamFeed(Reader, Feed):
 
     @property
     def limited(self) -> bool:
-        """Whether it takes a part of what its rule says: its setter may not have all of that."""
+        """Whether it takes a part of its rule's messages, by the rights of its setter."""
         return self.group.selector != self.rule.selector
 
     def narrow(self, selector: Selector) -> None:
-        """Take what this selector takes from now on; where it stands stays."""
+        """Use this selector from now on, at the same position."""
         if selector != self.group.selector:
             was_limited = self.limited
             self._take(selector)
@@ -111,7 +111,7 @@ class StreamFeed(Reader, Feed):
     def offer(self, part: ChunkPart) -> int:
         """Put as much of a part to the target as there is room for."""
         first = part.columns.each_sequence()[0]
-        # What it takes, it takes in REPLAY: its position is where it goes on if the disk refuses that.
+        # A feed takes messages in REPLAY: if the disk refuses them, it continues at its position.
         if self.state is not REPLAY or first > self.stream.progress.durable:
             return first
         columns = self._unclaimed(part.columns) if self.rule.when == "default" else part.columns
@@ -138,7 +138,7 @@ class StreamFeed(Reader, Feed):
         return sequences[done] if done < len(sequences) else 0
 
     def _unclaimed(self, columns: Columns) -> Columns:
-        """Those of some messages that no other feed of the stream takes."""
+        """Return the messages that no other feed of the stream takes."""
         senders, claimed = columns.all_senders(), set[int]()
 
         def headers(places: Sequence[int]) -> Sequence[Headers]:
@@ -190,12 +190,12 @@ class StreamFeed(Reader, Feed):
         self._retry()
 
     def switched(self, state: str, sequence: int) -> None:
-        """It falls behind whenever it waits for the disk, so there is nothing to report."""
+        """Report nothing: a feed falls behind at every commit."""
 
     def row(self) -> FeedRow:
-        """What it does and where it stands, for people."""
+        """Return its rule, state and position, for people."""
         stream = self.stream
-        # What is not on the disk is none of its business yet.
+        # Messages that are not durable do not count yet.
         lag = stream.lag(self, stream.progress.durable)
         working = "full" if self.full else "replay" if lag else "live"
         return FeedRow(

@@ -1,4 +1,4 @@
-"""All feeds of a broker, and what operators do to them."""
+"""All feeds of a broker, and the changes of operators."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 AnyFeed = TypeVar("AnyFeed", bound=Feed)
 
 STOPPED = "a feed is stopped: the rights of the user who has set it have ended; set it again"
-"""What the log says of it."""
+"""The words of the log."""
 
 KEEP_SECONDS = 10.0
 """How often the position of a feed is stored that found nothing to take."""
 
 
 class FeedReport(Protocol):
-    """What a change of a feed calls in the iteration in which it is stored."""
+    """The function that a change of a feed calls in its iteration."""
 
     def __call__(self, sequence: int | None, *, created: bool) -> None:
         """Its position is this; a feed from a queue has none."""
@@ -62,7 +62,7 @@ class Feeds:
         recovery: Recovery,
         allowed: Callable[[Place, FeedRule], Selector],
     ) -> None:
-        """`allowed` says what a feed may take from a place by the rights of its setter, or raises."""
+        """`allowed` returns the selector that the setter's rights leave, or raises."""
         self.allowed = allowed
         self.effects = streams.effects
         self.timers = services.limits.timers
@@ -74,13 +74,13 @@ class Feeds:
         self.by_name: dict[FeedName, Feed] = {}
         self._by_source: dict[Place, list[Feed]] = {}
         self.values: StoredValues[FeedName, bytes] = StoredValues(self.effects.stage)
-        """What the store has of each, and of those that could not be taken up."""
+        """The stored values of all, unreadable ones included."""
         self.waiting: dict[int, Feed] = {}
-        """Those that wait for room."""
+        """Feeds that wait for room."""
         self.changing: Counter[FeedName] = Counter()
         """How many changes of each are under way."""
         self._being_stored: set[FeedName] = set()
-        """Those that have a change under way to the disk: one change of a feed after the other."""
+        """Feeds with a change on its way to the disk: one change of a feed after the other."""
         self._coming: Counter[tuple[Place, Place]] = Counter()
         """From where to where those go that are being set."""
         self._keeper: Timer | None = None
@@ -94,12 +94,12 @@ class Feeds:
                 recovery.take_up("feed", str(name), self._restore, name, value, doubtful)
 
     def _restore(self, name: FeedName, value: bytes, doubtful: bool) -> None:
-        """Take up one of them.
+        """Restore one feed.
 
         If its position is `doubtful`, a later one may have been in a part of the store that is damaged.
 
-        Raises `InvalidSelector` for a family from outside that is not here any more, and `CursorLost` if its
-        position is not known: what becomes of the feed is for the operator to say.
+        Raises `InvalidSelector` for a plug-in family that is missing, and `CursorLost` for an unknown
+        position, about which the operator decides.
         """
         self.values[name] = value
         rule = FeedRule.parse(name.name, value)
@@ -132,7 +132,7 @@ class Feeds:
         return stream.cursors[name.cursor]
 
     def _set_back(self, feed: StreamFeed, done: int) -> None:
-        """Store that a feed is before what the disk has of it, and again until the disk takes that."""
+        """Store an earlier position of a feed than the disk has, and retry until the disk takes it."""
         cursors, cursor = feed.stream.cursors, feed.name.cursor
         cursors[cursor] = done
         feed.stream.cursors.commit(cursor, done)
@@ -142,7 +142,7 @@ class Feeds:
                 self.timers.at(self.effects.now + RETRY_SECONDS, again)
 
         def again() -> None:
-            # Whatever was stored meanwhile is where it is.
+            # A change stored meanwhile has the position.
             if feed.open and not feed.resting and cursors.get(cursor) == done:
                 self._set_back(feed, done)
 
@@ -179,10 +179,10 @@ class Feeds:
             elif place.stream.idle and not self.changes(place.place):
                 self.streams.drop_untouched(place.stream)
 
-    # What there is
+    # Feeds
 
     def check(self, name: FeedName, target: Place) -> None:
-        """Raise what stands against a feed.
+        """Raise the error of a feed that cannot be set.
 
         Raises:
             InvalidValue: messages would go in a circle.
@@ -217,7 +217,7 @@ class Feeds:
         return None
 
     def claiming(self, source: Place) -> Iterator[Feed]:
-        """The feeds from a place that leave nothing of what they take to one that is the default there."""
+        """Return the feeds from a source whose messages are not left to its default feed."""
         return (feed for feed in self._by_source.get(source, ()) if feed.rule.when != "default")
 
     def check_stream(self, stream: str) -> None:
@@ -246,7 +246,7 @@ class Feeds:
         return found.cursors.get(name.cursor, 0) if found is not None else 0
 
     def report(self, what: str, name: FeedName, **details: Any) -> None:
-        """Report what happens to a feed, as an event."""
+        """Report an event of a feed."""
         self.effects.event(f"feed.{what}.{name.name}", source=str(name.source), **details)
 
     # Changes
@@ -257,7 +257,7 @@ class Feeds:
         for name in names:
             self.values.put(name, None)
             if source.kind != "stream":
-                # What is of a stream leaves the store with it.
+                # Values of a stream leave the store with it.
                 self.effects.stage.store(*name.delete())
 
         def gone(error: MalamuteError | None) -> None:
@@ -268,9 +268,9 @@ class Feeds:
             self.effects.stage.when_stored(gone)
 
     def put_again(self, stream: str) -> None:
-        """Store the feeds from a stream again: what the store had of it is gone.
+        """Store the feeds from a stream again, as the store has lost them.
 
-        Their positions, which are stored with that, stand for what they have put last.
+        Their positions, stored with that, cover their last messages.
         """
         source = Place("stream", stream)
         for name, feed in self.by_name.items():
@@ -283,10 +283,10 @@ class Feeds:
     def set(
         self, name: FeedName, rule: FeedRule, start: FeedStart, target: FeedPlace, report: FeedReport
     ) -> None:
-        """Make a feed, or change it. It goes on where it is, or begins, as `start` says.
+        """Make or change a feed, which continues at its position, or begins as `start` says.
 
-        It acts with the rights of the `setter`, and begins again if it was stopped. `report` is called in the
-        iteration that stores it; when that is done, it is in force.
+        The feed acts with the rights of the `setter`, and resumes if it was stopped. `report` is called in
+        the iteration that stores it; when that is done, it is in force.
         """
         self.selectors.check(rule.selector)
         run_workflow(self.effects, self._set(name, rule, start, target, report))
@@ -323,14 +323,14 @@ class Feeds:
         start.release()
         self.selectors.reserved_bytes -= cost_bytes
         if feed is not None:
-            # They may have ended while it was being stored.
+            # The rights may have ended while it was being stored.
             self.review(feed)
             feed.resume()
         if error is not None:
             self.drop_unused(target, start.source)
 
     def review(self, feed: Feed) -> None:
-        """Have a feed take what its setter may have of what it is to take, and nothing else.
+        """Narrow a feed to the messages that its setter may have.
 
         If those rights have ended, or nothing is left, it is stopped. An operator has to set it again.
         """
@@ -397,7 +397,7 @@ class Feeds:
         feed.resume()
 
     def _begin_change(self, name: FeedName) -> Generator[Stored, Any, Feed | None]:
-        """Wait for the change of this feed before, and for the outcome of what it has put; it rests then."""
+        """Wait for an earlier change of this feed, and for its last messages; then it pauses."""
         self.changing[name] += 1
         while name in self._being_stored:
             yield STORED
@@ -426,7 +426,7 @@ class Feeds:
             run_workflow(self.effects, self._store_again(name))
 
     def _store_again(self, name: FeedName) -> Workflow:
-        """Store what the store has lost of a feed, behind changes under way."""
+        """Store the lost values of a feed again, behind changes under way."""
         feed = yield from self._begin_change(name)
         stream = self.streams.by_name.get(name.source.name)
         if name.source.kind != "stream":
@@ -441,7 +441,7 @@ class Feeds:
             feed.resume()
 
     def delete(self, name: FeedName, report: FeedReport, failed: Callable[[MalamuteError], None]) -> None:
-        """End a feed; what it has passed on stays. `report` is as for `set`."""
+        """Delete a feed; passed messages stay. `report` is as for `set`."""
 
         def steps() -> Workflow:
             error = yield from self.deletion(name, report)
@@ -453,7 +453,7 @@ class Feeds:
     def deletion(self, name: FeedName, report: FeedReport) -> Generator[Stored, Any, MalamuteError | None]:
         """End a feed, as a part of a workflow. Returns why it has not ended, if so: `NotFound`, or the disk.
 
-        `report` is called with what is stored, before that is known.
+        `report` is called before the outcome is known.
         """
         feed = yield from self._begin_change(name)
         if name not in self.values:
@@ -485,7 +485,7 @@ class Feeds:
         return None
 
     def _look_again(self, source: Place) -> None:
-        """What a feed from a queue has left to another one that has changed, or ended, may be its own now."""
+        """Examine the messages that feeds of a queue left to a feed that has changed or ended."""
         for feed in self._by_source[source]:
             if isinstance(feed, QueueFeed) and feed.rule.when == "default":
                 feed.begin()

@@ -1,4 +1,4 @@
-"""Where a feed puts what it takes: the queue of a mailbox or a service, or a stream."""
+"""The target of a feed: the queue of a mailbox or a service, or a stream."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def _moved(entry: Entry, source: Place, kind: str) -> Mapping[str, Any] | None:
     """The properties of a queued message that a feed has moved to a queue of some kind."""
     before = entry.properties or {}
     if source.kind != kind:
-        # It was mail and is a request now, or the other way round.
+        # Mail becomes a request, or a request mail.
         return {**before, **origin(source, entry.sequence)}
     # Its requester waits for a reply of the service that it has asked.
     return {ASKED: source.name, **before} if kind == "service" else entry.properties
 
 
 FED_BYTES = ENTRY_BYTES + PROPERTY_BYTES * len(origin(Place("stream", ""), 0))
-"""What a message that a feed has made takes of the limits of a queue beyond its subject and its record."""
+"""Bytes that a message made by a feed counts in a queue beyond its subject and its record."""
 
 
 class FeedTarget(Protocol):
-    """Where a feed puts what it takes."""
+    """The target of a feed."""
 
     place: Place
 
@@ -70,14 +70,14 @@ class FeedTarget(Protocol):
 
     @property
     def keeps_options(self) -> bool:
-        """Whether what the sender of a message asks for is seen to there."""
+        """Whether options of a message hold there."""
 
     @property
     def keeps_outcomes(self) -> bool:
         """Whether a message that is tracked may come."""
 
     def size_of(self, entry: Entry) -> int:
-        """What a queued message takes of the limits there."""
+        """Return the bytes that a queued message counts in the limits there."""
 
     def put(self, columns: Columns, source: Place) -> None:
         """Put messages there, with all else of this iteration. There is room for them."""
@@ -90,7 +90,7 @@ class FeedTarget(Protocol):
         asked: Mapping[int, Options],
         counted: Mapping[int, QuotaUsages],
     ) -> None:
-        """The same of queued messages, with what is `asked` of them, by their sequences at the source.
+        """Put queued messages with their `asked` options, by their sequences at the source.
 
         `counted` has the quotas that some of them count for.
         """
@@ -102,7 +102,7 @@ class QueueTarget:
     keeps_options = True
 
     def __init__(self, queue: Queue, *, moves: bool = False) -> None:
-        """`moves`: what comes is in a queue already, and has its part of the room of all."""
+        """`moves`: the messages are in a queue already, and have their part of the room of all."""
         self.queue = queue
         self.place = Place(queue.kind, queue.name)
         self._others = not moves
@@ -159,7 +159,7 @@ class QueueTarget:
         )
 
     def size_of(self, entry: Entry) -> int:
-        """What a queued message takes of the limits there."""
+        """Return the bytes that a queued message counts in the limits there."""
         return entry.size_bytes + FED_BYTES - ENTRY_BYTES
 
     def move(
@@ -170,7 +170,7 @@ class QueueTarget:
         asked: Mapping[int, Options],
         counted: Mapping[int, QuotaUsages],
     ) -> None:
-        """Put queued messages there, with what is `asked` of them, by their sequences at the source."""
+        """Put queued messages there, with their `asked` options, by their sequences at the source."""
         queue, first = self.queue, self.queue.next_sequence
         made = [
             Entry(
@@ -244,7 +244,7 @@ class StreamTarget:
         self.stream.forward(columns.all_senders(), columns.subjects, columns.records)
 
     def size_of(self, entry: Entry) -> int:
-        """What a queued message takes of the limits there."""
+        """Return the bytes that a queued message counts in the limits there."""
         return 0
 
     def move(

@@ -1,10 +1,10 @@
 """Who a peer is, and whether it may: principals, and the one check of every command.
 
-`ACCESS` stands beside the table of states (`broker.STATES`): for every command of an open session it says
-which action on which kind of thing it is, and which field has the name of that thing. What speaks of
-deliveries or of a source goes by what SUBSCRIBE, OFFER or HELLO was allowed, and needs nothing more.
+`ACCESS` stands beside the table of states (`broker.STATES`): for every command of an open session it says the
+action, the kind of resource, and the field with its name. Commands about deliveries or a source need nothing
+more than the allowed SUBSCRIBE, OFFER or HELLO.
 
-What begins with `$` is the broker's own. For all else there are the rules of the configuration
+Names that begin with `$` are the broker's own. All others have the rules of the configuration
 (`malamute.access`); without any, everything is allowed. A decision in favour is remembered for each principal
 and name, or subject, so a command whose name is known costs a look into a set.
 """
@@ -71,7 +71,7 @@ DECISIONS_MAX = 65_536
 
 
 NOTHING = Grants([])
-"""What is granted to a user of a group that cannot be read."""
+"""The grants of a user of an unreadable group."""
 
 NO_RULE = "no rule"
 """In place of the rule that refused something, where none allows it."""
@@ -84,14 +84,15 @@ class Principal(NamedTuple):
     """Who a peer is, as far as its edge found out. A session belongs to the `user` that opened it.
 
     `method` is how the peer was authenticated, and `listener` the endpoint that it connected to; both are
-    empty if that is not known. `claims` are what rules may name as `{claim.NAME}`.
+    empty if that is not known. Rules name `claims` as `{claim.NAME}`.
 
     One that was proved may act as another user: then it is that user here, and `by` the one that was proved.
 
-    `proof` is what proved it to be the user of an account; when the account has another one it is nobody.
+    `proof` is the proof of an account's user; when the account has another one, the principal is nobody.
 
     A principal that was proved by a token is nobody from `expires_at` on, in seconds since the epoch, or when
-    the `key` that has signed the token is not trusted any more. `scope` are rules that narrow what it may do.
+    the `key` that has signed the token is not trusted any more. `scope` are rules that narrow its
+    permissions.
     """
 
     user: str = ""
@@ -107,7 +108,7 @@ class Principal(NamedTuple):
 
     @property
     def lasting(self) -> Principal:
-        """The principal for what goes on with its rights when its session has left, by any proof."""
+        """Return the principal, with any proof, for work that continues with its rights after its session."""
         return self._replace(proof="", by=self.by and self.by.lasting)
 
     @property
@@ -121,9 +122,10 @@ class Principal(NamedTuple):
         return self.by.user if self.by is not None else ""
 
     def stored(self) -> tuple[Any, ...]:
-        """What is kept of the principal as plain values, for what goes on with its rights when it has left.
+        """Return the stored form of the principal, for work that continues with its rights.
 
-        That is who it is and what narrows its rights. It outlives the token, but not the key of the token.
+        The form has its identity and the limits of its rights; it outlives the token, but not the token's
+        key.
         """
         scope = None if self.scope is None else [*map(str, self.scope)]
         own = self.user, sorted(self.groups), self.method, [*map(list, self.claims)], self.key, scope
@@ -131,7 +133,7 @@ class Principal(NamedTuple):
 
     @classmethod
     def of(cls, value: Sequence[Any]) -> Principal:
-        """What `stored` made. Raises an exception of any kind for anything else."""
+        """Return the principal of a stored form. Raises an exception of any kind for anything else."""
         user, groups, method, claims, key, scope, *by = value
         rules = None if scope is None else tuple(map(AccessRule.parse, scope))
         pairs = tuple((str(name), str(text)) for name, text in claims)
@@ -146,13 +148,13 @@ ANONYMOUS = Principal()
 
 
 class Access(NamedTuple):
-    """What a command does to a thing, whose name is in this field, and its subjects in that one.
+    """The action of a command on a resource, and the fields of its name and subjects.
 
     The kind is one of `access.KINDS`, or `cursor` or `topic`. If it is empty, the command says in its own
-    field `kind` what it is; if it is `PLACE`, the field names a place. The action `CONSUME` is the one for
+    field `kind` which it is; if it is `PLACE`, the field names a place. The action `CONSUME` is the one for
     the kind. An action that is none of `access.ACTIONS` needs no rule. The subjects are `WHOLE` if it needs
-    the whole of the thing: every subject, and every row. Of a stream any part will do: what reads it for the
-    principal is narrowed to that.
+    the whole of the resource: every subject, and every row. Of a stream any part will do: reading is narrowed
+    to it.
     """
 
     action: str
@@ -170,7 +172,7 @@ PLACE = "place"
 CONSUME = "consume"
 
 _CONSUMING = {"stream": "subscribe", "mailbox": "receive", "service": "offer"}
-"""What it is to consume messages, by the kind of where they are."""
+"""The action of consuming messages, by the kind of their queue."""
 
 _OWN: tuple[Access, ...] = ()
 """Of the session itself, or of sources that it was allowed to have."""
@@ -199,7 +201,7 @@ ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Commit: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
     Change: (Access("change", "topic", "topic"),),
 }
-"""What each command of an open session needs."""
+"""The need of each command of an open session."""
 
 _CURSOR = (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor"))
 _STREAM = (Access("admin", "stream", "stream"),)
@@ -207,7 +209,7 @@ _OF_FEED = (Access("admin", PLACE, "source"),)
 _FEED = (
     Access("admin", PLACE, "target"),
     *_OF_FEED,
-    # It reads for nobody in particular.
+    # The command reads for no principal.
     Access(CONSUME, PLACE, "source", WHOLE),
 )
 _QUEUE = (Access("admin", "", "name"),)
@@ -238,7 +240,7 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "group.remove": _GROUP,
     "journal.backup": (),
 }
-"""What each topic of CHANGE needs; the fields are its arguments. If it names nothing, it is the broker's."""
+"""The need of each topic of CHANGE; the fields are its arguments. Without a name, it is the broker's."""
 
 QUERIES: dict[str, tuple[Access, ...]] = {
     "status": (),
@@ -271,7 +273,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
 """The same of each topic of QUERY. A list is the broker's: it has the names of all that there is."""
 
 ANSWERS_ALL: dict[str, tuple[str, ...]] = {"metrics": ("status", "totals", "storage")}
-"""Topics that answer what others do: they need what those need, and nothing of their own."""
+"""Topics with the answers of others, whose needs they have."""
 
 _OF_BROKER: dict[type[Any], tuple[str, dict[str, tuple[Access, ...]]]] = {
     Query: ("view", QUERIES),
@@ -285,7 +287,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 class Permissions:
-    """What one principal may do. `fast` has, by command, the place of a name and the names that are allowed.
+    """The permissions of one principal. `fast` has, by command, the place of a name and the allowed names.
 
     A command that is not in it needs nothing; one whose name is not among them is to be checked.
     """
@@ -309,11 +311,11 @@ class Permissions:
         self._allowed: dict[tuple[str, str], set[str]] = {}
         """Names that are allowed under every subject."""
         self._subjects: dict[tuple[str, str, str], tuple[AnyScope, set[str]]] = {}
-        """What there are rules about, and the subjects that are known to be allowed."""
+        """The kinds with rules, and the subjects known to be allowed."""
         self._cursors: set[tuple[str, str, str, str]] = set()
         """Cursors with their owners that it is known to may use."""
         self._grants: list[Grants] | None = None
-        """What the rules grant, and what the token does: only what both do is allowed."""
+        """The grants of the rules and of the token: only both together allow."""
         self.fast: dict[type[Any], tuple[int, Container[object]]] = {}
         for command, needed in ACCESS.items():
             if needed:
@@ -333,9 +335,9 @@ class Permissions:
             self.require(*need)
 
     def require_there(self, kind: str, name: str, there: Container[str]) -> None:
-        """Check that a thing is there, or may be made by what is about to be done to it.
+        """Check that a resource exists, or may be created by the command.
 
-        What is there changes with every command, so this is asked where a thing would be made.
+        Existence changes with every command, so handlers ask this where they would create a resource.
 
         Raises:
             AccessRefused: the principal may not make it.
@@ -374,7 +376,7 @@ class Permissions:
         self._check_subjects(*known, (action, kind, name), subjects)
 
     def require_cursor(self, action: str, stream: str, cursor: str, owner: str) -> None:
-        """Check one action on a cursor, beside what its stream needs: its owner and a rule allow it.
+        """Check one action on a cursor, beside the need of its stream: its owner and a rule allow it.
 
         So does the right to administer its stream, for `admin`. A cursor without an owner, which is empty, is
         anybody's.
@@ -417,7 +419,7 @@ class Permissions:
             allowed.add(subject)
 
     def scope(self, action: str, kind: str, name: str) -> AnyScope | None:
-        """What the rules say of one thing; None if they say nothing of that action, or there are none."""
+        """Return the rules about one resource; None without rules for that action."""
         if self._grants is None:
             self._grants = self._granted()
         if not self._grants or action not in ACTIONS:
@@ -434,7 +436,7 @@ class Permissions:
         return granted
 
     def narrow(self, action: str, kind: str, name: str, selector: Selector) -> Selector:
-        """A selector for what the principal may have of all that this one takes.
+        """Return a selector narrowed to the messages that the principal may have.
 
         Raises:
             AccessRefused: nothing is left.
@@ -449,7 +451,7 @@ class Permissions:
         return self._allowed.setdefault((action, kind), set())
 
     def renew(self) -> None:
-        """Go by the rules of now. What others allowed is forgotten."""
+        """Apply new rules, and forget the decisions of the old ones."""
         if self._generation != self._control.generation:
             self._generation = self._control.generation
             self.forget()
@@ -485,11 +487,11 @@ class AccessControl:
         """Whether there was any rule when that was done last."""
         self._published = published
         self._decisions = 0
-        # They go with the last session of their principal.
+        # Decisions go with the last session of their principal.
         self._permissions: WeakValueDictionary[Principal, Permissions] = WeakValueDictionary()
 
     def of(self, principal: Principal) -> Permissions:
-        """What a principal may do now."""
+        """Return the present permissions of a principal."""
         permissions = self._permissions.get(principal)
         if permissions is None:
             permissions = self._permissions[principal] = Permissions(principal, self)
@@ -549,7 +551,7 @@ class AccessControl:
             raise AccessRefused(f"the {changed} of {user!r} was changed: log in with the one of now")
 
     def confirm_change(self, principal: Principal, change: Change) -> None:
-        """Check that a principal may still do what it has done by a change.
+        """Check that a principal still has the rights of an earlier change.
 
         Raises:
             AccessRefused: it may not, or does not count any more.
@@ -584,7 +586,7 @@ class AccessControl:
         )
 
     def grants(self, principal: Principal) -> Grants:
-        """What the rules grant to a principal, by its name, its groups and its account."""
+        """Return the grants of a principal, by its name, its groups and its account."""
         user, claims = principal.user, principal.claims
         groups, rules = self._of_account(user)
         groups = (*principal.groups, *groups)
@@ -597,7 +599,7 @@ class AccessControl:
         return self._groups.stored if self._groups is not None else NO_GROUPS
 
     def _is_sealed(self, user: str, groups: Iterable[str]) -> bool:
-        """Whether a user is in a group of which nobody knows what it denies."""
+        """Return whether a user is in a group whose denials are unknown."""
         known = self._groups
         if known is None or not (known.unreadable or known.incomplete):
             return False
@@ -649,7 +651,7 @@ class AccessControl:
         self._decisions = 0
 
     def forget_user(self, user: str) -> None:
-        """Decide anew what one user may do."""
+        """Decide the permissions of one user anew."""
         for permissions in [*self._permissions.values()]:
             if user in (permissions.principal.user, permissions.principal.by_user):
                 permissions.forget()
@@ -666,7 +668,7 @@ class AccessControl:
 
 
 def _refuse_unless(decision: Decision, action: str, kind: str, name: str, subject: str = "") -> None:
-    """Raise `AccessRefused` for what is not allowed, in the words of the rule that would allow it."""
+    """Raise `AccessRefused` in the words of the rule that would allow the action."""
     if not decision.allowed:
         needed = needed_rule(action, kind, name, subject)
         rule = str(decision.by.rule) if decision.by else NO_RULE
@@ -677,9 +679,9 @@ def _refuse_unless(decision: Decision, action: str, kind: str, name: str, subjec
 
 
 def _needs(message: Any) -> Iterator[tuple[str, str, str, Sequence[str]]]:
-    """Each action of a command, with the kind and the name of the thing, and the subjects.
+    """Yield each action of a command, with the kind and the name of the resource, and the subjects.
 
-    What has no name needs nothing.
+    A command without a name needs nothing.
     """
     command = type(message)
     if command in _OF_BROKER:
@@ -700,7 +702,7 @@ def _needs_of_topic(
     named = False
     for access in topics.get(message.topic, ()):
         name, kind = arguments.get(access.field), access.kind or arguments.get("kind")
-        # Whether the arguments are what they have to be, the command finds out.
+        # The command checks the arguments.
         if kind == PLACE and type(name) is str:
             kind, _, name = name.partition("/")
         if type(name) is str and type(kind) is str and name:

@@ -1,9 +1,8 @@
-"""Who may log in: the accounts of the configuration, and those that operators have put into the store.
+"""The accounts that may log in, of the configuration and of the store.
 
-What the file of the configuration says of a name, a key or a uid counts, whatever is stored: it is what the
-owner of the broker relies on, and no client can change it. A stored account is seen at once, and is again
-what it was if the disk refuses the change. What cannot be taken up at the start, or may be older than what
-was stored last, lets nobody in.
+For a name, a key or a uid of the configuration's file, the file counts: the owner of the broker relies on it,
+and no client can change it. A change of a stored account is seen at once, and undone if the disk refuses it.
+An account that cannot be read at the start, or may be outdated, lets nobody in.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from malamute.errors import MalamuteError
 
 DOUBTFUL = "an account is disabled: what was stored of it last may be lost; look at it, and enable it"
-"""What the log says of an account if a newer one may have been in a part of the store that is damaged."""
+"""The words of the log for an account that may be outdated by damage."""
 
 
 class StoredAccounts(StoredValues[str, Account]):
@@ -55,7 +54,7 @@ class AccountDirectory:
         self.configured = configured
         self.stored = Accounts()
         self.unreadable: set[str] = set()
-        """Those in the store that could not be taken up."""
+        """Unreadable stored accounts."""
         self._effects = effects
         self._values = StoredAccounts(effects, self.stored, changed)
 
@@ -116,7 +115,7 @@ class AccountDirectory:
         names = merge(self.configured.names_after(name), self.stored.names_after(name), unreadable)
         return (each for each, _ in groupby(names))
 
-    # What is stored
+    # Stored accounts
 
     def restore(self, recovered: Recovered, recovery: Recovery) -> None:
         """Take up the accounts that the store kept."""
@@ -125,10 +124,10 @@ class AccountDirectory:
             recovery.take_up("account", str(key[0]), self._restore, key, value, doubtful)
 
     def _restore(self, key: Key, value: Any, doubtful: bool) -> None:
-        """Take up one of them.
+        """Restore one account.
 
         Raises:
-            MalamuteError, TypeError, ValueError: it is none. Nobody may log in by this name.
+            MalamuteError, TypeError, ValueError: the value is no account, and lets nobody log in.
         """
         name = str(key[0])
         self.unreadable.add(name)
@@ -140,7 +139,7 @@ class AccountDirectory:
         if doubtful:
             account = account._replace(disabled=True)
             self._effects.notice(DOUBTFUL, name=name)
-        # It is what the store has, so nothing is under way that could fail.
+        # The value is the store's, so nothing is under way that could fail.
         self._values[name] = account
         self.stored.put(account)
         self.unreadable.discard(name)
@@ -187,6 +186,6 @@ class AccountDirectory:
                 self._effects.stage.store(PutValue(ACCOUNTS, (name,), account.stored()))
 
     def _change(self, name: str, account: Account | None) -> None:
-        # What was found good beside the others is so only if they become what they are to be.
+        # A change that is valid beside others under way depends on these.
         self._values.rely_on_changes(lambda other: True)
         self._values.put(name, account)

@@ -1,10 +1,9 @@
 """Groups of users that operators have put into the store, and the rules of each.
 
-A group of the configuration is what the configuration says, whatever is stored. One in the store takes
-effect at once, and is again what it was if the disk refuses the change. Rules may deny, so a group that
-cannot be known must not count as one without rules: a user in a *sealed* group is allowed nothing. Those are
-the groups whose value is damaged or may be outdated, and, as long as damaged blocks of the log are in the
-store, those that nobody knows: their rules may have been there.
+The configuration counts for its groups. A change of a stored group takes effect at once, and is undone if the
+disk refuses it. Rules may deny, so a group that cannot be known must not count as one without rules: a user
+in a *sealed* group is allowed nothing. Sealed are groups whose value is damaged or may be outdated and, while
+damaged blocks of the log are in the store, unknown groups: their rules may have been there.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ STORED_GROUPS_MAX = 1_000
 """Groups in the store."""
 
 DOUBTFUL = "a group allows its users nothing: what was stored of it last may be lost; look at it, and set it"
-"""What the log says of a group if a newer one may have been in a part of the store that is damaged."""
+"""The words of the log for a group that may be outdated by damage."""
 
 Rules = tuple[AccessRule, ...]
 
@@ -54,7 +53,7 @@ class GroupDirectory:
 
     def __init__(self, effects: Effects, changed: Callable[[], None]) -> None:
         self.unreadable: set[str] = set()
-        """Those in the store that could not be taken up, or may be outdated."""
+        """Stored groups that are unreadable or may be outdated."""
         self.incomplete = False
         """Whether there may have been groups of which nobody knows."""
         self._effects = effects
@@ -67,12 +66,12 @@ class GroupDirectory:
         return not self.unreadable <= {name} or any(others)
 
     def is_sealed(self, name: str, policy: Policy) -> bool:
-        """Whether the users of a group are allowed nothing, as nobody knows what it denies."""
+        """Return whether a group is sealed, as its denials are unknown."""
         if name in policy.groups:
             return False
         return name in self.unreadable or (self.incomplete and name not in self.stored)
 
-    # What is stored
+    # Stored groups
 
     def restore(self, recovered: Recovered, recovery: Recovery) -> None:
         """Take up the groups that the store kept."""
@@ -94,7 +93,7 @@ class GroupDirectory:
         rules = tuple(AccessRule.parse(str(rule)) for rule in value)
         if (name,) != key:
             raise ValueError(f"invalid key of a group: {key!r}")
-        # It is what the store has, so nothing is under way that could fail.
+        # The value is the store's, so nothing is under way that could fail.
         dict.__setitem__(self.stored, name, rules)
         if doubtful:
             self._effects.notice(DOUBTFUL, name=name)
@@ -154,7 +153,7 @@ class GroupDirectory:
         self._read(name)
 
     def _read(self, name: str) -> None:
-        """One that could not be read is what it is to be now, if the disk takes that."""
+        """An unreadable group gets its new value, if the disk takes that."""
         if name in self.unreadable:
             self._effects.stage.when_stored(partial(self._settled, name), awaited=False)
 

@@ -1,8 +1,8 @@
 """Holdings of users: streams and cursors, each of which counts for its owner.
 
 The owner is in the store, so a restart changes nothing. A user whose quota says nothing of them may have as
-much as is left to all others: the one who has least gets more, whatever another one has made. Clients without
-a user's name are one user, and alone where nobody has a name.
+much as is left to all others: the one who has least always gets more. Clients without a user's name are one
+user, and alone where nobody has a name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NONE: QuotasOf = lambda user: ()  # noqa: E731  # there are no quotas
 
 
 class Holdings:
-    """How many things of one kind each user has, under the name of their quota, and what they cost."""
+    """The number and cost of each user's things of one kind, under the name of their quota."""
 
     def __init__(
         self, name: str, quotas_of: QuotasOf = NONE, has_users: Callable[[], bool] = lambda: False
@@ -40,9 +40,9 @@ class Holdings:
         """The quotas that those count for who have any."""
 
     def check(self, user: str, cost: int, left: int, beside: int | None = None) -> None:
-        """Check that a user may have one more, which costs so much of what is `left` to all.
+        """Check that a user may have one more, at a cost out of the amount `left` to all.
 
-        `beside` is what the user has of that; without it, it is the cost of all that the user has.
+        `beside` is the user's part of that; by default, the cost of all that the user has.
 
         Raises:
             QuotaExceeded: that is more than a quota allows, or than the user leaves to others.

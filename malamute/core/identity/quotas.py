@@ -1,16 +1,15 @@
-"""Quotas in use: what each user and each group has of what it may have.
+"""Quotas in use: the usage of each user and each group.
 
-A session counts for its user and for the groups of that user (`Session.quotas`), and so does what it makes
-and sends, until that is gone: its sources, the queues that it made, its messages that wait in queues. All of
-these together are within each of the quotas, or a command is refused with 430. Where nobody has a quota,
-`Session.quotas` is empty, and that is all that a command looks at.
+A session counts for its user and for the groups of that user (`Session.quotas`), and so do its sources, the
+queues that it made, and its queued messages, until they are gone. All of these together are within each of
+the quotas, or a command is refused with 430. Without quotas `Session.quotas` is empty, and a command looks at
+nothing else.
 
-A rate is a token bucket that holds what one second brings. A command takes its messages and its bytes at
-once, or is refused with the time after which it would not be. One that is more than a second brings takes a
-full bucket, and what comes next waits for as long as it takes to fill it again.
+A rate is a token bucket of one second. A command takes its messages and its bytes at once, or is refused with
+the time after which it would not be. A command over one second's amount takes a full bucket, and the next
+ones wait until it is filled again.
 
-What was there before there was a quota, and what the store kept over a restart, counts for nobody, but for
-sessions: those are known by their user.
+Things older than a quota, or from before a restart, count for nobody, except sessions, whose user is stored.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from malamute.access.quota import HELD, NO_QUOTAS, RATES, UNLIMITED, Owner, Quot
 from malamute.errors import QuotaExceeded
 
 EARLY_SECONDS = 1e-6
-"""How much too early a command may be: what is rounded in times of day is less."""
+"""Seconds that a command may be too early: more than the rounding of times of day."""
 
 IDLE_OWNERS = 1_000
 """So many more users that have nothing any more are remembered for their buckets until those are forgotten
@@ -61,12 +60,12 @@ class TokenBucket:
         self._at = now
 
     def set_rate(self, rate: int, now: float) -> None:
-        """Go by another rate from now on. What is in it stays, as far as it has room."""
+        """Change the rate. The content stays, as far as it has room."""
         self._level, self._at, self.rate = min(self.level(now), rate), now, rate
 
 
 class QuotaUsage:
-    """What a user or a group has of its quota. `refused` counts refusals, by the name of the limit."""
+    """The usage of a user's or group's quota. `refused` counts refusals, by the name of the limit."""
 
     __slots__ = ("_limits", "buckets", "owner", "quota", "rates", "refused", "used")
 
@@ -78,7 +77,7 @@ class QuotaUsage:
         self.configure(quota, now)
 
     def configure(self, quota: Quota, now: float) -> None:
-        """Go by another quota from now on. What is there stays."""
+        """Change the quota. Present usage stays."""
         self.quota = quota
         given = {name: most for name, most in quota._asdict().items() if most is not None}
         self._limits = {name: most for name, most in given.items() if name in self.used}
@@ -91,7 +90,7 @@ class QuotaUsage:
         """Each bucket with the place of its amount among `RATES`."""
 
     def add(self, name: str, count: int) -> None:
-        """It has so many more, or less if negative."""
+        """Add to the usage, or subtract if negative."""
         self.used[name] += count
         assert self.used[name] >= 0, f"less than nothing of {name} is used by {' '.join(self.owner)}"
 
@@ -109,7 +108,7 @@ class QuotaUsage:
         return QuotaExceeded(f"quota of {who} is used up: {name}: {words}", retry_after, self.owner, name)
 
     def used_of(self, name: str, now: float) -> int:
-        """How much is used of a limit; of a rate, how much of what one second brings."""
+        """Return the usage of a limit; of a rate, the used part of one second's amount."""
         if (bucket := self.buckets.get(name)) is not None:
             return min(bucket.rate, ceil(bucket.rate - bucket.level(now)))
         return self.used.get(name, 0)
@@ -121,7 +120,7 @@ class QuotaUsage:
 
 
 QuotaUsages = tuple[QuotaUsage, ...]
-"""Those whose quotas somebody is under; none if there are no quotas."""
+"""The quotas that sessions are under; none if there are no quotas."""
 
 
 def check_all(usages: QuotaUsages, name: str, count: int) -> None:
@@ -140,7 +139,7 @@ def check_rates(usages: QuotaUsages, amounts: Sequence[int], now: float) -> None
     """Check messages and their bytes: one amount for each of the `RATES`.
 
     Raises:
-        QuotaExceeded: they are too early for one of the rates. It tells the one that takes longest.
+        QuotaExceeded: they are too early for one of the rates; names the rate with the longest wait.
     """
     longest, found = 0.0, None
     for usage in usages:
@@ -179,7 +178,7 @@ class QuotaTable:
         return self._policy.quotas != NO_QUOTAS
 
     def of(self, user: str, groups: Iterable[str], now: float) -> QuotaUsages:
-        """What is used of the quotas that somebody is under."""
+        """Return the usage of all quotas that sessions are under."""
         owners = self._owners_of(user, groups) if self.in_force else ()
         if not owners:
             return ()
@@ -197,7 +196,7 @@ class QuotaTable:
         self._policy = policy
 
     def owners(self, user: str = "") -> Iterable[Owner]:
-        """Those that have a quota, and were here or are named; or one user and the user's groups."""
+        """Yield users and groups with a quota that are known or named; or one user and the user's groups."""
         if user:
             return self._owners_of(user, ())
         quotas = self._policy.quotas
@@ -207,7 +206,7 @@ class QuotaTable:
         return self._policy.quota_owners(user, {*groups, *self._groups_of(user)})
 
     def usage_of(self, owner: Owner, now: float) -> QuotaUsage:
-        """What is used of a quota."""
+        """Return the usage of a quota."""
         usage, quota = self._usages.get(owner), self._policy.quotas.of(owner)
         if usage is None:
             usage = QuotaUsage(owner, quota, now)

@@ -8,7 +8,7 @@ from malamute.core.iteration.metrics import DurationTotal, RecentCount
 from malamute.errors import StorageFull, TooMany, TryLater
 
 NO_ROOM = frozenset({TryLater.code, TooMany.code, StorageFull.code})
-"""Errors of commands that a limit refuses, whoever sent them."""
+"""Errors of commands that a limit refuses."""
 
 
 class Counters:

@@ -1,8 +1,8 @@
-"""Credit: what a client is ready to take from one source, in messages and in bytes.
+"""Credit: the messages and bytes that a client is ready to take from one source.
 
-The client grants, the broker takes, and the two overlap: a client that grants again at half its window
-is never paused. The bytes are a bound for memory, so a message may use up more than what was left of
-them; the messages are exact. Without limit is infinity, from which taking leaves infinity.
+The client grants, the broker takes, and the two overlap: a client that grants again at half its window is
+never paused. The bytes are a bound for memory, so a message may use up more than the rest of them; the
+messages are exact. Without limit is infinity, from which taking leaves infinity.
 
 Source: the credit-based flow control of the Malamute whitepaper, and the selectors of the Xump notes.
 """
@@ -18,7 +18,7 @@ from malamute.protocol.limits import NUMBER_MAX
 
 
 class CreditBalance:
-    """The credit of one source. `messages` and `bytes` are what is left; infinity is without limit."""
+    """The credit of one source. `messages` and `bytes` are left; infinity is without limit."""
 
     __slots__ = ("bytes", "messages")
 
@@ -28,7 +28,7 @@ class CreditBalance:
         self.grant(messages, size_bytes)
 
     def grant(self, messages: int, size_bytes: int) -> None:
-        """Add to what is left; -1 makes it limitless for good."""
+        """Add to the credit; -1 makes it limitless for good."""
         self.messages = inf if messages == UNLIMITED else min(self.messages + messages, _most(self.messages))
         self.bytes = inf if size_bytes == UNLIMITED else min(self.bytes + size_bytes, _most(self.bytes))
 

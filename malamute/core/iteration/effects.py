@@ -1,9 +1,9 @@
-"""What one iteration of the loop gathers, and what the edge has to do about it.
+"""The effects of one iteration of the loop, which the edge carries out.
 
-The engines never act. They note in the `Effects` what is to be sent, stored and read, and what is to happen
-once it is stored (`stage`). At the end of the iteration the edge takes it all as one `Ready`. It hands
-`appends` to the writer, which commits them as one transaction and answers by `Core.stored(token)`. It runs
-`reads` and answers by `Core.answered`, and sends `sends` in their order.
+The engines never act, but note sends, appends and reads in the `Effects`, and the actions after the commit
+(`stage`). At the end of the iteration the edge takes all as one `Ready`. The edge hands `appends` to the
+writer, which commits them as one transaction and answers by `Core.stored(token)`, runs `reads` and answers by
+`Core.answered`, and sends `sends` in their order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from malamute.store.operations import StoreRead
 T = TypeVar("T")
 
 WORK_MAX = 4_000
-"""What one iteration may spend on work that can go on in the next, in units of about a microsecond."""
+"""The work of one iteration that can continue in the next, in units of about a microsecond."""
 
 
 Then = Callable[[Any], None]
@@ -45,11 +45,11 @@ class LoadConfiguration:
 
 
 Question = StoreRead | LoadConfiguration
-"""What the core asks for. Each is answered by `Core.answered`, in any order."""
+"""A request of the core. Each is answered by `Core.answered`, in any order."""
 
 
 class Event(NamedTuple):
-    """Something that happened to the broker, for the stream of its own events.
+    """An event of the broker, for the stream of its own events.
 
     `subject` is `kind.what` or `kind.what.NAME`, and the name may hold anything. `details` become headers.
     """
@@ -109,31 +109,31 @@ class Effects:
         self.events_dropped = 0
         self.faults = Faults(self.notice)
         self.stage = StoreStage(self.fault)
-        """What is stored."""
+        """The operations to store."""
         self.counters = Counters()
         self.on_failure: Failed | None = None
-        """What is called if the store cannot answer what is asked now, unless the asker names another."""
+        """The function called if the store cannot answer a read, unless the read names another."""
         self.broken: dict[bytes, None] = {}
         """Peers whose connections have to begin anew, since a fault has left them half done."""
         self.ended: list[Any] = []
         """Subscriptions that a fault has ended, and that are still to be taken apart."""
         self._fault: MalamuteError | None = None
         self.work = WORK_MAX
-        """What is left of it in this iteration; work that has used it up goes on `later`."""
+        """The work left in this iteration; work beyond it continues `later`."""
         self.replay_work = WORK_MAX
         """The same for replay, which must not wait for anything else."""
         self.reviewing = False
-        """Whether sessions are still to be reviewed, so that whatever is done for one may take that long."""
+        """Whether sessions are still to be reviewed."""
         self.replaying = 0
         """Reads for replay whose results are still being served."""
         self.chores: deque[tuple[Callable[[], None], Failed | None]] = deque()
-        """What goes on in the next iterations, one after the other."""
+        """The work that continues in the next iterations, one after the other."""
         # Tuples of two types can be equal.
         self._asked: dict[tuple[type[Question], Question], list[tuple[Then, Failed | None]]] = {}
 
     @property
     def time_ns(self) -> int:
-        """What the wall clock says, in nanoseconds UTC: the time that messages and events get."""
+        """The wall clock in nanoseconds UTC: the time of messages and events."""
         return to_ns(self.now + self.ahead)
 
     @property
@@ -198,7 +198,7 @@ class Effects:
 
     @contextmanager
     def failing(self, failed: Failed) -> Iterator[None]:
-        """What is asked of the store meanwhile tells `failed` if there is no answer."""
+        """Reads requested meanwhile call `failed` if there is no answer."""
         before, self.on_failure = self.on_failure, failed
         try:
             yield
@@ -227,13 +227,13 @@ class Effects:
             self.events_dropped += self.events_max > 0
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Go on with something in the next iteration, behind what others go on with."""
+        """Continue some work in the next iteration, behind earlier work."""
         self.chores.append((chore, self.on_failure))
 
     def go_on(self) -> None:
-        """Go on with what was left to do, each in its turn, until the work of this iteration is used up.
+        """Continue the deferred work, each in its turn, until the work of this iteration is used up.
 
-        One of them goes on in any case.
+        One of them continues in any case.
         """
         for number in range(len(self.chores)):
             if number and self.work <= 0:
@@ -242,8 +242,8 @@ class Effects:
             self.guard("what goes on later", chore, failed=failed)
 
     def finish(self) -> Ready:
-        """Hand over what was gathered, and begin the next iteration."""
-        # What is handed over gets nothing of the next iteration; most have none of some of it.
+        """Hand over the effects, and begin the next iteration."""
+        # The handed lists get nothing of the next iteration; most are empty.
         appends = self.stage.hand_over(self._fault, self.now)
         ready = Ready(appends, self.reads or (), self.sends, self.closed or (), self.notices or ())
         self.sends = []

@@ -1,9 +1,9 @@
-"""Faults of the broker's own: exceptions that nobody expected, and what is left of them.
+"""Faults of the broker's own: unexpected exceptions, their counts and reports.
 
-An exception ends what it came from, and no more: a command is refused with error 500, the connection of a
-session begins anew, an iteration that could not be completed counts as not stored. Here each is counted and
-reported with its cause, by the place in the code that raised it: the first time at once, and then now and
-then, so that a peer that finds one cannot fill the log with it.
+An exception ends one operation, and no more: a command is refused with error 500, the connection of a session
+begins anew, an iteration that could not be completed counts as not stored. Here each is counted and reported
+with its cause, by the place in the code that raised it: the first time at once, and then now and then, so
+that a peer that finds one cannot fill the log with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from malamute.errors import InternalError
 
 FAULT = "a fault of the broker's own"
-"""What the log calls it."""
+"""The words of the log."""
 
 TELL_SECONDS = 60.0
 """How long a place that was reported is only counted."""

@@ -1,14 +1,14 @@
 """The grace period of a start: nothing expires while the wall clock may be wrong.
 
 While a broker runs its durations are counted (`malamute/server/clock.py`), and no step of the clock ends any.
-Over a restart there is nothing to count by: the times that were stored are compared with what the clock says.
-If it is far ahead of the newest of them, either no message came for long, or the clock is wrong. The operator
-who set it wrongly, or the daemon that keeps the time, needs a while to mend that. So nothing that was stored
-before expires during a grace period: what would be over is kept back, and delivered to nobody. If the clock
-was set back meanwhile, all get the time back that they had lost.
+Over a restart there is nothing to count by: the stored times are compared with the clock. If it is far ahead
+of the newest of them, either no message came for long, or the clock is wrong. The operator who set it
+wrongly, or the daemon that keeps the time, needs a while to mend that. So no earlier message expires during a
+grace period: expired ones are held back, undelivered. If the clock was set back meanwhile, all get the time
+back that they had lost.
 
 The newest message does not tell when the last broker ran if a clock was ahead once and was set right: it has
-a time that is still to come. So the clock is noted with what is stored, and the note counts in its place.
+a time that is still to come. So the clock is noted with each commit, and the note counts in its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from malamute.core.iteration.recovery import Recovery
 
 GRACE_SECONDS = 600.0
-"""How long a grace period lasts, and how far the clock may be ahead of what was stored last without any."""
+"""Seconds of a grace period, and the limit for a clock ahead of the last stored time without one."""
 
 NOTE_AGAIN_SECONDS = 10.0
 """How long after the disk has refused a note of the clock the next one is stored."""
@@ -44,7 +44,7 @@ CLOCK_WORDS = {
 
 
 def report_step(effects: Effects, what: str, seconds: float) -> None:
-    """Report what became of the wall clock, which was set by so much."""
+    """Report a change of the wall clock by an offset in seconds."""
     effects.notice(CLOCK_WORDS[what], seconds=seconds)
     effects.event(f"clock.{what}", seconds=seconds)
 
@@ -62,7 +62,7 @@ def note_seconds() -> float:
 
 
 def noted_time(recovered: Recovered) -> int:
-    """What was noted of the clock, in nanoseconds UTC; 0 if an older version of Malamute has written all."""
+    """The note of the clock, in nanoseconds UTC; 0 if an older version of Malamute has written all."""
     noted: int = recovered.table(CLOCK).get(KEY, 0)
     return noted
 
@@ -74,7 +74,7 @@ def last_time(recovered: Recovered) -> int:
 
 
 class GracePeriod:
-    """The grace period of one start. It is over at `until`, in seconds; 0 if there was none."""
+    """The grace period of one start, over at `until`, in seconds; 0 if there was none."""
 
     def __init__(self, effects: Effects, timers: Timers, over: Callable[[float], None]) -> None:
         """`over` gets the seconds by which `now` was wrong."""
@@ -115,7 +115,7 @@ class GracePeriod:
 class ClockNote:
     """The note of the clock, which is stored with all else of an iteration that is `due` or later.
 
-    So it is as late as what was stored last, but for `note_seconds`, whatever crash comes. While the clock is
+    So after any crash the note is as late as the last commit, but for `note_seconds`. While the clock is
     doubtful the note stays, but is no later than the start: the next start is to doubt it, too.
     """
 
@@ -129,11 +129,11 @@ class ClockNote:
         """When something was stored last before the start, as `last_time` has it."""
 
     def restore(self, recovered: Recovered, recovery: Recovery) -> None:
-        """See what the clock was, and begin a grace period if it may be wrong now."""
+        """Read the note of the clock, and begin a grace period if the clock may be wrong now."""
         self.last = last_time(recovered)
         self._grace_period.begin(self.last)
         start = self._effects.time_ns
-        # What has a later time was stored while the clock was ahead, or it is behind now.
+        # A message of a later time was stored while the clock was ahead, or the clock is behind now.
         self._believed = min(self.last or start, start)
         noted = to_seconds(noted_time(recovered))
         self.due = noted + note_seconds() if noted <= self._effects.now else 0.0

@@ -1,4 +1,4 @@
-"""How a store is: whether it takes what it is given, and what of it was found damaged.
+"""The health of a store: whether it accepts appends, and the damage found in it.
 
 A fault of the disk is over when something is stored again. A broker without traffic would never know, so it
 stores nothing, once a second, until that succeeds: for the store this is a write like any other. A store
@@ -28,9 +28,9 @@ TROUBLE_SECONDS = 10.0
 
 
 class Health:
-    """What is known of the health of one store.
+    """The known health of one store.
 
-    `error` tells why it takes nothing, or is empty. `damages` is how many things in it were found damaged.
+    `error` is the reason why it takes nothing, or empty. `damages` counts the damaged things found in it.
     """
 
     def __init__(self, effects: Effects, timers: Timers) -> None:

@@ -7,7 +7,7 @@ within 5 % of itself wherever it lies. A bucket that is not used takes nothing, 
 A `DurationTotal` sums durations since the start, for a reader that looks now and then and takes the
 difference.
 
-A `Rate` weighs the window before with what is left of it, which needs no list of times.
+A `Rate` weighs the window before with its remaining part, which needs no list of times.
 
 Sources: the log-spaced buckets are those of DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable
 quantile sketch with relative-error guarantees", VLDB 2019); the rate is the usual sliding window counter.
@@ -28,7 +28,7 @@ ERROR = 0.05
 """How far a quantile may be off, as a part of itself."""
 
 SHORTEST, LONGEST = 1e-6, 1e6
-"""Seconds; what is shorter or longer counts as this."""
+"""Seconds; shorter or longer durations count as these."""
 
 WINDOW_SECONDS = 60.0
 """Quantiles are of the last one to two windows."""
@@ -149,7 +149,7 @@ class Rate:
         self._since = 0.0
 
     def add(self, count: int, now: float) -> None:
-        """It has happened `count` times."""
+        """Add `count` occurrences."""
         if now >= self._since + RATE_SECONDS:
             self._turn_over(now)
         self._count += count
@@ -178,7 +178,7 @@ class Timed(Protocol):
 
 
 class QueueMetrics:
-    """What is known of one queue: messages in and out a second, and how long they took."""
+    """The metrics of one queue: messages in and out a second, and their durations."""
 
     __slots__ = ("arrivals", "processing_time", "queue_time", "settlements")
 

@@ -1,9 +1,9 @@
-"""Taking up what the store kept: all of it that can be, whatever the rest is like.
+"""Recovery of the stored state: everything readable, beside any damage.
 
-A start is never refused for one thing that cannot be taken up: a session whose value nobody can decode, a
-feed whose family is not installed any more. It is skipped, stays in the store as it is, and is reported: in
-the log, by `status`, and by `malamute broker check`. What is past a limit that was lowered since is taken up
-all the same, as it was promised something; only new ones are refused.
+A start is never refused for one unusable thing: a session that cannot be decoded, a feed whose family is
+missing. Such a thing is skipped, stays in the store as it is, and is reported: in the log, by `status`, and
+by `malamute broker check`. Things over a limit that was lowered since are restored all the same, as they were
+promised; only new ones are refused.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Excess(Protocol):
 
 
 class Recovery:
-    """What became of the things that the store kept."""
+    """The recovery of the stored things, with its counts."""
 
     def __init__(self, effects: Effects) -> None:
         self.skipped = 0
         self._effects = effects
         self._for_operators: set[tuple[str, str]] = set()
-        """Those that an operator can set or remove."""
+        """The kinds that an operator can set or remove."""
         self._dead: list[Excess] = []
 
     def take_up(self, kind: str, name: str, action: Callable[..., object], *arguments: Any) -> None:
         """Take up one thing, or skip it."""
         try:
             action(*arguments)
-        except Exception as error:  # whatever is wrong with this one, the others are taken up
+        except Exception as error:  # any fault of this one leaves the others
             self.skip(kind, name, error)
 
     def skip(self, kind: str, name: str, error: Exception) -> None:
@@ -77,7 +77,7 @@ class Recovery:
         return sum(dead.excess for dead in self._dead)
 
     def report(self, counts: dict[str, tuple[int, int]]) -> None:
-        """Report how many were skipped, and what is past its limit: `counts` are (those there, the limit)."""
+        """Report the skipped things, and those over a limit: `counts` are (present ones, the limit)."""
         if self.skipped > REPORTED_MAX:
             self._effects.notice("more was not recovered", count=self.skipped - REPORTED_MAX)
         for what, (there, limit) in counts.items():

@@ -18,16 +18,16 @@ WhenStored = Callable[[MalamuteError | None], None]
 
 
 class BacklogShare:
-    """What one sender has in the write backlog: messages that wait for the disk."""
+    """The part of one sender in the write backlog: messages that wait for the disk."""
 
     backlog_bytes = 0
     new_bytes = 0
-    """Those that came in this iteration."""
+    """The messages of this iteration."""
 
 
 _Unsettled = tuple[list[WhenStored], int, Sequence[tuple[BacklogShare, int]], float | None]
-"""Of what was handed over to be stored: the callbacks, its bytes, whose shares of the backlog it takes,
-and since when anybody waits for it."""
+"""Of an append that was handed over: the callbacks, its bytes, the senders whose shares of the backlog it
+takes, and the time since when a client waits for it."""
 
 
 class StoreStage:
@@ -40,7 +40,8 @@ class StoreStage:
         self.bound: list[Operation] = []
         self.backlog_bytes = 0
         self.backlog_shares: list[BacklogShare] = []
-        """The sessions that sent what this iteration stores; it is theirs until the outcome is known."""
+        """The sessions whose messages this iteration stores, for which these count until the outcome is
+        known."""
         self.commits = DurationTotal()
         """From when something was handed over that somebody waits for, to when it was durable."""
         self.committed_bytes = 0
@@ -64,7 +65,7 @@ class StoreStage:
         self.bound.append(operation)
 
     def rely_on(self, token: int) -> bool:
-        """Store this iteration only if what `token` names is stored. False: the outcome of that is known."""
+        """Store this iteration only if append `token` is stored. Returns False if its outcome is known."""
         if token in self._waiting:
             self._needs.add(token)
         return token in self._waiting or token == self.token
@@ -78,7 +79,7 @@ class StoreStage:
         self._awaited |= awaited
 
     def hurry(self) -> None:
-        """Somebody waits for what this iteration stores, besides those that are called back."""
+        """Note that a client waits for the commit of this iteration, besides the callbacks."""
         self._awaited = True
 
     def settle(self, token: int, error: MalamuteError | None, now: float) -> None:
@@ -99,7 +100,7 @@ class StoreStage:
                 self._fault("what waited for the store", fault)
 
     def hand_over(self, fault: MalamuteError | None, now: float) -> Sequence[Append]:
-        """Return what is to be stored of this iteration; with a `fault` it is to be refused."""
+        """Return the append of this iteration; with a `fault` it is to be refused."""
         backlog_shares: Sequence[tuple[BacklogShare, int]] = ()
         if self.backlog_shares:
             backlog_shares = [(holder, holder.new_bytes) for holder in self.backlog_shares]

@@ -1,7 +1,7 @@
-"""Values that the store keeps by name: what they are to be, and what they are again if the disk refuses that.
+"""Values that the store keeps by name: the new ones, and the old ones if the disk refuses these.
 
-A change is seen at once, so that whatever comes next goes by it, in the order in which it is stored. When the
-outcome of the last change of a name is known, its value is the newest that the disk has taken.
+A change is seen at once by the next commands, in the order in which it is stored. When the outcome of the
+last change of a name is known, its value is the newest that the disk has taken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Pending(Generic[V]):
 
 
 class StoredValues(dict[K, V]):
-    """What the store keeps of one kind. What it has already is set as in any dict."""
+    """The stored values of one kind. Values of the store itself are set as in any dict."""
 
     __slots__ = ("_pending", "_stage")
 
@@ -53,8 +53,8 @@ class StoredValues(dict[K, V]):
     def rely_on_changes(self, concerned: Callable[[K], bool]) -> None:
         """Store this iteration only if the changes of these names are stored that are under way.
 
-        For a caller that stores all there is anew, in place of what the disk has: what the disk refuses of it
-        must not be stored with that, nor must go with it what the disk refuses to remove.
+        For a caller that stores all values anew in place of the disk's: refused changes must not be stored
+        with that, nor refused removals.
         """
         for name, pending in self._pending.items():
             if concerned(name):

@@ -1,8 +1,9 @@
-"""What is to be done at a time: one heap for the whole core.
+"""Actions at a time: one heap for the whole core.
 
-`Core.next_deadline` tells the loop when the first timer is due, `Core.tick` runs what is. Setting a timer
-costs the logarithm of how many there are; cancelling one leaves it in the heap, which is cleaned when half of
-it is of that kind. A tick runs a bounded number, so that many timers of one moment do not hold up the loop.
+`Core.next_deadline` tells the loop when the first timer is due, `Core.tick` runs the due ones. Setting a
+timer costs the logarithm of how many there are; cancelling one leaves it in the heap, which is cleaned when
+half of it is of that kind. A tick runs a bounded number, so that many timers of one moment do not hold up the
+loop.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Timers:
     """All timers. Times are seconds since the epoch, UTC; those of one time run as they were set."""
 
     def __init__(self, on_fault: Callable[[Exception], object]) -> None:
-        """`on_fault` is called with what an action raises: the others are run nevertheless."""
+        """`on_fault` is called with the exception of an action: the others are run nevertheless."""
         self._on_fault = on_fault
         self._heap: list[tuple[float, int, Timer]] = []
         self._set = 0
@@ -71,7 +72,7 @@ class Timers:
             self._cancelled = 0
 
     def run(self, now: float) -> None:
-        """Run what is due."""
+        """Run the due actions."""
         if not self._heap or self._heap[0][0] > now:
             return
         for _ in range(TIMERS_PER_TICK):

@@ -1,10 +1,9 @@
 """Workflows: work in several steps, each of which waits for the disk.
 
-Work that has to ask the store between two things that it does is written as a generator. It yields a
-`StoreRead` and gets the answer, or yields `STORED`, and goes on when what this iteration stores is durable.
-Then it gets the error that kept it from being so, or None. Long work yields `GO_ON` and goes on in the next
-iteration. Between the steps the broker does other things: what was true before a `yield` may not be true
-after it.
+Work that reads the store between two steps is written as a generator. A workflow yields a `StoreRead` and
+gets the answer, or yields `STORED` and continues after the commit of this iteration with the error of the
+commit, or None. Long work yields `GO_ON` and continues in the next iteration. Between the steps the broker
+does other things: a condition from before a `yield` may not hold after it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Workflow = Generator[StoreRead | Stored | Literal["go on"], Any, Any]
 
 
 def run_workflow(effects: Effects, steps: Workflow) -> None:
-    """Do the first step of a workflow, and each of the others when what it waits for is there."""
+    """Do the first step of a workflow, and each of the others when its answer is there."""
     failed = effects.on_failure
 
     def go(answer: Any) -> None:

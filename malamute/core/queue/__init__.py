@@ -13,21 +13,21 @@ The life of a message is the table in `malamute.core.queue.state`, which alone c
 Its settlement (`Settlement.settle`) is one transaction with all that follows: the outcome for a sender
 that tracks it, the dead letter, the reply. If the disk refuses that, the message is where it was before.
 
-A message is ready once it is stored, or at once if nobody asked for a confirmation and none of the queue is
-waiting for the disk (so order is kept). What a consumer loses hold of is ready again in its old place.
+A message is ready once it is stored, or at once if it needs no confirmation and no message of the queue waits
+for the disk (so order is kept). A message that a consumer loses is ready again in its old place.
 
-What was delivered before is `redelivered`, even if the broker was killed right after: nothing is sent before
-it is durable that it may have been delivered. A message for which somebody waits when it comes is put below
-the watermark in the transaction that stores it, and those that come next with what goes out. So their
-delivery has to wait for nothing more. Only one that was not awaited waits for a commit of its own.
+A second delivery is `redelivered`, even if the broker was killed right after the first: the watermark is
+durable before the delivery. A message with a waiting consumer is put below the watermark in the transaction
+that stores it, and the next ones with each delivery, so these wait for nothing more. Only a message without a
+waiting consumer waits for a commit of its own.
 
-What most messages do not have costs them nothing: options are kept beside the entries, by sequence, and a
-queue without any asks one question for a whole batch.
+Options cost a message without them nothing: they are kept beside the entries, by sequence, and a queue
+without any asks one question for a whole batch.
 
-The files are in layers, the lower ones below. None imports one above it, not even for a type: what a part
-has to report to those above, it returns or calls a function with that it was given.
+The files are in layers, the lower ones below. None imports one above it, not even for a type: a part reports
+by return values, or by a function that it was given.
 
-    what sessions and operators do with a queue
+    operations of sessions and operators on a queue
         enqueue         from a command into a queue     source              a consumer, as its session has it
         purge           removal and withdrawal          redrive             dead letters are sent again
         browse          looking into a queue            table               all queues of one kind
@@ -37,20 +37,20 @@ has to report to those above, it returns or calls a function with that it was gi
     queue               the order in which the parts are asked
 
     the parts of a queue
-        settlement      what messages end with          dead_letters        what nobody could or would take
+        settlement      the ends of messages            dead_letters        rejected and failed messages
         dispatch        choosing a consumer for each    waiters             consumer groups, ready queues
         affinity        keys that stay with a worker    schedule            from when and until when
         paging          records that stay on the disk   correlations        what a sender may withdraw
         steps           work of many iterations
 
-    what all queues share
+    shared by all queues
         limits          room and sequences              settlement_log      the history of outcomes
-        delivery        sending, and the watermark      deduplication       what was enqueued already
+        delivery        sending, and the watermark      deduplication       identities of enqueued messages
 
-    what these work on
-        consumer        what takes messages             usage               what a queue takes of the limits
-        options         what a sender may ask for       entry               a message, and all of a queue
-        state           what may happen to a message
+    the data of all these
+        consumer        credit and deliveries           usage               the part of a queue in the limits
+        options         properties of a message         entry               a message, and all of a queue
+        state           the states of a message
 
 Source: the MOVE selectors of the Xump notes: the first selector with credit gets the message and goes
 to the end of the list.

@@ -55,7 +55,7 @@ class Found(NamedTuple):
         )
 
     def opened(self) -> tuple[Mapping[str, Any], bytes]:
-        """Headers and body. Nobody has looked into a record before: it may be anything."""
+        """Return headers and body. The record was never decoded before, and may be any bytes."""
         if self.record is None:
             return {}, b""
         try:

@@ -1,4 +1,4 @@
-"""A consumer of a queue: its credit, what it holds, and what it is still to be sent."""
+"""A consumer of a queue: its credit, its deliveries, and those not sent yet."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Owner(Holding, Protocol):
 
     @property
     def ident(self) -> str:
-        """What people call it."""
+        """Its name for people."""
 
 
 class Consumer:
@@ -52,7 +52,7 @@ class Consumer:
     """
 
     group: ConsumerGroup[Consumer]
-    """Those with the same selector; it is there once the consumer has joined."""
+    """The consumers with the same selector, once this one has joined."""
 
     def __init__(self, session: Owner, source: int, ack_timeout: float, joined: float) -> None:
         """`joined` is in seconds since the epoch."""
@@ -63,11 +63,11 @@ class Consumer:
         self.credit = CreditBalance()
         self.outstanding: dict[int, Entry] = {}
         self.unsent: list[Entry] = []
-        """What it was given and not sent yet."""
+        """Its assigned messages that are not sent yet."""
         self.missing_bytes = 0
         """Bytes of those unsent whose records are on the disk."""
         self.awaiting = 0
-        """What the first of those unsent waits for: a mark, records, or both."""
+        """The reasons why the first unsent message waits: a mark, records, or both."""
         self.own_ready = ReadyQueue()
         """Ranks of messages whose key is bound to it, and which wait for its credit."""
         self.last_used = 0
@@ -76,7 +76,7 @@ class Consumer:
         self.drained = False
         """Whether it gets nothing more until it grants credit."""
         self.is_searching = False
-        """Whether it waits for the work to look for what goes first in its group."""
+        """Whether it waits for work to find the first message of its group."""
         self.deadline: Timer | None = None
         """Of the first delivery; there is none while nobody watches."""
         self._recalled: list[int] = []
@@ -85,13 +85,13 @@ class Consumer:
         """In the order in which they were recalled."""
 
     def grant(self, messages: int, size_bytes: int) -> None:
-        """It has more credit."""
+        """Add credit."""
         if self.drained:
             self.credit.clear()
             self.drained = False
         self.credit.grant(messages, size_bytes)
 
-    # What it was given
+    # Assigned messages
 
     def sendable(self) -> list[Entry]:
         """The first of those unsent that are there, and of which it is durable that they may be delivered."""
@@ -101,7 +101,7 @@ class Consumer:
         return entries
 
     def recall(self, sequences: set[int]) -> list[Entry]:
-        """What was taken away before it was sent is not sent and takes no credit. Returns what that was."""
+        """Drop messages that were taken away before they were sent, with their credit. Returns them."""
         recalled = [entry for entry in self.unsent if entry.sequence in sequences]
         if recalled:
             self.unsent = [entry for entry in self.unsent if entry.sequence not in sequences]
@@ -114,7 +114,7 @@ class Consumer:
         self.missing_bytes = size_of([entry for entry in self.unsent if entry.record is None])
 
     def sent_of(self, sequences: Iterable[int]) -> list[int]:
-        """Those of some deliveries that it was sent."""
+        """Return the sent ones of some deliveries."""
         unsent = {entry.sequence for entry in self.unsent}
         return [sequence for sequence in sequences if sequence not in unsent]
 
@@ -133,7 +133,7 @@ class Consumer:
         return next(iter(self.outstanding.values())).deadline_from + self.ack_timeout
 
     def pop_late(self, now: float) -> list[int]:
-        """The deliveries that are late. What was not sent yet cannot be: its time begins anew."""
+        """Return the late deliveries. Unsent ones cannot be late: their time begins anew."""
         late: list[int] = []
         for sequence, entry in self.outstanding.items():
             if entry.deadline_from + self.ack_timeout > now:
@@ -154,13 +154,12 @@ class Consumer:
         for entry in entries:
             entry.deadline_from = now
 
-    # What its client names
+    # Deliveries that its client names
 
     def held(self, ranges: Ranges) -> list[int]:
-        """The outstanding sequences within the ranges. Each has to name one, or one that was recalled.
+        """Return the sequences in flight within the ranges. Each range has to name one, or a recalled one.
 
-        What was recalled is passed over beside others: the client could not know. Raises
-        `NotOutstanding`.
+        Recalled ones beside others are ignored: the client could not know. Raises `NotOutstanding`.
         """
         outstanding = self.outstanding
         if sum(last - first + 1 for first, last in ranges) > len(outstanding):
@@ -176,7 +175,7 @@ class Consumer:
         return held if len(ranges) == 1 else list(dict.fromkeys(held))
 
     def _held_within(self, ranges: Ranges) -> list[int]:
-        """The same of ranges that are wider than what is held: the work is that of what is held, once."""
+        """Return the same for ranges wider than the held messages, each of which is visited once."""
         ordered = sorted(self.outstanding)
         held: list[int] = []
         done = 0
@@ -184,7 +183,7 @@ class Consumer:
             start, end = bisect_left(ordered, first), bisect_right(ordered, last)
             if start == end:
                 self._check_recalled(first, last)
-            # What an earlier range had is not looked at again.
+            # Messages of an earlier range are not visited again.
             held += ordered[max(start, done) : end]
             done = max(done, end)
         if not held:
@@ -198,11 +197,11 @@ class Consumer:
             raise NotOutstanding(f"no delivery from {first} to {last} is outstanding here")
 
     def beside(self, ranges: Ranges) -> list[int]:
-        """What it holds outside of these ranges, and what was not sent: it has not looked at these."""
+        """Return the messages outside of these ranges, and the unsent ones: the program has not seen them."""
         ordered = sorted(self.outstanding)
         kept: set[int] = set()
         for first, last in ranges:
             kept.update(ordered[bisect_left(ordered, first) : bisect_right(ordered, last)])
-        # What it looked at of those that were not sent is what it had of them before they were recalled.
+        # Seen messages among the unsent ones were seen before they were recalled.
         kept.difference_update(entry.sequence for entry in self.unsent)
         return [sequence for sequence in ordered if sequence not in kept] if kept else ordered

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Correlations:
-    """Which messages of a queue have which sender and correlation.
+    """The messages of a queue by sender and correlation.
 
-    They are looked through when somebody asks first, some at a time, and known while there are messages:
-    most queues never need it.
+    The messages are searched at the first question, some at a time, and known while there are any: most
+    queues never need it.
     """
 
     def __init__(self, entries: Entries) -> None:

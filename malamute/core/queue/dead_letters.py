@@ -1,8 +1,8 @@
-"""Dead letters: messages that nobody could or would take, kept for people to look at.
+"""Dead letters: rejected or failed messages, kept for operators.
 
-They are a queue of their own in the store, and nobody consumes them: an operator reads them, sends them again
-or drops them. A message is moved here in one transaction. When there are more than configured, the oldest
-one leaves. Once they are on the disk their records are there only, since hardly any is ever looked at.
+Dead letters are a queue of their own in the store without consumers: an operator reads them, sends them again
+or drops them. A message is moved here in one transaction. When there are more than configured, the oldest one
+leaves. Once they are on the disk their records are there only, since hardly any is ever looked at.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class DeadLetters:
         self.going: set[int] = set()
         """Dead letters that leave, back or for good, when that is durable."""
         self._arriving: set[int] = set()
-        """Those that are here when that is durable: until then they may turn out to be in the queue still."""
+        """Dead letters whose move is not durable yet: if it fails, they are still in the queue."""
 
     def restore(self, state: QueueState) -> None:
-        """Restore what the store kept."""
+        """Restore the stored dead letters."""
         memory = self._limits.memory
         # An operator may have seen numbers that the store does not know, if it was restored since.
         self.next_sequence = max(state.next, self.next_sequence)
@@ -64,9 +64,9 @@ class DeadLetters:
                 memory.evict(self, [entry])
 
     def add(self, entries: Iterable[Entry], records: Records, reason: str) -> None:
-        """Take messages in with these records, with all else of this iteration or not at all.
+        """Add messages with these records, together with everything of this iteration or not at all.
 
-        Those without a record are damaged, and marked so: nothing that a client says does that.
+        Messages without a record are damaged, and marked so; no client can set that mark.
         """
         effects, usage = self._effects, self._usage
         now = effects.time_ns
@@ -113,7 +113,7 @@ class DeadLetters:
         return max(0, len(self.entries) - len(going) - self._usage.policy.dead_letters_max)
 
     def drop_oldest(self, expected: int = 0) -> None:
-        """Drop what is too much: in a full list, one for each that has come."""
+        """Drop dead letters beyond the limit: in a full list, one for each new one."""
         going = self.going & self.entries.keys()
         excess = self.excess
         if excess > expected:
@@ -165,7 +165,7 @@ class DeadLetters:
             self.drop_oldest()
 
     def _drop(self, sequences: Sequence[int]) -> None:
-        """Remove some for good, whatever becomes of this iteration."""
+        """Remove some for good, even if this iteration fails."""
         self.forget(sequences)
         self._usage.store(self.removal(sequences))
 
@@ -174,7 +174,7 @@ class DeadLetters:
         self.forget(list(self.entries))
 
     def removal(self, sequences: Sequence[int]) -> DeleteMessages:
-        """What removes some from the store."""
+        """Return the operation that removes some from the store."""
         return DeleteMessages(self.kind, self._usage.name, [(a, b) for a, b in ranges_of([*sequences])])
 
     # Their room is of that for all queues, not of that of this one: its senders are not to blame.
@@ -185,7 +185,7 @@ class DeadLetters:
         return entry
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """They are here no more; removing them from the store is for the caller."""
+        """Forget some; the caller removes them from the store."""
         limits = self._limits
         for sequence in sequences:
             entry = self.entries.pop(sequence, None)

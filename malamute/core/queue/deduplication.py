@@ -1,4 +1,4 @@
-"""Deduplication: what a queue has enqueued already, by the identities that senders give to their messages.
+"""Deduplication: the enqueued messages of a queue, by the identities that their senders chose.
 
 An identity is remembered for the window that is configured, on the disk too, and up to a number of them: the
 oldest is forgotten first. All of a queue have the same window, so they are in the order in which they end.
@@ -31,14 +31,14 @@ SWEEPS = 8
 
 
 DEDUP_BYTES = 128
-"""What an identity takes in memory and on the disk, besides its own bytes and the name of its queue."""
+"""Bytes of an identity in memory and on the disk, besides its own text and the name of its queue."""
 
 SHRINK_SHARE = 16
 """The part of all that is forgotten at a time, so that looking for the largest queue is seldom."""
 
 
 class DedupQuota:
-    """What the deduplication windows of all queues take together, and the limit of that."""
+    """The bytes of the deduplication windows of all queues together, and their limit."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
@@ -47,7 +47,7 @@ class DedupQuota:
         self._holders: dict[DedupWindow, None] = {}
 
     def count(self, window: DedupWindow, size_bytes: int) -> None:
-        """Count what the identities of a queue take, or give back if negative."""
+        """Count the bytes of a queue's identities; negative ones are returned."""
         window.bytes += size_bytes
         self.bytes += size_bytes
         if window.bytes:
@@ -79,21 +79,22 @@ class DedupWindow:
         self._usage = usage
         self._name_bytes = DEDUP_BYTES + len(usage.name.encode())
         self._window_seconds = 0.0
-        """The window of what was enqueued last."""
+        """The window of the last enqueued message."""
         self._timer: Timer | None = None
         self._ahead_ns = 0
         """The least that the wall clock was ahead when any of them was stored, which has its time."""
         self._longer: set[str] = set()
-        """Those that the store has for longer, as the clock was set back before the start. It has them until
-        their windows are over: this clock may be the wrong one, and set right at the next start."""
+        """Identities that the store has for longer, as the clock was set back before the start. The store
+        keeps them for their whole windows: this clock may be the wrong one, and be corrected at the next
+        start."""
 
     def restore(
         self, identities: Mapping[str, tuple[int, int]], policy: QueuePolicy, grace_until: float
     ) -> None:
-        """Restore what the store kept.
+        """Restore the stored identities.
 
-        Nobody knows how much of each window has gone by in the grace period of a start: none ends
-        before `grace_until`, in seconds since the epoch.
+        In the grace period of a start the passed part of each window is unknown: none ends before
+        `grace_until`, in seconds since the epoch.
         """
         self._window_seconds = policy.dedup_window_seconds
         most = self._effects.now + policy.dedup_window_seconds
@@ -178,13 +179,14 @@ class DedupWindow:
             identity = next(iter(self.known))
             size_bytes -= self._bytes_of(identity)
             gone = self._end(identity)
-        # The store forgets by time: what came with the first that stays is still there after a restart.
+        # The store forgets by time: identities as old as the first that stays are still there after a
+        # restart.
         kept = next(iter(self.known.values()))[1] if self.known else gone + 1
         if kept > gone:
             self._forget_up_to(kept - 1)
 
     def _forget_up_to(self, until: int) -> None:
-        """Have the store forget what was to be remembered until then, and nothing else."""
+        """Have the store forget the identities that end at or before that time."""
         self._usage.store(ForgetIdentities(self._usage.kind, self._usage.name, until + self._ahead_ns))
 
     def _watch(self) -> None:

@@ -1,12 +1,11 @@
 """Deliveries of a queue, and its watermark: the highest sequence that may have been delivered.
 
 A consumer is noted once in an iteration, however many messages it was given, and is sent one DELIVER at the
-end. Nothing is sent before its record is in memory, and before it is durable that it may have been delivered.
-What cannot be sent yet is sent as soon as both hold, in its order.
+end. A message is sent, in its order, as soon as its record is in memory and its watermark is durable.
 
 The watermark says of all messages up to a sequence that they may have been delivered, so that a delivery
-costs one small operation and not one for each message. It is advanced past what goes out now: a consumer that
-takes that then waits for no disk. So after a crash up to twice as many messages count as delivered as
+costs one small operation and not one for each message. The watermark is advanced past the present deliveries,
+so the next ones wait for no disk. So after a crash up to twice as many messages count as delivered as
 consumers held; a graceful shutdown, or a queue whose last consumer leaves, retracts it.
 
 Where there is one attempt only, such a doubt would be the end of a message: there each is marked by itself,
@@ -41,16 +40,16 @@ if TYPE_CHECKING:
 _sequence = attrgetter("sequence")
 
 AHEAD_MAX = 1_000
-"""How many messages the watermark is ahead of what was asked for, at the most."""
+"""Messages that the watermark may be ahead of the deliveries."""
 
 
 class QueueFlush:
-    """The consumers that were given messages, and what happened, in one iteration."""
+    """The consumers with new messages, and the events of queues, in one iteration."""
 
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self.consumers: list[tuple[Deliveries, Consumer]] = []
-        """Those that have messages which may be sent, and the deliveries of their queue."""
+        """Consumers with messages to send, and the deliveries of their queues."""
         self.noted: Counter[tuple[BaseKind, str, str]] = Counter()
 
     def note(self, usage: QueueUsage, what: str, count: int) -> None:
@@ -59,7 +58,7 @@ class QueueFlush:
         self.noted[usage.kind, what, usage.name] += count
 
     def send(self) -> list[bytes]:
-        """Send what the consumers were given: one delivery for each of them.
+        """Send the assigned messages: one delivery for each consumer.
 
         Returns the peers that now hold messages.
         """
@@ -124,7 +123,7 @@ class Deliveries:
         self._watermark.raise_to(entries[0].sequence if len(entries) == 1 else max(map(_sequence, entries)))
 
     def deliver(self, consumer: Consumer) -> None:
-        """Send what may be sent, and see to it that the rest may be."""
+        """Send the messages that may be sent, and request records and marks for the others."""
         entries = consumer.sendable()
         if entries:
             consumer.unsent = consumer.unsent[len(entries) :]
@@ -169,15 +168,14 @@ class Deliveries:
         )
 
     def _prepare(self, consumer: Consumer) -> None:
-        """Page in the records of what is about to be delivered, advance the watermark, and deliver again."""
+        """Page in the records of the next deliveries, advance the watermark, and deliver again."""
         watermark, entries = self._watermark, [*consumer.unsent]
         asked = watermark.revocations
 
         def done() -> None:
             consumer.awaiting -= 1
             if not consumer.awaiting:
-                # With what it was given meanwhile, which goes with these. The time that the peer has for
-                # them begins now.
+                # Messages assigned meanwhile go with these. The deadlines of all begin now.
                 late = [s for entry in consumer.unsent if (s := entry.sequence) in consumer.outstanding]
                 consumer.renew(late, self._effects.now)
                 self._flush.consumers.append((self, consumer))
@@ -196,7 +194,7 @@ class Deliveries:
 
 
 class Watermark:
-    """The watermark of one queue, and what differs from it."""
+    """The watermark of one queue, and the messages that differ from it."""
 
     def __init__(self, effects: Effects, usage: QueueUsage, entries: Mapping[int, Entry]) -> None:
         """`entries` are those of the queue, as they come and go."""
@@ -212,7 +210,7 @@ class Watermark:
         self._entries = entries
         self._upto = 0
         self._under_way: list[tuple[int, list[WhenStored]]] = []
-        """Advances that are not durable yet, and what waits for each."""
+        """Advances that are not durable yet, and the consumers that wait for each."""
 
     @property
     def is_exact(self) -> bool:
@@ -289,13 +287,13 @@ class Watermark:
                 self.revoked.pop(entry.sequence, None)
 
     def forget(self, sequences: Iterable[int]) -> None:
-        """They are gone."""
+        """Forget removed messages."""
         self.never_delivered.difference_update(sequences)
         for sequence in sequences if self.revoked else ():
             self.revoked.pop(sequence, None)
 
     def retract(self) -> None:
-        """No consumer is left for what was marked ahead: store that it was not delivered."""
+        """Retract the watermark when no consumer is left for the messages marked ahead."""
         # No more than that was marked ahead: the rest was marked when it came, and may be all of the queue.
         delivered = self.last_delivered
         for entry in self._there(delivered + 1, min(self._upto, delivered + AHEAD_MAX)):
@@ -305,7 +303,7 @@ class Watermark:
     def store_attempts(self, entry: Entry, due: float = 0.0) -> None:
         """Store how often a message was delivered, and when it is redelivered.
 
-        If it never was, that holds whatever mark of it is on its way.
+        Zero attempts hold even if a mark of the message is on its way.
         """
         sequence, attempts = entry.sequence, entry.attempts
         due_ns = to_ns(due + self._effects.ahead) if due else 0

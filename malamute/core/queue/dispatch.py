@@ -45,7 +45,7 @@ class Dispatcher:
         *,
         assign: Callable[[Consumer, Sequence[Entry]], None],
     ) -> None:
-        """`assign` is called with messages that go to a consumer. They are no more READY when it returns."""
+        """`assign` is called with messages that go to a consumer, and takes them out of READY."""
         self.consumers: dict[int, Consumer] = {}
         self._effects = effects
         self._memory = memory
@@ -76,7 +76,7 @@ class Dispatcher:
         return self._groups.match(entry.sender if self._by_sender else entry.subject)
 
     def with_consumers(self, entries: list[Entry]) -> list[Entry]:
-        """Those of some messages that anybody takes, with or without credit."""
+        """Return the ones of some messages that any consumer takes, with or without credit."""
         if self._groups.takes_all:
             return entries
         return [entry for entry in entries if self._match(entry)]
@@ -92,9 +92,9 @@ class Dispatcher:
         consumer.group = group
 
     def _search(self, group: ConsumerGroup[Consumer], search: Search) -> Rank | None:
-        """Look on until it is known what goes first in a group. None when no work is left for that.
+        """Search for the first message of a group. Returns None when no work is left for that.
 
-        Returns the rank before which all is known by now.
+        Otherwise returns the rank before which all messages are known.
         """
         effects, ready, match = self._effects, group.ready, self._match
         # Without options a rank is the sequence itself, and the first one that is found goes first.
@@ -122,9 +122,9 @@ class Dispatcher:
         return self._unbind(consumer)
 
     def drain(self, consumer: Consumer) -> list[int]:
-        """A consumer takes nothing more. Returns the messages that waited for it alone.
+        """Remove a consumer. Returns the messages that waited for it alone.
 
-        The keys of what it holds stay its own: nobody may overtake it.
+        The keys of its held messages stay its own: no other consumer may overtake it.
         """
         self.remove_waiter(consumer)
         waited = self._unbind(consumer)
@@ -139,7 +139,7 @@ class Dispatcher:
         return [*{sequence_of(rank, self._step) for rank in ranks if self._waits(rank)}]
 
     def serve(self, consumer: Consumer) -> None:
-        """Give a consumer with credit what waits for it, or let it wait in its group itself."""
+        """Assign the ready messages to a consumer with credit, or let it wait in its group."""
         if not self._may_get(consumer):
             return
         self._give_ready(consumer)
@@ -171,7 +171,7 @@ class Dispatcher:
         return min(RUN_BYTES, self._memory.free_bytes)
 
     def _give_ready(self, consumer: Consumer) -> None:
-        """Give a consumer what waits for it, as long as it has credit and there is work left."""
+        """Assign ready messages to a consumer while it has credit and there is work left."""
         ready, own, entries = consumer.group.ready, consumer.own_ready, self._entries
         bound = len(own) > 0
         # Asking `_may_get` for each message would be a fifth of the work.
@@ -197,8 +197,8 @@ class Dispatcher:
                 break
             sequence = rank if type(rank) is int else sequence_of(rank, self._step)
             entry = entries.get(sequence)
-            # Another group may have taken it: ready queues are not searched when that happens. What came back
-            # from there stands here twice.
+            # Another group may have taken the message: ready queues are not searched then. A message that
+            # returned from there is here twice.
             if entry is None or entry.state != READY or rank == last:
                 continue
             if options and self._belongs_to_another(sequence, rank, consumer):
@@ -336,7 +336,7 @@ class Dispatcher:
         return rank_of(sequence, asked.priority if asked else 0, self._step)
 
     def _choose(self, consumer: Consumer, entry: Entry) -> None:
-        """A message goes to a consumer: what the choice of the next one depends on."""
+        """Note that a message goes to a consumer, as the choice of the next one depends on it."""
         consumer.credit.consume(1, entry.bytes)
         if entry.record is None:
             consumer.missing_bytes += entry.size_bytes

@@ -24,7 +24,7 @@ def enqueue(
 ) -> None:
     """Put the messages of a command into a queue. Outcomes go to the `address`; none are sent without one.
 
-    They count for these quotas until they leave.
+    The messages count for these quotas until they leave.
 
     Raises `InvalidValue`, `NoWorkers`, `TrackerInUse`, `TryLater` or `QuotaExceeded`; then nothing was
     changed.
@@ -33,7 +33,7 @@ def enqueue(
     time_ns, ahead_ns = queue.effects.time_ns, queue.effects.ahead_ns
     columns: Sequence[Mapping[str, Any] | None] = command.properties or [None] * len(records)
     options = [
-        # What most requests have needs no closer look.
+        # Common options need no closer look.
         None
         if not properties or (len(properties) == 1 and type(properties.get("correlation")) is int)
         else Options.parse(properties, time_ns, ahead_ns)

@@ -1,4 +1,4 @@
-"""A queued message, and what it takes of the limits."""
+"""A queued message, and its part in the limits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from malamute.core.queue.state import PENDING, Holder, State
 from malamute.store.operations import Frame, PutMessages, QueueKind, StoredMessage
 
 ENTRY_BYTES = 64
-"""What a queued message takes of the limits beyond its subject and its record."""
+"""Bytes that a queued message counts beyond its subject and its record."""
 
 PROPERTY_BYTES = 64
-"""What each of its properties takes."""
+"""Bytes that each property counts."""
 
 FEW = 16
 """Messages that are put into columns by row."""
@@ -31,13 +31,13 @@ Row = tuple[int, int, str, str, Frame, Mapping[str, Any] | None]
 class Entry:
     """A queued message, its state, and how often it was delivered.
 
-    It is born PENDING; from then on `malamute.core.queue.state` alone changes its state. `consumer` is the
-    one that has it, or had it when its settlement began.
+    A new entry is PENDING; from then on `malamute.core.queue.state` alone changes its state. `consumer` is
+    the one that has it, or had it when its settlement began.
 
-    Its `record` is None while that is on the disk only. It is `marked` when the disk never holds it without
-    the mark that it may have been delivered. `deadline_from` is when its consumer got it, or last reported on
-    it; `first_delivered_at` and `last_delivered_at` are for the settlement log. `bytes` are those of its
-    subject and its record, and what it takes of its consumer's credit.
+    Its `record` is None while that is on the disk only. An entry is `marked` when the disk never holds it
+    without the mark that it may have been delivered. `deadline_from` is when its consumer got it, or last
+    reported on it; `first_delivered_at` and `last_delivered_at` are for the settlement log. `bytes` are those
+    of its subject and its record, which it takes of its consumer's credit.
 
     There is one for each message that is queued anywhere, so it has nothing that follows from the rest,
     and no message beside it.
@@ -81,7 +81,7 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of the limits, in bytes."""
+        """The bytes that the message counts in the limits."""
         properties = self.properties
         return self.bytes + ENTRY_BYTES + (PROPERTY_BYTES * len(properties) if properties else 0)
 
@@ -161,7 +161,7 @@ def bytes_of(entries: Sequence[Entry]) -> int:
 
 
 def size_of(entries: Sequence[Entry]) -> int:
-    """What messages take of the limits, in bytes."""
+    """Return the bytes that messages count in the limits."""
     size_bytes: int = sum(map(_bytes, entries)) + ENTRY_BYTES * len(entries)
     return size_bytes + PROPERTY_BYTES * sum(map(len, filter(None, map(_properties, entries))))
 

@@ -1,4 +1,4 @@
-"""What all queues share: the iteration, the timers, and the limits of what they take.
+"""Shared by all queues: the iteration, the timers, and the limits.
 
 `QueueUsage` has the part of one queue; this file alone changes it.
 
@@ -127,11 +127,11 @@ class QueueLimits:
         self.flush = QueueFlush(effects)
 
     def restore(self, recovered: Recovered, recovery: Recovery) -> None:
-        """Take up what all queues share."""
+        """Restore the shared state of all queues."""
         self.sequences.restore(recovered)
 
     def store_again(self, stranded: Stranded) -> None:
-        """The store has lost this: what all queues share of it is stored once more."""
+        """Store the shared values of all queues once more, if the store has lost them."""
         self.sequences.store_again(stranded)
 
     def configure(self, policy: PolicyOf, limits: Limits) -> None:
@@ -147,7 +147,7 @@ class QueueLimits:
         persistence = persistence or policy.persistence
         return policy._replace(
             persistence=persistence,
-            # They would be there for long, and take memory that is for messages.
+            # Dead letters stay for long, and would take memory that is for messages.
             dead_letters_max=0 if persistence == MEMORY else policy.dead_letters_max,
             messages_max=min(policy.messages_max or limits.queue_messages, limits.queue_messages),
             bytes_max=min(policy.bytes_max or limits.queue_bytes, limits.queue_bytes),
@@ -165,7 +165,7 @@ class QueueLimits:
             raise TryLater(f"{kind} {name!r} is full: it holds {usage.messages} messages; retry later")
         if usage.bytes + size_bytes > policy.bytes_max:
             raise TryLater(f"{kind} {name!r} is full: it holds {usage.bytes} bytes; retry later")
-        # As with records that can be paged out, none has more than is free then: what comes counts twice.
+        # As with records that can be paged out, none has more than is free then: new messages count twice.
         if usage.in_memory and self.memory.excess_bytes(usage) + 2 * size_bytes > 0:
             raise TryLater(
                 f"{kind} {name!r} is full: what is in memory only holds {usage.bytes} bytes; retry later"
@@ -199,7 +199,7 @@ class QueueLimits:
     @property
     def short_of_memory(self) -> bool:
         """Whether there is too much in memory that the disk does not take."""
-        # Of what the disk would not take and nobody waits for, the memory has the only copy.
+        # The memory has the only copy of messages that the disk refused and no client awaits.
         return self.memory.free_bytes < -self.configured.backlog_bytes
 
     def check_queues(self) -> None:
@@ -225,7 +225,7 @@ class QueueLimits:
         self.bytes += size_bytes
 
     def reserve(self, usage: QueueUsage, messages: int, size_bytes: int) -> None:
-        """Keep room for messages that may still come, or give it back if negative. It takes no memory."""
+        """Reserve room for messages that may still come, or return it if negative, without taking memory."""
         usage.reserved += messages
         assert usage.reserved >= 0, f"less than nothing is reserved in {usage.kind} {usage.name!r}"
         self.count(usage, messages, size_bytes)
@@ -246,7 +246,7 @@ class RecordMemory:
 
     @property
     def free_bytes(self) -> int:
-        """What nobody has; less than 0 where more came than may stay."""
+        """Return the free bytes; less than 0 where more came than may stay."""
         limits = self._limits
         return (
             limits.configured.queues_memory_bytes
@@ -304,7 +304,7 @@ class QueueSequences:
         reserved: int = recovered.table(SEQUENCES).get(KEY, 0)
         entry = SEQUENCES, KEY
         if entry in recovered.lost or entry in recovered.doubtful:
-            # It was more than any that is there; how much more is lost.
+            # The lost value was above all that is stored; by how much is unknown.
             nexts = (queue.next for queue in recovered.queues.values())
             reserved = max(reserved, *nexts, 0) + 2 * RESERVE
         self.floor = self.reserved = max(reserved, self.floor)
@@ -312,7 +312,7 @@ class QueueSequences:
     def covers(self, last: int) -> bool:
         """Whether nobody gets a sequence again that is in use by now. More are reserved when it is time."""
         wanted = last + RESERVE // 2
-        # However slow the disk is: what is stored with these, or before them, reserves them.
+        # With any disk: an append with these, or before them, reserves them.
         if wanted > self.reserved and wanted > self._asked:
             self._reserve(last + RESERVE)
         return last <= self.reserved
@@ -348,13 +348,13 @@ class QueueSequences:
             self._call_back()
 
     def store_again(self, stranded: Stranded) -> None:
-        """The store has lost this: if what is reserved is in it, it is stored once more."""
+        """Store the reservation once more, if the store has lost it."""
         if stranded.keys(SEQUENCES):
-            # It must not take back what the disk is asked for already.
+            # The value must not fall behind a reservation on its way to the disk.
             self._effects.stage.store(PutValue(SEQUENCES, KEY, max(self.reserved, self._asked)))
 
     def close(self) -> None:
-        """The broker ends: give back what was reserved and not used, until the last word of the disk."""
+        """Return the unused reservation at the shutdown, until the last answer of the disk."""
         self._is_closed = True
         self._give_back()
 

@@ -1,11 +1,10 @@
 """Mailboxes: durable messages for one recipient, present or absent.
 
-A mailbox is a queue with the name of its owner's address. It is made by the first message, or when
-somebody is ready for one. The owner takes everything. Others may consume from it beside the owner, by an
-offer, and each what comes from the senders that its selector takes: a message goes to one of them all, as a
-request to one of the workers of a service. So a name that is nobody's address is a mailbox that they share. A
-session without an address has a private mailbox, for the replies to its requests alone; it goes with the
-session.
+A mailbox is a queue with the name of its owner's address, created by the first message or consumer. The owner
+takes everything. Others may consume from it by an offer, whose selector takes senders: a message goes to one
+of them all, as a request to one of the workers of a service. So a name that is no address is a mailbox that
+consumers share. A session without an address has a private mailbox, for the replies to its requests alone; it
+goes with the session.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Mailboxes(QueueTable):
         return self.create(name, () if name.startswith(RESERVED_PREFIX) else quotas)
 
     def send(self, session: Session, message: Send) -> None:
-        """Put messages into a mailbox. Raises what `enqueue` does, `NotFound`, or `AccessRefused`."""
+        """Put messages into a mailbox. Raises as `enqueue`, `NotFound`, or `AccessRefused`."""
         if not message.address.startswith(RESERVED_PREFIX):
             session.may.require_there("mailbox", message.address, self.by_name)
         mailbox = self.get(message.address, quotas=session.quotas)

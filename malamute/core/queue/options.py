@@ -1,7 +1,7 @@
-"""What a sender may ask for with a message: the properties of SEND and REQUEST.
+"""The options of a message: the properties of SEND and REQUEST.
 
-`OPTIONS` is the list of them. They are stored as they came, so `Options` is made from them again when the
-broker starts: everything that has to do with time is as durable as the message.
+`OPTIONS` lists them. The store has the properties as they came, so `Options` is made from them again when the
+broker starts: all times are as durable as the message.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PLAIN = {"correlation"}
 
 
 class Options:
-    """What a queue has to know of the options of a message. Times are in seconds; 0 is none."""
+    """The options of a message, as its queue uses them. Times are in seconds; 0 is none."""
 
     __slots__ = ("due", "expires", "identity", "immediate", "key", "priority", "timer", "tracker")
 
     def __init__(self, properties: Mapping[str, Any], time_ns: int, ahead_ns: int = 0) -> None:
         get = properties.get
         delay, ttl = get("delay"), get("ttl")
-        # A duration begins now, whatever the wall clock says; a moment is for that clock to say.
+        # A duration begins now and is counted; a moment follows the wall clock.
         time_ns -= ahead_ns
         at = get("at", 0)
         self.due: float = (
@@ -74,9 +74,9 @@ class Options:
 
     @classmethod
     def of(cls, message: Entry, now_ns: int, ahead_ns: int = 0) -> Options | None:
-        """Those of a stored message, if they last. What the broker itself has written has none.
+        """Return the options of a stored message, if they last. Messages of the broker itself have none.
 
-        If it came later than now, as the clock was set back, it lasts as if it came now.
+        A message from later than now, as the clock was set back, lasts as if it came now.
         """
         properties = message.properties
         if (
@@ -87,7 +87,7 @@ class Options:
         ):
             return None
         options = cls(properties, min(message.time_ns, now_ns), ahead_ns)
-        # It was taken in once, and that is when the window of its identity began.
+        # The window of the identity began when the message was enqueued.
         options.identity = ""
         return options if options.lasting else None
 
@@ -127,4 +127,4 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "key": _TEXT,
     "immediate": (lambda value: type(value) is bool, "true or false"),
 }
-"""Each option: whether a value may be one, and what it has to be."""
+"""Each option: the test of a value, and the expectation in words."""

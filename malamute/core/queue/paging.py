@@ -1,13 +1,12 @@
 """Paging: records that stay on the disk, and how they are paged in.
 
-What a queue has to know of a message to dispatch it is small and always in memory. Its record is not: one
-that has to wait while there is no room for it is evicted, as it is on the disk anyway: it is *paged out*.
+The part of a message that dispatch needs is small and always in memory. Its record is not: while there is no
+room for it, it is evicted, as it is on the disk anyway: the message is *paged out*.
 
-How much each may keep needs no list of what to evict: a queue keeps records as long as they take no more
-than what is free of the memory of all queues. One alone has half of it, two have a third each, and however
-many there are, there is some room for one more. As messages come at the end, those paged out are
-furthest from their delivery. (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
-switches", 1998.)
+No list of evictions is needed: a queue keeps records as long as they take no more than the free part of the
+memory of all queues. One alone has half of it, two have a third each, and however many there are, there is
+some room for one more. As messages come at the end, those paged out are furthest from their delivery.
+(Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998.)
 
 A message that is paged out is dispatched as any other, and sent when its record is paged in. The records
 that follow are prefetched with it, before they are asked for, a run at a time, since neighbours share a block
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 RUN_MESSAGES = 1_000
 RUN_BYTES = 1 << 20
-"""What is asked for at once, at the most; a single message may be larger."""
+"""Bytes requested at once; a single message may be larger."""
 
 RUNS_AHEAD = 2
 """Runs that are prefetched."""
@@ -116,12 +115,12 @@ class Prefetch:
     def room_bytes(self) -> int:
         """The bytes that it may bring before they are asked for; less than 0 if too many are here."""
         memory, usage = self._memory, self._usage
-        # What comes into its memory is no longer free for all: it counts twice.
+        # A record that enters this memory is no longer free for all: it counts twice.
         share = min(2 * (RUNS_AHEAD + 1) * RUN_BYTES, memory.free_bytes)
         return (share - memory.excess_bytes(usage)) // 2
 
     def page_in(self, entries: Sequence[Entry], then: Awaiting) -> None:
-        """Bring records, and what follows them. Then look again: some more may be there, or all."""
+        """Page in records, and prefetch the following ones. Then look again: more may be there, or all."""
         self._awaiting.append(then)
         asked = set(chain.from_iterable(self._reading))
         for run in runs([entry for entry in entries if entry not in asked]):
@@ -131,7 +130,7 @@ class Prefetch:
         self.advance(last)
 
     def advance(self, sequence: int) -> None:
-        """The delivery has come this far: bring what comes next, as far as there is room."""
+        """Prefetch the messages after the last delivery, as far as there is room."""
         starts = self._starts
         while starts and starts[0] <= sequence:
             starts.popleft()
@@ -153,7 +152,7 @@ class Prefetch:
         self._memory.evict(self._usage, idle, size_bytes)
 
     def _next_run(self) -> list[Entry]:
-        """What to bring next."""
+        """Return the messages to prefetch next."""
         start, room = self.read_to, min(RUN_BYTES, self.room_bytes)
         if room <= 0:
             return []
@@ -178,7 +177,7 @@ class Prefetch:
             self._paged_in(run, records)
 
         def failed(error: MalamuteError) -> None:
-            # They are on the disk, and are asked for again.
+            # The records are on the disk, and are requested again.
             memory.prefetched_bytes -= size_bytes
             self._reading.remove(run)
             self._timers.at(self._effects.now + RETRY_SECONDS, lambda: self._retry(run))
@@ -189,7 +188,7 @@ class Prefetch:
         if here := [e for e in run if e.record is None and e.sequence in self._entries]:
             self._ask(here)
         else:
-            # All have left meanwhile, and what was given with them may be sent.
+            # All have left meanwhile, and the messages assigned with them may be sent.
             self._look_again()
 
     def _paged_in(self, run: Sequence[Entry], records: Records) -> None:
@@ -200,7 +199,7 @@ class Prefetch:
             entry.record = records[entry.sequence]
         self._memory.count_paged_out(self._usage, -size_of(back))
         if len(back) < len(here):
-            # What is prefetched may be leaving the store just now; only what a consumer was given is lost.
+            # A prefetched message may be leaving the store just now; only an assigned one is lost.
             lost = [e.sequence for e in here if e.record is None and e.state == DELIVERED]
             if lost:
                 self._lost(sorted(lost))
@@ -212,7 +211,7 @@ class Prefetch:
             then()
 
     def clear(self) -> None:
-        """Nobody takes messages any more."""
+        """Stop prefetching: no consumer is left."""
         self.read_to = 0
         self._starts.clear()
         self._awaiting.clear()

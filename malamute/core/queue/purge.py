@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PurgeProgress(Protocol):
-    """What a purge calls with how many messages were dropped, and how many before those of this commit."""
+    """The report of a purge: the messages dropped by this commit, and before it."""
 
     def __call__(self, count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
         """So many are dropped, with all that this iteration stores; if it is not `final`, more come."""
@@ -25,7 +25,7 @@ def purge(
 ) -> None:
     """Drop messages, if the disk lets it: `report` gets how many were there, or `failed` why none left.
 
-    What does not fit one commit is reported with each of them: one of the others may fail, or never come.
+    A purge of several commits reports each of them: a later one may fail, or never come.
     """
     run_workflow(queue.effects, _steps(queue, sequences, report, failed, "purged"))
 
@@ -53,7 +53,7 @@ def _withdrawal(
         queue.effects.work -= count
         if queue.effects.work <= 0:
             yield GO_ON
-    # What the sender has sent behind this stays.
+    # Later messages of the sender stay.
     sequences = [s for s in queue.correlations.of(sender, correlation) if s < end]
     yield from _steps(queue, sequences, report, failed, "withdrawn")
 

@@ -58,7 +58,7 @@ class FedFrom(Protocol):
         """Messages are ready. Returns those that are left for consumers."""
 
     def look(self, sequences: Sequence[int]) -> None:
-        """Consumers have had what they could get of these."""
+        """Deferred messages whose dispatch is complete."""
 
     def join(self, feed: Any) -> None:
         """There is one more."""
@@ -157,7 +157,7 @@ class Queue:
         sequences = range(self.next_sequence, self.next_sequence + count)
         self.next_sequence = sequences.stop
         self.entries.append(entries)
-        # Order is kept: nobody overtakes what waits for its commit.
+        # Order is kept: no message overtakes one that waits for its commit.
         is_early = self._may_be_early(sequences)
         if self.usage.in_memory:
             self.limits.sequences.note_unstored(sequences)
@@ -189,7 +189,7 @@ class Queue:
         return not sequences or self.limits.sequences.covers(sequences[-1])
 
     def _heed(self, options: Mapping[int, Options]) -> None:
-        """See to what messages that came now ask for."""
+        """Apply the options of new messages."""
         for sequence, asked in options.items():
             if asked.identity:
                 self.dedup.record(asked.identity, sequence, self.usage.policy)
@@ -201,7 +201,7 @@ class Queue:
                 self.watermark.store_attempts(self.entries[sequence])
 
     def adopt(self, message: Entry, asked: Options) -> None:
-        """Remember what a message asks for, and see to it."""
+        """Keep the options of a message, and apply them."""
         self.options[message.sequence] = asked
         if asked.expires:
             self.schedule.watch(message.sequence, asked.expires)
@@ -209,7 +209,7 @@ class Queue:
             asked.tracker = ""
 
     def _stored(self, sequences: Sequence[int], error: MalamuteError | None, confirmed: bool) -> None:
-        """The disk has what waited for it, or will never have it."""
+        """Handle the end of a commit: the messages that waited for it are stored, or refused."""
         if not (error is None or confirmed or self.usage.in_memory or self._may_be_early(sequences)):
             self._keep_in_memory(sequences)
             self.limits.sequences.when_reserved(lambda: self._stored(sequences, error, confirmed))
@@ -235,14 +235,14 @@ class Queue:
         self.limits.sequences.note_unstored(sequences)
 
     def _saved(self, sequences: Sequence[int], error: MalamuteError | None) -> None:
-        """The disk has what is ready already, or will never have it."""
+        """Handle the end of a commit of messages that are ready already."""
         if error is None:
             self.not_durable.difference_update(sequences)
             self.evict_excess(sequences)
         else:
             self._keep_in_memory(sequences)
 
-    # They become ready
+    # Messages become ready
 
     def make_ready(self, sequences: Sequence[int]) -> None:
         """Let messages be delivered, as soon as it is time for them."""
@@ -282,7 +282,7 @@ class Queue:
     # Consumers get them
 
     def leave(self, consumer: Consumer) -> None:
-        """Remove a consumer; what it held is ready again."""
+        """Remove a consumer; its messages are ready again."""
         held, waited = sorted(consumer.outstanding), self.dispatcher.leave(consumer)
         self.detach(consumer, held)
         self.limits.timers.cancel(consumer.deadline)
@@ -295,7 +295,7 @@ class Queue:
             self.watermark.retract()
 
     def _assign(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
-        """A consumer gets messages. They are sent at the end of the iteration, or when they can be."""
+        """Assign messages to a consumer, sent at the end of the iteration or as soon as possible."""
         self.states.assign(consumer, entries, self.effects.now)
         self.deliveries.add(consumer, entries)
         last = entries[0].sequence if len(entries) == 1 else max([entry.sequence for entry in entries])
@@ -323,7 +323,7 @@ class Queue:
     # Consumers have them no more
 
     def detach(self, consumer: Consumer, sequences: Sequence[int]) -> None:
-        """Take deliveries away from a consumer. What comes next says where they are."""
+        """Take deliveries away from a consumer: the messages are PENDING until the next event."""
         self.states.detach(consumer, sequences)
         if consumer.unsent and (recalled := consumer.recall(set(sequences))):
             self.states.uncount(recalled)
@@ -334,7 +334,7 @@ class Queue:
         self.states.take_back([*map(self.entries.__getitem__, sequences)])
 
     def give_back(self, consumer: Consumer, sequences: Sequence[int], delay: float | None) -> None:
-        """What a consumer held goes back after an attempt: for `delay` seconds, or by the backoff."""
+        """Return held messages after an attempt: for `delay` seconds, or by the backoff."""
         self.detach(consumer, sequences)
         self.take_back(sequences)
         self.steps.run(sorted(sequences), lambda some: self.requeue(some, delay), requeues=True)
@@ -366,12 +366,12 @@ class Queue:
         self.give_back(consumer, late, None)
 
     def _recall(self, consumer: Consumer, sequences: list[int], reason: str) -> None:
-        """Report to a peer what is no longer its own, but for what it was not sent."""
+        """Recall messages from a peer, other than unsent ones."""
         if sent := consumer.sent_of(sequences):
             consumer.remember_recalled(sent)
             self.effects.send(consumer.session.peer, Recall(consumer.source, ranges_of(sent), reason))
 
-    # They leave
+    # Messages leave
 
     def settle_early(self, sequences: Iterable[int], outcome: str, *, bound: bool = True) -> int:
         """Settle messages wherever they are. Returns how many were there."""
@@ -384,7 +384,7 @@ class Queue:
     def _claim(self, sequences: Iterable[int], reason: str) -> list[int]:
         """Take messages from where they are, and recall those that consumers hold if a reason is given.
 
-        Returns those that were there. What is on its way to or from the disk is not.
+        Returns the ones that were there; messages on their way to or from the disk are not.
         """
         claimed: list[Entry] = []
         held: dict[int, list[int]] = {}

@@ -25,10 +25,10 @@ LEFT_BEHIND = ("dead", "tracker", "delay", "at", "immediate")
 
 
 class RedriveProgress(Protocol):
-    """What a redrive calls with how far it is."""
+    """The report of a redrive's progress."""
 
     def __call__(self, count: int, before: int = 0, *, final: bool = True) -> None:
-        """So many are sent again with this iteration, and so many `before` it. It is `final` at the last."""
+        """The messages sent again in this iteration, and `before` it; the last report is `final`."""
 
 
 def redrive(
@@ -42,8 +42,8 @@ def redrive(
 
     A `body` takes the place of that of a single one.
 
-    What does not fit one commit is reported with each of them: one of the others may fail, or never come.
-    Raises `TryLater` when the queue has no room for them all, and then nothing happens.
+    A redrive of several commits reports each of them: a later one may fail, or never come. Raises `TryLater`
+    when the queue has no room for them all, and then nothing happens.
     """
     entries = queue.dead_letters.find(sequences)
     # A mended one has room for its old record and for the new body: one of them is given back.
@@ -73,7 +73,7 @@ def _steps(
             error = fault
         queue.limits.reserve(queue.usage, -len(run), -size_of(run) - len(body or b""))
         left -= len(run)
-        # Those that were dropped meanwhile stay away, and those that cannot be read stay here.
+        # Dropped ones stay away, and unreadable ones stay here.
         here = [e for e in run if e.sequence in dead.entries and _is_whole(e, records)]
         if here:
             _put_back(queue, here, records, body)

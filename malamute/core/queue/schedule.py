@@ -1,6 +1,6 @@
 """When messages may be delivered: not before the delay of each is over, and not after its time.
 
-During the grace period of a start (`malamute.core.iteration.grace_period`) what would be over is delayed.
+During the grace period of a start (`malamute.core.iteration.grace_period`) expired messages are delayed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RETRY_SECONDS = 1.0
 
 
 class Times(NamedTuple):
-    """Messages by what their times say; `later` with when each may be delivered, in seconds since 1970."""
+    """Messages by their times; `later` with the delivery time of each, in seconds since 1970."""
 
     ready: list[int]
     later: list[tuple[int, float]]
@@ -31,7 +31,7 @@ class Times(NamedTuple):
 
 
 class Schedule:
-    """The times of one queue's messages. It alone delays a message, and reports one that is due or over."""
+    """The times of one queue's messages: delays messages, and reports those that are due or over."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Schedule:
         self._when_over = self._end_life
 
     def restore(self, due: Mapping[int, int], now_ns: int) -> None:
-        """Restore what the store kept: when messages are redelivered, in ns. None came later than now."""
+        """Restore the stored times of redelivery, in ns. None came later than now."""
         entries = self._entries
         self.claimed = {
             sequence: to_seconds(time - max(0, entries[sequence].time_ns - now_ns))
@@ -120,7 +120,7 @@ class Schedule:
         return times.ready
 
     def claim(self, sequence: int) -> None:
-        """A message that is delayed is to leave. It is delayed again if the disk refuses that."""
+        """Prepare the settlement of a delayed message, which is delayed again if the disk refuses that."""
         timer = self.delayed.pop(sequence)
         self._timers.cancel(timer)
         self.claimed[sequence] = timer.due
@@ -164,7 +164,7 @@ class Schedule:
             self.delay(sequence, until)
 
     def give_time_back(self, seconds: float) -> None:
-        """The clock was wrong by so much when the broker started: what was here before has longer."""
+        """Add a correction of the clock at the start to the times of earlier messages."""
         restored, self._restored = self._restored, {}
         for sequence, asked in self._options.items():
             if self._entries[sequence].time_ns >= self._grace_period.began:

@@ -1,4 +1,4 @@
-"""The senders of what waits in a queue: the quotas that messages count for until they have left it."""
+"""The senders of queued messages: the quotas that messages count for until they have left the queue."""
 
 from __future__ import annotations
 

@@ -44,14 +44,14 @@ class Services(QueueTable):
         self.mailboxes = mailboxes
 
     def await_replies(self, requesters: Container[str]) -> None:
-        """Have the mailboxes of these requesters there for the replies to what is queued."""
+        """Create the mailboxes of these requesters for the replies to queued requests."""
         for queue in self.by_name.values():
             for entry in queue.entries.values():
                 if entry.sender in requesters:
                     self.mailboxes.get_or_create(entry.sender)
 
     def request(self, session: Session, message: Request) -> None:
-        """Queue requests. Raises what `enqueue` does, or `AccessRefused`, for the mailbox of a reply too."""
+        """Enqueue requests. Raises as `enqueue`, or `AccessRefused`, for the mailbox of a reply too."""
         requesters = _requesters(session, message)
         for name in requesters:
             if name != session.mailbox:
@@ -107,7 +107,7 @@ class Services(QueueTable):
     def _check_room(self, posts: Sequence[Post]) -> None:
         """Raise `TryLater` unless there is room for the replies that are not final.
 
-        What is in memory only has room for no others either: nothing else would bound it.
+        A mailbox in memory has no room for final ones either: nothing else would bound it.
         """
         all_partial: list[Entry] = []
         for mailbox, replies in posts:

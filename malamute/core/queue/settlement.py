@@ -1,7 +1,8 @@
-"""Settlement: what a message ends with. It is acknowledged, expires, is given back, dropped or dead-lettered.
+"""Settlement, the end of a message: acknowledged, expired, bounced, dropped or dead-lettered.
 
-It is one transaction with all that follows: the outcome for a sender that tracks the message, the dead
-letter, and whatever else the iteration stores. If the disk refuses that, the message is where it was before.
+A settlement is one transaction with its consequences: the outcome for a sender that tracks the message, the
+dead letter, and all other appends of the iteration. If the disk refuses that, the message is where it was
+before.
 """
 
 from __future__ import annotations
@@ -85,14 +86,14 @@ class Settlement:
             self._remove(sequences, outcome, worker, bound=bound)
 
     def tracked(self, sequences: Iterable[int]) -> list[int]:
-        """Those whose senders get an outcome."""
+        """Messages whose senders get an outcome."""
         options = self._options
         if not options:
             return []
         return [s for s in sequences if (asked := options.get(s)) is not None and asked.tracker]
 
     def post_purged(self) -> None:
-        """The queue is gone: whatever becomes of this iteration, all of its messages end."""
+        """Settle all messages of a deleted queue, even if this iteration fails."""
         entries = self._entries
         # Others have their outcome.
         if tracked := [s for s in self.tracked(entries) if entries[s].state != SETTLING]:
@@ -220,7 +221,7 @@ class Settlement:
             try:
                 records = (yield from records_of(usage.kind, usage.name, run)) if read else {}
             except MalamuteError:
-                # They are on the disk, and with nobody: they are asked for again.
+                # The records are on the disk, and no consumer has them: they are requested again.
                 again = partial(self._with_records, entries[done:], act, read=read)
                 self._limits.timers.at(effects.now + RETRY_SECONDS, again)
                 return

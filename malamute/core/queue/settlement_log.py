@@ -1,15 +1,12 @@
 """The settlement log of queued messages: when each came, was delivered and was settled.
 
-If histories are switched on, what was settled in an iteration becomes one event for each queue,
+If histories are switched on, the settlements of an iteration become one event for each queue,
 `service.settled.NAME` or `mailbox.settled.NAME`, whose body is a msgpack map of columns:
 
-    sequences   of the messages
-    queued      when each came, in nanoseconds UTC
-    delivered   when each was delivered first; 0 if it never was, or not since the broker was started
-    attempts    how often each was delivered
-    settled     when all of them were settled
-    outcome     what became of each: `acknowledged`, `expired`, …
-    worker      the address of the consumer that settled each, or empty
+    sequences   of the messages queued      when each came, in nanoseconds UTC delivered   when each was
+    delivered first; 0 if it never was, or not since the broker was started attempts    how often each was
+    delivered settled     when all of them were settled outcome     the outcome of each: `acknowledged`,
+    `expired`, … worker      the address of the consumer that settled each, or empty
 
 A column is a list, or one value that all of them share.
 """
@@ -32,7 +29,7 @@ Settled = tuple[Sequence[Entry], str, str]
 
 
 class SettlementLog:
-    """The histories of what left the queues. What settles messages adds them while it is `on`."""
+    """The histories of settled messages, added while it is `on`."""
 
     def __init__(self, effects: Effects) -> None:
         self.effects = effects

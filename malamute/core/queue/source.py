@@ -1,4 +1,4 @@
-"""A queue as a source of a session, and what its client can say about deliveries."""
+"""A queue as a source of a session, and the client's commands about deliveries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class QueueSource:
     """One consumer of a queue, as its session has it: the owner of a mailbox, or an offer to a service.
 
-    What names deliveries raises `NotOutstanding` if one is not held, and then nothing has happened.
+    Commands about deliveries raise `NotOutstanding` if one is not held, and then change nothing.
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class QueueSource:
         self.queue = queue
         self.selector = selector
         self.cost_bytes = 0
-        """What its selector takes of memory."""
+        """The memory of its selector in bytes."""
         ack_timeout = ack_timeout or queue.usage.policy.ack_timeout_seconds
         self.consumer = Consumer(session, source, ack_timeout, queue.effects.now)
         queue.dispatcher.join(self.consumer, selector)
 
     def grant(self, messages: int, size_bytes: int) -> None:
-        """Take more credit, and what waits for it."""
+        """Add credit, and assign ready messages."""
         self.consumer.grant(messages, size_bytes)
         self.queue.dispatcher.serve(self.consumer)
 
     def block(self) -> None:
-        """The peer can take no messages for now: others get what it would have got."""
+        """Pause while the peer takes no messages: other consumers get its messages."""
         self.queue.dispatcher.remove_waiter(self.consumer)
 
     def unblock(self) -> None:
@@ -48,13 +48,13 @@ class QueueSource:
         self.queue.dispatcher.serve(self.consumer)
 
     def cancel(self) -> None:
-        """End it: what it holds is ready for others."""
+        """End the consumer: its messages are ready for others."""
         self.queue.leave(self.consumer)
 
     # About deliveries
 
     def acknowledge(self, ranges: Ranges) -> None:
-        """They are done: remove them, however many they are. Nothing else depends on it."""
+        """Acknowledge and remove any number of messages, on which nothing else depends."""
         queue, consumer = self.queue, self.consumer
         sequences = consumer.held(ranges)
         queue.detach(consumer, sequences)
@@ -67,7 +67,7 @@ class QueueSource:
         queue.steps.run(sequences, lambda some: queue.settlement.settle(some, "acknowledged", worker=worker))
 
     def complete(self, sequences: Sequence[int], *, bound: bool) -> None:
-        """The same for what it is known to hold.
+        """Acknowledge messages that it is known to hold.
 
         `bound` binds it to all that this iteration stores: if that fails, they are ready again.
         """
@@ -76,11 +76,11 @@ class QueueSource:
         queue.settlement.settle(sequences, "acknowledged", bound=bound, worker=consumer.session.address)
 
     def give_back(self, ranges: Ranges, delay: float | None) -> None:
-        """They were tried and go back to the queue, after a delay in seconds; None is by the backoff."""
+        """Return tried messages to the queue, after a delay in seconds; None is the backoff."""
         self.queue.give_back(self.consumer, self.consumer.held(ranges), delay)
 
     def reject(self, ranges: Ranges, reason: str) -> None:
-        """Nobody is to get them again."""
+        """Reject messages for good."""
         queue, consumer = self.queue, self.consumer
         sequences = consumer.held(ranges)
         queue.detach(consumer, sequences)
@@ -106,26 +106,26 @@ class QueueSource:
         queue.steps.run(sorted(sequences), lambda some: queue.settlement.bounce(some, reason, worker))
 
     def report(self, ranges: Ranges) -> None:
-        """They are worked on: their deadlines begin anew."""
+        """Restart the deadlines of messages in progress."""
         self.consumer.renew(self.consumer.held(ranges), self.queue.effects.now)
 
     def release(self, ranges: Ranges) -> None:
-        """They were not looked at, and go back to the queue as if they had not been delivered."""
+        """Release untouched messages to the queue as if they had not been delivered."""
         sequences = self.consumer.held(ranges)
         self.queue.steps.run(sorted(sequences), self._released(sequences), requeues=True)
 
     def drain(self, ranges: Ranges, released: WhenStored) -> None:
-        """It takes nothing more, and of what it holds only what is in these ranges was looked at.
+        """Take no more messages, and return all held ones outside of these ranges as untouched.
 
-        `released` is called when what goes back to the queue is stored, or with the error that kept some of
-        it from that; at once if nothing goes back.
+        `released` is called when the return is stored, or with the error that prevented it; at once if
+        nothing goes back.
         """
         queue, consumer = self.queue, self.consumer
         consumer.drained = True
         sequences = consumer.beside(ranges)
         waited: set[int] = set()
         release = self._released(sequences, waited)
-        # The keys of what it gives back are not its own any more: what waited for it is others'.
+        # The keys of returned messages are free: messages that waited for it are for others.
         waited.update(queue.dispatcher.drain(consumer))
         back = sorted({*sequences, *waited}) if waited else sequences
         queue.take_back(waited.difference(sequences))
@@ -147,9 +147,9 @@ class QueueSource:
     def _released(
         self, sequences: Sequence[int], waited: Set[int] = frozenset()
     ) -> Callable[[Sequence[int]], None]:
-        """Take away what was not looked at. Returns what lets some of it wait again.
+        """Take untouched messages away. Returns the function that requeues some of them.
 
-        What `waited` for it, it has not had.
+        The program never had the messages that `waited` for it.
         """
         queue, consumer = self.queue, self.consumer
         sent = {*consumer.sent_of(sequences)}
@@ -163,7 +163,7 @@ class QueueSource:
                 entry = queue.entries[sequence]
                 if sequence in sent:
                     queue.states.uncount([entry])
-                # It may be stored as delivered, as it was about to be sent.
+                # The message may be stored as delivered, as it was about to be sent.
                 queue.watermark.store_attempts(entry)
             queue.make_ready(some)
 

@@ -1,8 +1,7 @@
-"""The states of a queued message: a table, and the only code that changes a state or what is counted by it.
+"""The states of a queued message: a table, and the only code that changes a state or its counters.
 
-`TRANSITIONS` is all there is to know: which events a message may meet in each state, and its next state. What
-is not in the table cannot happen: `MessageStates` raises instead, and the fault ends one operation. The
-diagram in docs/architecture.md is made from the table.
+`TRANSITIONS` has the allowed events in each state, and the next states. Other events raise in
+`MessageStates`, and the fault ends one operation. The diagram in docs/architecture.md is made from the table.
 
 The values of the states are the words that operators see (`malamute queue browse --state`).
 """
@@ -15,18 +14,17 @@ from typing import Any, Final, Literal, Protocol
 State = Literal["pending", "ready", "delayed", "in-flight", "settling", "settled"]
 
 PENDING: Final = "pending"
-"""It is in the queue, and nobody may have it yet: it waits for its commit, or for its turn in a long piece of
-work."""
+"""Not deliverable yet: the message waits for its commit, or for its turn in a long piece of work."""
 READY: Final = "ready"
-"""It waits in ready queues for a consumer."""
+"""In ready queues, waiting for a consumer."""
 DELAYED: Final = "delayed"
-"""It waits for a time."""
+"""Waiting for a time."""
 DELIVERED: Final = "in-flight"
 """A consumer has it, or will be sent it as soon as its record and the watermark are there."""
 SETTLING: Final = "settling"
 """Its settlement is on its way to the disk: it is back where it was if the disk refuses that."""
 SETTLED: Final = "settled"
-"""It has left the queue."""
+"""Removed from the queue."""
 
 Event = Literal["wait", "assign", "delay", "due", "take back", "settle", "refuse", "remove"]
 
@@ -71,20 +69,20 @@ _NEXT: dict[Event, dict[State, State]] = {
 
 
 class Holding(Protocol):
-    """A session, as far as it is counted what it holds."""
+    """A session with the count of its held messages."""
 
     holding: int
 
 
 class Holder(Protocol):
-    """What can have messages: a consumer."""
+    """A consumer, as a holder of messages."""
 
     @property
     def session(self) -> Holding:
         """The session that it belongs to."""
 
     outstanding: dict[int, Any]
-    """What it has, by sequence, in the order of its deadlines."""
+    """Its deliveries by sequence, in the order of their deadlines."""
 
 
 class Stateful(Protocol):
@@ -107,7 +105,7 @@ class MessageStates:
     def __init__(self) -> None:
         self.counts: dict[State, int] = dict.fromkeys(TRANSITIONS, 0)
         self.uncommitted = 0
-        """How many wait for the commit of what brought them; some may have been dropped since."""
+        """Messages that wait for the commit of their command; some may have been dropped since."""
 
     def enqueue(self, count: int, *, uncommitted: bool = False) -> None:
         """So many messages came into the queue, where they are born PENDING."""
@@ -121,7 +119,7 @@ class MessageStates:
         assert self.uncommitted >= 0, "fewer than no messages wait for their commit"
 
     def wait(self, messages: Sequence[Stateful]) -> None:
-        """They wait for a consumer."""
+        """Make messages READY."""
         self._move("wait", messages)
 
     def assign(self, holder: Holder, messages: Sequence[Stateful], now: float) -> None:
@@ -146,7 +144,7 @@ class MessageStates:
             message.attempts -= 1
 
     def detach(self, holder: Holder, sequences: Sequence[int]) -> None:
-        """A consumer has these no more. What comes next says where they are."""
+        """Take messages from a consumer: they are PENDING until the next event."""
         outstanding = holder.outstanding
         count = len(outstanding) - len(sequences)
         if count:
@@ -158,7 +156,7 @@ class MessageStates:
         holder.session.holding -= len(sequences)
 
     def delay(self, message: Stateful) -> None:
-        """It waits for a time."""
+        """Delay a message."""
         self._move("delay", (message,))
 
     def due(self, messages: Sequence[Stateful]) -> None:
@@ -166,13 +164,13 @@ class MessageStates:
         self._move("due", messages)
 
     def take_back(self, messages: Sequence[Stateful]) -> None:
-        """They are to be dispatched again: nobody has them, and nobody may yet."""
+        """Return messages to PENDING, to be dispatched again."""
         self._move("take back", messages)
         for message in messages:
             message.consumer = None
 
     def settle(self, messages: Iterable[Stateful]) -> None:
-        """Their settlement is on its way. Those whose settlement has begun before go on with it."""
+        """Begin the settlement of messages; those already SETTLING stay so."""
         self._move("settle", [message for message in messages if message.state is not SETTLING])
 
     def refuse(self, messages: Sequence[Stateful]) -> None:
@@ -182,7 +180,7 @@ class MessageStates:
             message.consumer = None
 
     def remove(self, messages: Sequence[Stateful]) -> None:
-        """They have left the queue."""
+        """Remove messages from the queue."""
         self._move("remove", messages)
 
     def _move(self, event: Event, messages: Sequence[Stateful]) -> None:

@@ -118,7 +118,7 @@ class QueueTable:
 
     def _restore(self, name: str, state: QueueState, dead: bool) -> None:
         """Take up one of them, or its dead letters."""
-        # What the store has stays there, whatever the rules say now.
+        # A stored queue stays in the store, under any present rules.
         queue = self.by_name.get(name) or self._add(name, DURABLE)
         if dead:
             queue.dead_letters.restore(state)
@@ -127,7 +127,7 @@ class QueueTable:
         restored.restore(state)
 
     def resume(self, recovery: Recovery) -> None:
-        """Begin with what was restored."""
+        """Begin with the restored state."""
         for queue in list(self.by_name.values()):
             if queue.collector is None:
                 self._watch(queue)
@@ -136,7 +136,7 @@ class QueueTable:
             recovery.look_at_dead(self.kind, queue.name, queue.dead_letters)
 
     def report_lost(self, recovered: Recovered) -> None:
-        """Report which queues were in memory only: what they had is gone."""
+        """Report the lost messages of queues in memory."""
         effects = self.limits.effects
         for (kind, name), count in recovered.table(MEMORY_QUEUES).items():
             if kind != self.kind:
@@ -148,7 +148,7 @@ class QueueTable:
                 effects.event(f"{kind}.lost.{name}", count=known)
 
     def store_again(self, stranded: Stranded) -> None:
-        """The store has lost this: what is known of it here is stored once more."""
+        """Store the values known here once more, if the store has lost them."""
         for (kind, name), sequences in stranded.messages.items():
             if kind == self.kind and (queue := self.by_name.get(name)) is not None:
                 store_again(queue, sequences)
@@ -158,7 +158,7 @@ class QueueTable:
 
 
 def close(queue: Queue) -> None:
-    """Store what the next start has to know of a queue, as the broker ends."""
+    """Store the state of a queue that the next start needs, at the shutdown."""
     queue.limits.sequences.note_unstored(sorted(queue.not_durable))
     queue.watermark.retract()
     if queue.usage.in_memory and queue.is_known:

@@ -1,8 +1,8 @@
-"""Outcomes: what senders learn of the messages that they track, and the messages that they get back.
+"""Outcomes of tracked messages for their senders, and bounced messages.
 
-An outcome is a message in the mailbox of the sender. It is put there in the transaction that ends the tracked
-message, so each has exactly one, over crashes too. Room for it is taken when the tracked message is
-accepted, which is why it never finds the mailbox full. A message that bounces may.
+An outcome is a message in the mailbox of the sender, put there in the transaction that ends the tracked
+message, so each has exactly one, over crashes too. Room for it is taken when the tracked message is accepted,
+which is why it never finds the mailbox full. A message that bounces may.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Trackers:
     ) -> list[int]:
         """Put messages back into the mailboxes of their senders, with all else of this iteration.
 
-        Returns the sequences of those that had room there. They are from the `worker` that gives them back.
+        Returns the sequences of those that had room there. Their sender is the `worker` that rejects them.
         """
         fitting: list[int] = []
         time_ns = self._mailboxes.limits.effects.time_ns
@@ -149,7 +149,7 @@ class Trackers:
         if (message.sender, _tracker(message)) in self._open:
             self._use(message, -1, -size_bytes)
             return
-        # It is nowhere any more: its queue has gone meanwhile.
+        # The message is gone with its queue.
         self.open(usage, message)
         self.post(usage, [message], *GONE, bound=False)
         self.close(message)

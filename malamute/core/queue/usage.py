@@ -1,4 +1,4 @@
-"""The name of a queue, its policy, and what it takes of the limits."""
+"""The name of a queue, its policy, and its part in the limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RecordOwner(Protocol):
 class QueueUsage:
     """One queue, as far as it is limited, measured and stored; sizes in bytes.
 
-    `malamute.core.queue.limits` alone changes what it takes. `counts` are of what happened to its messages.
+    `malamute.core.queue.limits` alone changes its sizes. `counts` are of the events of its messages.
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class QueueUsage:
         self.in_memory = policy.persistence == MEMORY
         """Whether its messages are in memory only. A queue keeps that for its life."""
         self.store = _store_nothing if self.in_memory else effects.stage.store
-        """`Effects.store` of what the store is to know of its messages; `store_bound` is the other one."""
+        """`Effects.store` for its messages; `store_bound` is the other one."""
         self.store_bound = _store_nothing if self.in_memory else effects.stage.store_bound
         self.messages = 0
         """All of its messages, with those that are reserved."""
@@ -62,4 +62,4 @@ class QueueUsage:
 
 
 def _store_nothing(*_: Operation, size_bytes: int = 0) -> None:
-    """What is in memory only is nothing to the store."""
+    """Store nothing, for a queue in memory."""

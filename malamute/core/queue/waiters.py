@@ -1,10 +1,10 @@
 """The consumer groups of a queue, and the ready queue of each: the messages that wait for its consumers.
 
-A *rank* is a number: the smaller one goes first. It is the sequence, less `priority_step` for each step of
-priority. So what is more important goes ahead of all that came up to so many messages before it, and as the
-sequences rise, what was passed over is sooner or later ahead of everything new: the bound on starvation needs
-no counter, and a rank never changes. The priority follows behind the point, so that a rank leads back to
-the sequence and no two messages share one. Without a priority it is the sequence itself, which costs nothing.
+A *rank* is a number, the smaller one first: the sequence, less `priority_step` for each step of priority. So
+an important message goes ahead of all that came up to so many messages before it, and as the sequences rise,
+an overtaken message is sooner or later ahead of all new ones: the bound on starvation needs no counter, and a
+rank never changes. The priority follows behind the point, so that a rank leads back to the sequence and no
+two messages share one. Without a priority it is the sequence itself, which costs nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def sequence_of(rank: Rank, step: int) -> int:
 class ReadyQueue:
     """The ready queue: ranks of messages that wait, the smallest first.
 
-    Most come in their order and leave in it: a row for them costs the same whatever its length. Only those
-    that come out of order, since they were here before or are more important, are in a heap.
+    Most come in their order and leave in it: a row for them costs the same at any length. Only those that
+    come out of order, since they were here before or are more important, are in a heap.
     """
 
     __slots__ = ("_heap", "_in_order")
@@ -66,7 +66,7 @@ class ReadyQueue:
             heappush(self._heap, rank)
 
     def compact(self, waiting: int, waits: Callable[[Rank], bool]) -> None:
-        """Drop what other groups have taken, if it is most: a group without credit would gather it for ever.
+        """Drop messages that other groups have taken, if they are most.
 
         `waiting` says how many messages wait anywhere.
         """
@@ -98,7 +98,7 @@ class ReadyQueue:
 
 
 class Search:
-    """The look at what waited before a group came, as far as it is needed; it can be broken off anywhere.
+    """The search of messages that waited before a group came, as far as needed; it can pause anywhere.
 
     All before `place` was looked at, and nothing from `end` on is its business.
     """
@@ -120,10 +120,10 @@ class Search:
 
 
 class ConsumerGroup(Generic[C]):
-    """The consumers with one selector, and what waits for them: one of the two is always empty.
+    """The consumers with one selector, and their ready messages: one of the two is always empty.
 
-    Most take everything, and their messages need not be matched one by one. While there is a `search`, what
-    waits is not known yet, or not all of it.
+    Most take everything, and their messages need not be matched one by one. While there is a `search`, the
+    ready messages are not all known yet.
     """
 
     __slots__ = ("matched", "ready", "search", "takes_all", "waiting")

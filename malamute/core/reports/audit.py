@@ -1,23 +1,21 @@
 """The audit: the stream `$audit`, which has every administrative change and every one that was refused.
 
 The record of a change goes into the iteration that stores the change and its outcome, so it is in the same
-transaction: what was confirmed is recorded, over any crash. It is a stream like `$sys`, with the broker as
-its only publisher, and since its name is reserved nobody can purge, shorten or delete it. How much of it is
-kept, the configuration says; the ring spares it when others need room (`journal.ring`).
+transaction: a confirmed change is recorded, over any crash. `$audit` is a stream like `$sys`, with the broker
+as its only publisher; its name is reserved, so it cannot be purged, shortened or deleted. The configuration
+has its retention; the ring spares it when others need room (`journal.ring`).
 
 A change that the disk refuses was no change, and its record is gone with it: another one says that it
 failed. A change that takes several commits has a record in each.
 
-Every other record (of what failed or was refused, or could not be undone) is of something that is so whether
-the disk takes the record or not. So what the disk refuses of them is written again, a little later, until it
-is there or the broker ends.
+Every other record (of a failed, refused or irreversible change) is true whether the disk takes it or not. So
+refused records are written again, a little later, until they are stored or the broker ends.
 
-What takes no right to administer could be used to drive records out of the stream: refusals, and cursors,
-which belong to readers. They are reported as refusals are in `$sys`, some as they are and of the others how
-many.
+Changes without a right to administer could displace records: refusals, and changes of cursors, which belong
+to readers. Both are reported as refusals are in `$sys`: some of them, and the number of the others.
 
-The subject of a record is the topic of the change. The headers say who, from where, and what came of it; the
-body is JSON: the `arguments`, and what there was `before` and `after`. None of them has a secret: an argument
+The subject of a record is the topic of the change. The headers have the user, the address and the outcome;
+the body is JSON: the `arguments`, and the values `before` and `after`. None of them has a secret: an argument
 that may be one has `…` in its place.
 """
 
@@ -49,8 +47,8 @@ if TYPE_CHECKING:
     from malamute.core.stream.table import Streams
 
 DONE, PARTIAL, REFUSED, FAILED = "done", "partial", "refused", "failed"
-"""What came of a change: done; a part of it is, and it goes on; refused, and nothing was changed; or the disk
-took it not, and nothing was changed."""
+"""The outcome of a change: done; done in part, to be continued; refused, with nothing changed; or failed by
+the disk, with nothing changed."""
 
 ITEMS_MAX = 100
 """Items of a list or a map that a record has; of more it has the first ones, and how many there were."""
@@ -67,7 +65,7 @@ WAITING_MAX = 1_000
 RETRY_SECONDS = 1.0
 """How long they wait."""
 HIDDEN = "…"
-"""In place of what is secret."""
+"""In place of a secret."""
 
 BY_SIGNAL = {"user": "", "by": "", "method": "signal", "origin": "", "client": "", "address": ""}
 """The user of a change that came over no connection."""
@@ -101,7 +99,7 @@ class Audit:
         self._timers = timers
         self._stream: Stream | None = streams.keep(AUDIT) if on else None
         self._waiting: list[tuple[str, bytes]] = []
-        """What the disk has refused, to be written again: topics and records."""
+        """Records that the disk has refused, to be written again, with their topics."""
         self.dropped = 0
         """Records for which there was no room there."""
         self._sampled = RefusalLog(effects, timers, self._write)
@@ -116,10 +114,10 @@ class Audit:
         bound: bool = False,
         **more: Any,
     ) -> None:
-        """Write a record with what this iteration stores.
+        """Write a record in the append of this iteration.
 
-        It is `bound` if it tells of just that: then it is gone if the disk refuses it. `more` are `before`
-        and `after`, as they are, and the `error`, if there is one. What was only tried is not recorded.
+        A `bound` record belongs to that append, and is gone if the disk refuses it. `more` are `before` and
+        `after`, as they are, and the `error`, if there is one. Dry runs are not recorded.
         """
         if self._stream is None or arguments.get("dry_run") is True:
             return
@@ -137,14 +135,14 @@ class Audit:
             self._write(details, 1)
 
     def close(self) -> None:
-        """The broker ends: write what was left out so far."""
+        """Write the omitted records at the shutdown."""
         self._sampled.close()
         self._write_again()
 
     def _write(self, details: Details, count: int) -> None:
         try:
             record = _packed(details, count)
-            # One that stands for others is of what is so, whether the disk takes the last of it or not.
+            # A record that stands for others is true, even if the disk refuses the last of these.
             bound = count == 1 and details["append"] == self._effects.stage.token
             self._publish(details["topic"], record, bound=bound)
         except Exception as error:
@@ -154,7 +152,7 @@ class Audit:
     def _publish(self, topic: str, record: bytes, *, bound: bool) -> None:
         assert self._stream is not None
         self._stream.publish(SENDER, [topic], [record])
-        # It is to be in this iteration, however late in it this is.
+        # The record belongs to this iteration, also at its end.
         self._stream.flush()
         if not bound:
             self._effects.stage.when_stored(partial(self._stored, topic, record), awaited=False)
@@ -194,7 +192,7 @@ def _packed(details: Details, count: int) -> bytes:
 
 
 def _short(value: Any, depth: int = DEPTH_MAX) -> Any:
-    """A value for JSON that takes little, whatever a client has put into it."""
+    """Return a value for JSON, cut to a small size."""
     if isinstance(value, Row):
         value = asdict(value)
     if isinstance(value, Mapping | list | tuple) and not depth:

@@ -1,17 +1,17 @@
 """The broker's own events: the stream `$sys`.
 
-What happens to clients, streams, queues and the store is reported by `Effects.event`, wherever it happens. At
-the end of the iteration the events become one chunk of the stream `$sys`, from the sender `$broker`. It is a
-stream like any other (journaled, replayed, kept within its retention), but clients cannot publish to it.
+Events of clients, streams, queues and the store are reported by `Effects.event` where they arise. At the end
+of the iteration the events become one chunk of `$sys`, from the sender `$broker`: a stream like any other
+(journaled, replayed, kept within its retention), but clients cannot publish to it.
 
 The subject of an event is `kind.what.NAME`, such as `client.connected.alice`. A name may hold dots and
 anything else, so the subject has it with `_` for every character that is no letter, digit or hyphen, and
 the header `name` has it as it is. The details are headers; the body is empty unless the event has columns.
 
-Events never feed upon themselves: what happens to the readers of `$sys` is no event, `$sys` cannot feed a
-service, and trouble with the store is reported once for a while, since each report needs the store. One
-iteration has `EVENTS_MAX` events at the most, and no more than the write backlog has room for: the others are
-counted and reported as one `events.dropped`. If `$sys` cannot be stored, it has a gap like any stream.
+Events never feed upon themselves: readers of `$sys` cause none, `$sys` cannot feed a service, and trouble
+with the store is reported once for a while, since each report needs the store. One iteration has `EVENTS_MAX`
+events at the most, and no more than the write backlog has room for: the others are counted and reported as
+one `events.dropped`. If `$sys` cannot be stored, it has a gap like any stream.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EVENTS_MAX = 1_000
 """Events of one iteration."""
 
 PART_BYTES_MAX = 200
-"""What a name may take of a subject, in bytes of UTF-8."""
+"""Bytes of UTF-8 of a name in a subject."""
 
 _UNSAFE = re.compile(r"[^\w-]")
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -51,7 +51,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 class Events:
     """The events of each iteration on their way into `$sys`.
 
-    `lifecycle` and `settled` say which there are: what happens, and the history of every queued message.
+    `lifecycle` and `settled` enable events, and the history of every queued message.
     """
 
     def __init__(

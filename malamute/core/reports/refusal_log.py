@@ -1,9 +1,8 @@
 """Refusals on their way into a stream of the broker's own: some of each principal, and how many in all.
 
 A program that is refused tries again, and one that means harm tries a thousand times. So a principal has
-`REFUSALS_MAX` reports in `PERIOD_SECONDS`. Of what it is refused beyond that, the last one is reported when
-that time is over, and stands for the others: its `count` is how many they were. The counts of all reports
-together are the refusals.
+`REFUSALS_MAX` reports in `PERIOD_SECONDS`. The last refusal beyond that is reported when the time is over,
+and stands for the others: its `count` is their number. The counts of all reports together are the refusals.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ REFUSALS_MAX = 10
 PERIOD_SECONDS = 10.0
 
 PRINCIPALS_MAX = 1_000
-"""Principals that are counted by themselves. Those beyond share what one of them has."""
+"""Principals with counts of their own. Further ones share one count."""
 
 ADDRESSES_MAX = 100
 """The same of addresses from which connections were refused. A flood may come from as many as it likes."""
@@ -32,7 +31,7 @@ Details = Mapping[str, Any]
 
 
 class _Period:
-    """What one principal was refused since its period began."""
+    """The refusals of one principal since its period began."""
 
     count = 0
     left_out = 0
@@ -41,7 +40,7 @@ class _Period:
 
 
 class RefusalLog:
-    """Counts what each principal is refused, and reports it: the details, and for how many they stand."""
+    """Counts the refusals of each principal, and reports them: the details, and the number they stand for."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class RefusalLog:
             self._report(details, 1)
 
     def close(self) -> None:
-        """The broker ends: report what was left out so far."""
+        """Report the omitted refusals at the shutdown."""
         for who in [*self._periods]:
             self._end(who)
 

@@ -1,4 +1,4 @@
-"""What is reported of refusals: those by rules and quotas in `$sys`, those of changes in the audit."""
+"""Reports of refusals: by rules and quotas in `$sys`, of changes in the audit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RefusalReports:
         report_refused = partial(self._report, "access.refused")
         self._refused = RefusalLog(effects, timers, report_refused)
         self._strangers = RefusalLog(effects, timers, report_refused, ADDRESSES_MAX)
-        """What peers were refused that did not come as far as a command, by their addresses."""
+        """Refusals of peers before their first command, by their addresses."""
         self._exceeded = RefusalLog(effects, timers, partial(self._report, "quota.exceeded"))
 
     def command(
@@ -47,15 +47,15 @@ class RefusalReports:
             self._quotas.refused += 1
             by, owner = _who(session, message, sender, origin), " ".join(error.owner)
             self._exceeded.note(by["user"], {**by, "action": wanted, "quota": error.limit, "owner": owner})
-        # What comes too early, or before HELLO, has no outcome yet: it will be sent again.
+        # A command that comes too early, or before HELLO, has no outcome yet: the client repeats it.
         known = session is not None and session.open and not isinstance(error, NumberTooOld)
         if session is not None and known and type(message) is Change:
             self._audit.record(who(session), message.topic, message.arguments, REFUSED, error=error)
 
     def connection(self, origin: str, method: str, claimed: str, reason: str) -> None:
-        """A connection was refused before a command came on it.
+        """Report a connection that was refused before its first command.
 
-        `claimed` is who it said to be. That may be any text, so what could harm a reader of it is escaped.
+        `claimed` is its unproved user, any text, escaped for its readers.
         """
         target = f"user/{shown_name(claimed)}" if claimed else ""
         nobody = dict(user="", by="", client="", address="")
@@ -64,7 +64,7 @@ class RefusalReports:
         self._strangers.note(origin, details)
 
     def close(self) -> None:
-        """The broker ends: report what was left out so far."""
+        """Report the omitted refusals at the shutdown."""
         for log in (self._refused, self._strangers, self._exceeded):
             self._effects.guard("the end of a log of refusals", log.close)
 
@@ -85,6 +85,6 @@ def _who(session: Session | None, message: Message, sender: Principal, origin: s
 
 
 def shown_name(text: str) -> str:
-    """A name that anybody may have chosen, for others to see: short, and without what is not printable."""
+    """Return a name of unknown origin for display: short, with printable characters alone."""
     short = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return "".join(c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode() for c in short)

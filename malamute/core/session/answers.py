@@ -2,7 +2,7 @@
 
 A question of a few bytes may have an answer of megabytes. Questions beyond the limit of a session in one
 iteration, or from one that does not read its answers, are refused: it may ask again. An answer that comes
-from the store counts as `ASKED_BYTES` until it is there, or as what it is known to have if that is more.
+from the store counts as `ASKED_BYTES` until it is there, or as its known size if that is more.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from malamute.protocol.batch import pack
 from malamute.protocol.messages import Answer, PackedAnswer
 
 ASKED_BYTES = 64 * 1024
-"""What an answer counts for that the store was asked for."""
+"""Bytes that an answer counts while the store reads it."""
 
 
 class Answers:
-    """What each session has under way, in bytes."""
+    """The bytes of answers under way of each session."""
 
     def __init__(self, effects: Effects, bytes_max: int) -> None:
         self._effects = effects

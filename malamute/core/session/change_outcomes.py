@@ -1,14 +1,14 @@
-"""What became of the changes that a session asked for.
+"""The outcomes of a session's changes.
 
-A CHANGE has a number of its session, as a PUBLISH has, and like that it is executed once, whatever happens to
-the connection or the broker. Its answer is a value, so it has to be kept until the client has it:
+A CHANGE has a number of its session, as a PUBLISH has, and is executed once, over lost connections and
+crashes. The answer is a value, so it is kept until the client has it:
 
     begin ──▶ undecided ──decide──▶ decided, stored with what it changed ──▶ the answer
                   └─────drop──────▶ refused, and nothing was changed
 
 A change may take more than one iteration, since it may have to ask the store. Meanwhile others behind it are
-executed. So what is undecided is stored, too: after a crash it is to be executed, though its number is not
-the next one. A change of several commits has an outcome from the first of them on, which grows.
+executed. So an undecided change is stored, too: after a crash it is executed, though its number is not the
+next one. A change of several commits has an outcome from the first of them on, which grows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Outcomes:
     def __init__(self) -> None:
         self.undecided: set[int] = set()
         self.running: set[int] = set()
-        """Those that this broker executes, until the disk has their outcome."""
+        """The changes that this broker executes, until the disk has their outcome."""
         self.decided: dict[int, Any] = {}
         self.changed = False
         """Whether the store does not know all of this."""
@@ -39,7 +39,7 @@ class Outcomes:
         self.changed = True
 
     def decide(self, number: int, value: Any) -> None:
-        """What a change has come to, at the end or so far: that is stored with it."""
+        """The outcome of a change, at the end or so far, stored with it."""
         self.undecided.discard(number)
         self.decided[number] = value
         self.changed = True
@@ -56,7 +56,7 @@ class Outcomes:
         return known
 
     def forget_before(self, number: int) -> None:
-        """Drop what the client can no longer ask for."""
+        """Drop outcomes that the client can no longer ask for."""
         self.undecided = {n for n in self.undecided if n >= number or n in self.running}
         self.decided = {n: value for n, value in self.decided.items() if n >= number}
 

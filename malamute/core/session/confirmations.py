@@ -76,7 +76,7 @@ class Confirmations:
         self.limits = limits
         self.by_peer = by_peer
         self.pending: dict[Session, list[Run]] = {}
-        """What this iteration is to confirm: nothing for a session with a change alone."""
+        """The confirmations of this iteration: none for a session with a change alone."""
 
     def admit(self, session: Session, number: int) -> bool:
         """Whether a numbered command is to be executed; if it was before, it is answered again.
@@ -214,7 +214,8 @@ class Confirmations:
                 self._store(session)
         except Exception as error:
             self.effects.spoil("the numbers of a session", error)
-        # Behind what `_store` waits for: what was not stored has to be known when it is stored again.
+        # Behind the append that `_store` waits for: a failure has to be known when the numbers are stored
+        # again.
         self.effects.stage.when_stored(lambda error: self._confirm(confirmations, error))
 
     def _store(self, session: Session) -> None:
@@ -262,7 +263,7 @@ class Confirmations:
                 self.effects.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
             elif error is not None:
                 self._unstored(session, runs, error)
-                # What was handed out meanwhile has these numbers as stored.
+                # Sessions handed out meanwhile have these numbers as stored.
                 self._store(session)
 
     def _unstored(self, session: Session, runs: list[Run], error: MalamuteError) -> None:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class Numbers:
-    """What became of each numbered command of a session, and the user whose it is.
+    """The outcomes of a session's numbered commands, and the user whose session it is.
 
     If another one acts as that user, it is that of both: `by` is the other one.
 
-    Numbers come without gaps, so `next` tells which were executed; those above `stored` wait for the
-    disk. `refused` tells of those that were refused, back to `floor`: below it, a client cannot ask any more.
+    Numbers come without gaps, so `next` tells which were executed; those above `stored` wait for the disk.
+    `refused` has the refusals back to `floor`, below which a client cannot ask any more.
     """
 
     def __init__(self, next_number: int = 1, user: str = "", by: str = "") -> None:
@@ -51,7 +51,7 @@ class Numbers:
 
     @property
     def outcomes(self) -> Outcomes:
-        """What became of its changes. Few sessions ask for any, so they are made when they are needed."""
+        """The outcomes of its changes, made when first needed, as few sessions have any."""
         if self._outcomes is None:
             self._outcomes = Outcomes()
         return self._outcomes
@@ -67,7 +67,7 @@ class Numbers:
         self.refused_changed = True
 
     def forget_before(self, number: int) -> None:
-        """Drop what the client can no longer ask for."""
+        """Drop refusals that the client can no longer ask for."""
         self.floor = max(self.floor, number)
         self.refused.forget_before(self.floor)
         if self._outcomes is not None:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     pass
 
 PROBES_TOGETHER = 1 / 64
-"""Sessions that are to be probed within this part of the interval are probed together: with thousands of
-them, waking up for each would cost several times what its probe does."""
+"""Sessions due within this part of the interval are probed together: with thousands of them, waking up for
+each would cost several times as much as its probe."""
 
 IDLE_PROBES = 30
 """A session that holds no work is probed so many times as seldom as one that holds some."""

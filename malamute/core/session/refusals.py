@@ -18,7 +18,7 @@ RUNS_MAX = 100
 """Runs of refused numbers that a session keeps: some 3 KiB of memory, and at most 2 KiB in the store."""
 
 TEXT = "this number was refused before, when it was sent first"
-"""What an answer that is given again says."""
+"""The words of a repeated refusal."""
 
 _OPCODES = 1 << 8
 

@@ -1,8 +1,8 @@
-"""What selectors cost, and what they may cost.
+"""The memory of selectors, and its limits.
 
-A few hundred bytes of an expression may stand for thousands of terms in an index. So what a selector takes
-of memory is computed from its form before it is filed (`Selector.cost_bytes`), and there is a limit for each,
-for all of a session, and for all of the broker.
+A few hundred bytes of an expression may stand for thousands of terms in an index. So the memory of a selector
+is computed from its form before it is filed (`Selector.cost_bytes`), and there is a limit for each, for all
+of a session, and for all of the broker.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ if TYPE_CHECKING:
 
 
 SUBSCRIPTION_BYTES, OFFER_BYTES = 1_536, 4_608
-"""What a subscription or an offer takes beside its selector."""
+"""Bytes of a subscription or an offer beside its selector."""
 
 
 class SelectorBudget:
-    """The memory of all selectors in use and of what they belong to, in bytes."""
+    """The memory of all selectors in use, with their subscriptions and offers, in bytes."""
 
     def __init__(self, limits: Limits) -> None:
         self.used_bytes = 0
         self.reserved_bytes = 0
-        """What those take that are in use when the disk has them."""
+        """The memory of selectors that are in use once they are durable."""
         self.limits = limits
 
     def check(self, selector: Selector, session: Session | None = None, beside: int = 0) -> int:
-        """The cost of a selector and of what has it.
+        """Return the cost of a selector and its subscription or offer.
 
         Raises:
-            InvalidSelector: it is too large for any.
-            TooMany: there is no room for it.
+            InvalidSelector: the selector is too large for any session. TooMany: there is no room for it.
             QuotaExceeded: nor has the session's user any.
         """
         cost, limits = selector.cost_bytes, self.limits

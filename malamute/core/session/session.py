@@ -1,6 +1,6 @@
-"""Sessions: which clients are connected, under which addresses, and which of their commands are done.
+"""Sessions: the connected clients, their addresses, and the numbers of their finished commands.
 
-A session is one client object, named by the routing id that the client chose. It outlives connections:
+A session is one client object, named by the routing id that the client chose, over all connections:
 
     absent ──HELLO──▶ open ──lost──▶ away ──HELLO──▶ open …      away too long, or BYE ──▶ absent
 
@@ -43,16 +43,16 @@ def session_name(peer: bytes) -> str:
 
 
 class SessionSource(Protocol):
-    """What a session has under a number: a subscription, its mailbox or an offer."""
+    """A source of a session: a subscription, its mailbox or an offer."""
 
     cost_bytes: int
-    """What its selector takes of memory."""
+    """The memory of its selector in bytes."""
 
     def grant(self, messages: int, size_bytes: int) -> None:
         """Take more credit."""
 
     def drain(self, held: Ranges, drained: WhenStored) -> None:
-        """Take nothing more until there is credit again, and give back what is not `held`."""
+        """Take nothing more until there is credit again, and return all messages that are not `held`."""
 
     def block(self) -> None:
         """The peer takes no more for now."""
@@ -68,14 +68,14 @@ class Session(BacklogShare):
     """One client, over all its connections."""
 
     may: Permissions
-    """The principal since its last HELLO, and what it may do."""
+    """The principal since its last HELLO, and its permissions."""
 
     def __init__(self, peer: bytes, numbers: Numbers, now: float) -> None:
         self.peer = peer
         self.numbers = numbers
         self.address = ""
         self.sender = ""
-        """The sender of what it publishes to streams: its address, or the signature of its user."""
+        """The sender of its messages on streams: its address, or the signature of its user."""
         self.proved_user = ""
         """The user that the connection has proved: the one that it is of, or acts as."""
         self.origin = ""
@@ -97,7 +97,7 @@ class Session(BacklogShare):
         self.last_heard = now
         self.sources: dict[int, SessionSource] = {}
         self.selectors = self.selector_bytes = 0
-        """How many of its sources have a selector, and what these take of memory."""
+        """The number of its sources with a selector, and their memory."""
         self.holding = 0
         """Deliveries that wait for an ack or a reply."""
         self.sent = self.received = 0

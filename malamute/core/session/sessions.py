@@ -64,7 +64,7 @@ class Sessions:
         self.by_ident: NamedTable[Session] = NamedTable()
         self.by_address: dict[str, Session] = {}
         self._by_user: dict[str, dict[bytes, Session]] = {}
-        """Those of each user who has a name."""
+        """The sessions of each user with a name."""
         self._broker_id = broker_id
         self._incarnation = incarnation
         self._software = software
@@ -83,7 +83,7 @@ class Sessions:
                 recovery.take_up("session", session_name(peer), self._restore, peer, recovered)
 
     def _restore(self, peer: bytes, recovered: Recovered) -> None:
-        """Take up one of them. If it is doubtful what it had stored last, WELCOME says that it is another."""
+        """Restore one session. If its last stored state is doubtful, WELCOME says that it is another."""
         session = Session(peer, numbers_in(recovered, peer), self.effects.now)
         session.durable = True
         session.doubtful = (SESSIONS, (peer, NUMBERS)) in recovered.doubtful
@@ -181,7 +181,7 @@ class Sessions:
         return session
 
     def renew(self, session: Session, may: Permissions) -> None:
-        """Give an open session the permissions of another token of its user; it keeps what it holds.
+        """Give an open session the permissions of another token of its user; it keeps its messages.
 
         Raises:
             AccessRefused: The token is of another user, or acts as another one.
@@ -202,7 +202,7 @@ class Sessions:
             self.by_address[address] = session
 
     def lost(self, peer: bytes) -> None:
-        """The peer cannot be reached: take back what it holds, and wait for it to resume."""
+        """Take back the messages of an unreachable peer, and wait for it to resume."""
         session = self.by_peer.get(peer)
         if session is not None and session.open:
             self._leave(session)

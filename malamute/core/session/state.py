@@ -12,11 +12,11 @@ from typing import Final, Literal, Protocol
 SessionState = Literal["away", "open", "ended"]
 
 AWAY: Final = "away"
-"""It has no connection; its numbers wait for the client to resume it."""
+"""Without a connection; its numbers wait for the client to resume it."""
 OPEN: Final = "open"
-"""It has a connection, and what belongs to one: an address, sources, credit, deliveries."""
+"""With a connection and its state: an address, sources, credit, deliveries."""
 ENDED: Final = "ended"
-"""It is forgotten. Callbacks of the store may still have it."""
+"""Forgotten. Callbacks of the store may still have the session."""
 
 Event = Literal["hello", "leave", "end"]
 
