@@ -1,10 +1,10 @@
-"""What clients may do: each command that comes, whether it is allowed, and what handles it.
+"""The commands of clients: their states, permissions and handlers.
 
-`STATES` is the protocol: which commands a session may send in which state, and what handles them.
-An absent key is an error of the protocol. `access.ACCESS` beside it says what each of them needs.
+`STATES` is the protocol: the commands of each state of a session, and their handlers. An absent key is an
+error of the protocol. `access.ACCESS` beside it has the permission that each of them needs.
 
-What a command asks for is done by the engine that has it. What all commands have in common is here: numbers,
-sizes and rates, the share of the backlog, and what becomes of an error.
+An engine executes each command. The common part of all commands is here: numbers, sizes and rates, the share
+of the backlog, and errors.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class ClientCommands:
         self.queries = Queries(core)
         self.changes = Changes(core)
         self.refused_peers: set[bytes] = set()
-        """Those that have had an answer in this iteration to what they want none of."""
+        """Peers that have had an unnumbered error in this iteration."""
         self._message_bytes_max = core.configuration.settings.limits.message_bytes
         self._backlog_bytes_max = core.configuration.settings.limits.backlog_bytes
         self._sender = core.access.of(ANONYMOUS)
-        """The principal of the last HELLO, and what it may do."""
+        """The principal of the last HELLO, and its permissions."""
         self._origin = ""
         """From where that came."""
 
@@ -112,10 +112,10 @@ class ClientCommands:
         principal: Principal = ANONYMOUS,
         origin: str = "",
     ) -> None:
-        """Take a message from a peer. `principal` is who it is; HELLO gives the session to it.
+        """Receive a message from a peer. `principal` is its identity, to which HELLO gives the session.
 
-        What comes later on this connection is of the same principal, and need not say so. `origin` is the
-        network address that it comes from, where that is known.
+        Later messages on this connection are of the same principal, and need not name it. `origin` is its
+        network address, where that is known.
         """
         self.effects.now = now
         command = type(message)
@@ -154,7 +154,7 @@ class ClientCommands:
     def _identify(
         self, peer: bytes, session: Session | None, message: Message, principal: Principal
     ) -> Permissions:
-        """What a peer may do that says HELLO, or speaks without a session.
+        """Return the permissions of a peer that says HELLO, or has no session.
 
         Raises:
             AccessRefused: the principal does not count any more, or may not act as it wants to.
@@ -162,7 +162,7 @@ class ClientCommands:
         self._sender = self.access.of(principal)
         if type(message) is Hello:
             if session is not None and session.proved_user != principal.user:
-                # Whatever becomes of this HELLO, the routing id is its connection's now.
+                # Even if this HELLO is refused, the routing id is its connection's now.
                 self.sessions.lost(peer)
             # The connection may have been proved before an account was disabled.
             self.access.confirm(principal)
@@ -171,11 +171,11 @@ class ClientCommands:
         return self._sender
 
     def _may(self, may: Permissions, session: Session | None, message: Message) -> bool:
-        """Check what is not known to be allowed. False if the number of the command has been answered before.
+        """Check a command that is not known to be allowed. Returns False if its number was answered before.
 
         Raises:
-            AccessRefused: it is not allowed.
-            NumberTooOld: nor is it time for its number.
+            AccessRefused: the command is not allowed. NumberTooOld: the command is not allowed, and its
+            number is out of order.
         """
         try:
             may.check(message)
@@ -193,7 +193,7 @@ class ClientCommands:
         return True
 
     def refuse(self, peer: bytes, error: MalamuteError, now: float) -> None:
-        """Send a peer the reason why what it sent was refused. Nothing else happens."""
+        """Send a peer the reason of a refusal, without another effect."""
         self.effects.now = now
         answer = error_message(error)
         if answer.about in NUMBERED and not self._note_refusal(peer, answer):
@@ -214,9 +214,9 @@ class ClientCommands:
         return True
 
     def begin_anew(self, peer: bytes) -> None:
-        """A fault has left a connection half done: take back all that belongs to it, as if it was lost.
+        """Take back the state of a connection after a fault, as if it was lost.
 
-        What belongs to the session stays. The client is there: it says HELLO again, and goes on.
+        The state of the session stays. The client is there: it repeats HELLO, and continues.
         """
         session = self.sessions.by_peer.get(peer)
         if session is not None and session.open:
@@ -234,7 +234,7 @@ class ClientCommands:
         self._await_expiry(session)
 
     def _renew(self, session: Session | None, message: Hello) -> None:
-        """Let a session last as long as another token of its user, which says anew what it may do.
+        """Prolong a session by another token of its user, with the permissions of that token.
 
         Raises:
             UnexpectedCommand: the session is not open.
@@ -296,7 +296,7 @@ class ClientCommands:
         self._numbered(session, message, self.services.request)
 
     def _acknowledge_piggybacked(self, session: Session, message: Request) -> None:
-        """Acknowledge what is piggybacked on a request, as if an ACK had come before it."""
+        """Acknowledge the piggybacked deliveries of a request, as if an ACK had come before it."""
         if _was_answered(session, message):
             return
         acks = Ack(MAILBOX, message.acks)
@@ -310,7 +310,7 @@ class ClientCommands:
         try:
             self._numbered(session, message, self.services.reply)
         finally:
-            # The worker is done with the request, whatever becomes of the reply.
+            # The worker is done with the request, even if the reply is refused.
             if grants and isinstance(offer := session.sources.get(message.source), QueueSource):
                 offer.grant(message.credit, message.credit_bytes)
 
@@ -319,7 +319,7 @@ class ClientCommands:
             return
         records = message.records
         size_bytes = self._check_size(records)
-        # A worker can always end what it has begun.
+        # A worker can always end its requests.
         quotas = session.quotas if type(message) is not Reply else ()
         if quotas:
             amounts = len(records), size_bytes
@@ -341,10 +341,10 @@ class ClientCommands:
         return size_bytes
 
     def _hold(self, session: Session, size_bytes: int) -> None:
-        """Take in what waits for the disk, unless too much does: of all, or of this session.
+        """Admit a command to the write backlog, unless all sessions, or this one, have too much there.
 
-        What a session has there may be as much as what it leaves to others, so the one that has least gets
-        through whatever another one sends. A session that has nothing there may send one command.
+        A session may have as much there as it leaves to others, so the one that has least always gets
+        through. A session with nothing there may send one command.
         """
         effects = self.effects
         held = session.backlog_bytes + size_bytes
@@ -364,7 +364,7 @@ class ClientCommands:
                 f"and {held} bytes of this session wait; retry later"
             )
 
-    # Handlers: what a session has under a number, and its deliveries
+    # Handlers: sources of a session, and their deliveries
 
     def _subscribe(self, peer: bytes, session: Session, message: Subscribe) -> None:
         self._check_source(session, message.source)
@@ -445,7 +445,7 @@ class ClientCommands:
         answer = Ok(BY_TYPE[Drain].opcode, message.source)
 
         def drained(error: MalamuteError | None) -> None:
-            # What was taken back counts no attempt over a crash either.
+            # Returned messages count no attempt over a crash either.
             if error is None:
                 self.effects.send(peer, answer)
             else:
@@ -554,7 +554,7 @@ NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Requ
 
 
 def _was_answered(session: Session, message: Request | Reply) -> bool:
-    """Whether it is sent again: what is piggybacked on it was taken, or is of an older connection."""
+    """Return whether a command is repeated, so that its piggybacked fields are ignored."""
     return 0 < message.number < session.numbers.next
 
 

@@ -1,7 +1,7 @@
-"""Another configuration: it is read and checked by the edge, and the core goes by it from then on.
+"""A change of the configuration: the edge reads and checks it, and the core applies it.
 
-What new settings say of single queues and streams holds for those that there are as well. There may be very
-many, so some of them are seen to in each iteration.
+New settings of single queues and streams hold for existing ones as well. There may be very many, so each
+iteration updates some of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CONFIGURED = "the configuration was loaded"
 
 CONFIGURE_WORK = 10
-"""What it takes to have a stream or a queue go by another policy."""
+"""The work of applying another policy to a stream or a queue."""
 
 
 def reload(effects: Effects, audit: Audit) -> None:
@@ -83,10 +83,10 @@ def configure(core: Engines, settings: Settings) -> None:
 def _configure_all(
     effects: Effects, in_force: ConfigurationInForce, each: Iterator[Callable[[], None]]
 ) -> Workflow:
-    """Have all that there is go by the settings, some of it in each iteration.
+    """Apply the settings to all streams and queues, some in each iteration.
 
-    What something is done for goes by the rules of now before its turn comes (`Session.review`). Other
-    settings that come meanwhile are for all that there is again, so this ends there.
+    An active session is reviewed before its turn (`Session.review`). Newer settings begin with all streams
+    and queues again, so this ends there.
     """
     settings = in_force.settings
     for configure_one in each:

@@ -1,9 +1,8 @@
-"""The review of what sessions and feeds have, when the rules or the accounts have changed.
+"""The review of sessions and feeds, when the rules or the accounts have changed.
 
-A command is checked when it comes. A subscription, an offer or a feed that it has made stays, and so it is
-looked at again, and ended or stopped if it would be refused now. There may be very many of them. So each
-session has a mark, and is looked at before anything else is done for it (`Session.review`); the others are
-looked at by and by, some of them in each iteration.
+A command is checked when it arrives. A subscription, an offer or a feed made by it stays, so it is reviewed,
+and ended or stopped if it would be refused now. There may be very many. So each session has a mark, and is
+reviewed before anything else is done for it (`Session.review`); each iteration reviews some of the others.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from malamute.store.policies import BaseKind
 
 REVIEW_WORK = 100
-"""What it takes to look at a session, at a source of it, or at a feed."""
+"""The work of reviewing a session, a source of it, or a feed."""
 
 Look = Callable[[], None]
 
@@ -51,10 +50,10 @@ class Review:
         self._sources = sources
         self._feeds = feeds
 
-    # What is to be looked at
+    # Sessions and feeds to review
 
     def account_changed(self, user: str) -> None:
-        """Look at what a user has whose stored account is other than before."""
+        """Review the sessions and feeds of a user with a changed account."""
         self._access.forget_user(user)
         # The change is to be answered before its own session ends.
         self._effects.later(partial(self._of_user, user))
@@ -68,7 +67,7 @@ class Review:
         run_workflow(self._effects, _look_at(self._effects, self.each_look()))
 
     def _of_user(self, user: str) -> None:
-        """Look at what a user has. Others are concerned if rules go in or out of force by that."""
+        """Review the sessions and feeds of a user, or of all if rules as such begin or end by the change."""
         if self._access.in_force != self._access.was_in_force:
             self.begin()
             looks: Iterable[Look] = self.each_look()
@@ -106,12 +105,12 @@ class Review:
     # A look
 
     def _of_feed(self, feed: Feed) -> None:
-        """Narrow a feed to what its setter may have, or stop it if that is nothing any more."""
+        """Narrow a feed to the messages that its setter may have, or stop it if there are none."""
         self._effects.work -= REVIEW_WORK
         self._effects.guard("a look at what a feed may do", self._feeds.review, feed)
 
     def of_session(self, session: Session) -> None:
-        """Take back what a session may not have any more, before anything else is done for it."""
+        """End the sources that a session may not have any more, before anything else is done for it."""
         session.review = None
         self._effects.work -= REVIEW_WORK * (1 + len(session.sources))
         self._effects.guard("a look at what a session may do", self._confirm, session)
@@ -138,7 +137,7 @@ class Review:
                 self._sources.dismiss(session, number, error)
 
     def feed_selector(self, source: Place, rule: FeedRule) -> Selector:
-        """Return what a feed may take of what it is to take, by the rights of the principal that has set it.
+        """Return the selector of a feed, narrowed by the rights of the principal that has set it.
 
         Raises:
             AccessRefused: the principal may not have this feed, or nothing is left.
@@ -158,7 +157,7 @@ def _look_at(effects: Effects, looks: Iterable[Look]) -> Workflow:
             yield GO_ON
 
 
-# What is allowed
+# Permissions
 
 
 def check_offer(may: Permissions, kind: BaseKind, name: str, selector: Selector) -> None:
@@ -173,7 +172,7 @@ def check_offer(may: Permissions, kind: BaseKind, name: str, selector: Selector)
 
 
 def _check_subscription(may: Permissions, subscription: Subscription) -> None:
-    """Raise `AccessRefused` if a subscription has what is not allowed any more."""
+    """Raise `AccessRefused` if a subscription has more than is allowed now."""
     stream, selector = subscription.stream.name, subscription.group.selector
     narrowed = may.narrow("subscribe", "stream", stream, subscription.asked)
     if selector not in (narrowed, may.narrow("subscribe", "stream", stream, selector)):

@@ -1,4 +1,4 @@
-"""The end of what sessions have under a number: subscriptions, offers and their mailboxes."""
+"""The end of sources: subscriptions, offers and mailboxes of sessions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sources:
         self._streams = streams
 
     def end(self, session: Session, source: SessionSource) -> None:
-        """End what a session had: nothing of the broker refers to it then."""
+        """End a source of a session: nothing of the broker refers to it then."""
         if isinstance(source, QueueSource):
             report_worker("left", source)
         self._selectors.acquire(-source.cost_bytes, session)

@@ -1,7 +1,7 @@
-"""The start: in which order the engines take up what the store kept, and what of it is reported.
+"""The start: the order in which the engines restore their stored state, and the reports of it.
 
-Each engine takes what is its own out of `Recovered`, by its `restore(recovered, recovery)`. It alone knows
-which tables it has in the store, and what is in them; here is nothing but the order.
+Each engine restores its own part of `Recovered`, by its `restore(recovered, recovery)`. The engine alone
+knows its tables in the store and their values; here is nothing but the order.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 RESTORED_WORDS = "the store was restored: sequences begin far beyond all that may have been used"
 
 CLOCK_BEHIND_MAX, CLOCK_AHEAD_MAX = 1.0, 86_400.0
-"""Seconds that the clock may be behind or ahead of what was stored last at the start without a report."""
+"""Seconds that the clock may differ from the last stored time at the start without a report."""
 
 
 def restore(core: Engines, recovered: Recovered) -> None:
-    """Have each engine take up what the store kept of it. One that needs others for that comes after them."""
+    """Have each engine restore its stored state. An engine that needs others comes after them."""
     recovery = core.recovery
-    # It looks at the newest messages of all queues, which these take out of `recovered`.
+    # The grace period needs the newest messages of all queues, which these take out of `recovered`.
     core.clock_note.restore(recovered, recovery)
     core.accounts.restore(recovered, recovery)
     core.groups.restore(recovered, recovery)
@@ -52,7 +52,7 @@ def restore(core: Engines, recovered: Recovered) -> None:
 
 
 def _report_excess(core: Engines) -> None:
-    """Report what was not recovered, and what is more than its limit."""
+    """Report skipped things, and those above a limit."""
     limits, streams = core.configuration.settings.limits, core.streams.by_name
     cursors = max((len(stream.cursors) for stream in streams.values()), default=0)
     core.recovery.report(
@@ -77,7 +77,7 @@ def _remove_strays(mailboxes: Mailboxes, sessions: Sessions) -> None:
 
 
 def report(core: Engines, recovered: Recovered) -> None:
-    """Report the start, and what was found, once events can be published."""
+    """Report the start, and its findings, once events can be published."""
     core.health.damaged(recovered.defects)
     settings, effects = core.configuration.settings, core.effects
     effects.event("broker.started", software=settings.software, pid=settings.facts.get("pid"))

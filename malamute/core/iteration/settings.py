@@ -1,4 +1,4 @@
-"""What the core has to know of the configuration, and how it gets another one."""
+"""The settings of the core, from the configuration, and their change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamP
 
 
 class Settings(NamedTuple):
-    """What the core has to know of the configuration. Times are in seconds."""
+    """The settings of the core. Times are in seconds."""
 
     limits: Limits = Limits()
     seed: int = 0
@@ -24,7 +24,7 @@ class Settings(NamedTuple):
     """Whether there may be a stream without a journal."""
     queues: PolicyOf = lambda kind, name: QueuePolicy()
     lifecycle_events: bool = False
-    """Whether `$sys` reports what happens to clients, streams, queues and the store."""
+    """Whether `$sys` reports events of clients, streams, queues and the store."""
     settled_events: bool = False
     """Whether `$sys` reports the history of each queued message."""
     audit: bool = False
@@ -32,32 +32,32 @@ class Settings(NamedTuple):
     access: Policy = Policy()
     """The rules of access."""
     accounts: Accounts = Accounts()
-    """The users who may log in, as the file of the configuration has them. Nobody changes them."""
+    """The accounts of the configuration's file, which are never changed."""
     software: str = ""
     backups: str = ""
     """The directory below which backups are made; none if nothing is kept on a disk."""
     options: Sequence[BrokerOption] = ()
-    """What the query `options` answers, but for what waits for a restart."""
+    """The rows of the query `options`, without the mark of options that wait for a restart."""
     facts: Mapping[str, Any] = {}
-    """What `status` has beyond what the core knows."""
+    """Fields of `status` from outside the core."""
 
 
 class ConfigurationLoaded(NamedTuple):
-    """A configuration that was read and found good.
+    """A configuration that was read and is valid.
 
-    `settings` is what of it a running broker can go by, `changed` the options that differ from what was in
-    force, and `waiting` those that wait for the next start.
+    `settings` is its part for a running broker, `changed` the options that differ from the ones in force, and
+    `waiting` those that wait for the next start.
     """
 
     settings: Settings
     changed: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     edge: Any = None
-    """What the edge goes by that gave it to the core."""
+    """The part of the edge, which gave it to the core."""
 
 
 class ConfigurationInForce:
-    """The configuration that the broker goes by, and what became of the one that was loaded last."""
+    """The configuration in force, and the result of the last load."""
 
     def __init__(self, settings: Settings, now: float) -> None:
         self.settings = settings
