@@ -1,1 +1,1 @@
-"""What an operator asks of a broker (`queries`), and changes in it (`changes`)."""
+"""The queries (`queries`) and changes (`changes`) of operators."""

@@ -1,4 +1,4 @@
-"""How a change is answered: what it did, or why it is refused."""
+"""The answer of a change: its outcome, or the reason of a refusal."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from malamute.errors import MalamuteError
 from malamute.protocol.admin import Row
 
 Failed = Callable[[MalamuteError], None]
-"""What a change calls that is refused after all."""
+"""The function that a refused change calls."""
 
 
 class Answered(Protocol):
-    """What a change calls with what it did."""
+    """The function that a change calls with its outcome."""
 
     def __call__(
         self, value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None
     ) -> None:
-        """It has done this, with all that this iteration stores.
+        """Report the outcome, stored with this iteration.
 
-        `before` is what there was, for the audit. Where that is the answer itself, nothing is left of it.
+        `before` is the earlier value, for the audit. Where that is the answer itself, nothing is left of it.
         """

@@ -1,11 +1,11 @@
-"""What an operator may change while the broker runs: the topics of CHANGE.
+"""The changes of operators while the broker runs: the topics of CHANGE.
 
-A change is a value of `protocol.admin`, and so is what it is answered: what it did, when that is stored. With
-`dry_run` that is what it would do, and nothing is done.
+A change is a value of `protocol.admin`, and so is its answer: the outcome, once it is stored. With `dry_run`
+the answer is the expected outcome, and nothing is done.
 
-What a change stores goes into the iteration in which it calls `answered`, so that its outcome is stored with
-it, and its record in the audit. One that takes several commits reports at each of them what it has come to,
-with `final=False`, and what it has come to `otherwise`, should this one fail.
+A change stores its operations in the iteration in which it calls `answered`, with its outcome and its record
+in the audit. A change of several commits reports at each of them its outcome so far, with `final=False`, and
+the outcome `otherwise`, should this one fail.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ if TYPE_CHECKING:
 
 
 CHANGE_WORK = 500
-"""Work that a change takes, with its record, its outcome and what it stores, about in microseconds."""
+"""The work of a change, with its record, its outcome and its operations, in about microseconds."""
 
 
 class Changes:
-    """The changes of all clients: each topic, and what makes it."""
+    """The changes of all clients: each topic, and its function."""
 
     def __init__(self, core: Engines) -> None:
         self._effects = core.effects
@@ -106,8 +106,8 @@ class Changes:
         """Make a change, unless it was made before. A refused one changes nothing.
 
         Raises:
-            InvalidValue: the topic or an argument is not what it may be, or `InvalidName`.
-            MalamuteError: what stands against the change.
+            InvalidValue: the topic or an argument is invalid, or `InvalidName`.
+            MalamuteError: the reason against the change.
 
         """
         number = message.number
@@ -147,7 +147,7 @@ class _Outcome:
     def answered(
         self, value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None
     ) -> None:
-        """Store what the change did, with all that this iteration stores."""
+        """Store the outcome of the change with this iteration."""
         outcome, after = DONE if final else PARTIAL, None if before is value else value
         self._record(outcome, before=before, after=after, bound=True)
         if final:
@@ -412,14 +412,14 @@ def _queue_changed(wanted: QueueRedrive | QueuePurge, messages: int, *, partial:
 def disconnect(
     sessions: Sessions, session: Session, wanted: ClientDisconnect, answered: Answered, failed: Failed
 ) -> None:
-    """End a session; what it holds goes back to the queues, and its client does not come back by itself."""
+    """End a session; its messages return to the queues, and its client does not reconnect by itself."""
     session = session_of(sessions, wanted.id)
     value = ClientDisconnected(
         id=session.ident, address=session.address, connected=session.open, holding=session.holding
     )
     if not wanted.dry_run:
         sessions.dismiss(session, Disconnected("session ended by an operator"), "operator")
-    # It has ended, whether the disk takes that or not.
+    # The session has ended, even if the disk refuses the outcome.
     answered(value, otherwise=value, before=value)
 
 
@@ -448,7 +448,7 @@ def back_up(
     if wanted.dry_run:
         answered(BackupMade(directory=place))
     else:
-        # It is there, whether the disk takes the answer or not.
+        # The backup is there, even if the disk refuses the outcome.
         effects.ask(Backup(place, below), lambda made: answered(made, otherwise=made), failed)
 
 
@@ -467,21 +467,21 @@ def reload(
         settings = result.settings
         loses = not access.would_allow(principal, Change(0, wanted.topic, {}), settings)
         value = reloaded(result, loses_right=loses)
-        # It is in force, whether the disk takes the answer or not.
+        # The configuration is in force, even if the disk refuses the outcome.
         answered(value, otherwise=value)
 
     effects.ask(LoadConfiguration(wanted.dry_run), loaded)
 
 
 def reloaded(result: ConfigurationLoaded, *, loses_right: bool = False) -> BrokerReloaded:
-    """What a reload did, as it is answered."""
+    """Return the answer of a reload."""
     return BrokerReloaded(
         changed=[*result.changed], waiting_for_restart=[*result.waiting], loses_right=loses_right
     )
 
 
 def makers(core: Engines) -> dict[str, Callable[[Session, Any, Answered, Failed], None]]:
-    """Return what makes each change."""
+    """Return the function of each change."""
     effects, configuration, access, streams, feeds = (
         core.effects,
         core.configuration,

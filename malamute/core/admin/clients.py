@@ -1,4 +1,4 @@
-"""Clients: which are connected, and what each reads and offers."""
+"""Clients: the connected ones, their subscriptions and offers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def clients(
     effects: Effects, sessions: Sessions, query: ClientsQuery
 ) -> list[ClientRow] | list[ClientDetails]:
-    """Sessions by their ids: the client of each, and what it has; with `details` as `client` reports it."""
+    """Return sessions by their ids: the client of each and its sources; `details` as in `client`."""
     found = page_of(effects, sessions.by_ident, query.after_name, query.limit)
     if not query.details:
         return [_client(session) for session in found]

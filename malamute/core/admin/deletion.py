@@ -1,9 +1,9 @@
-"""Deleting with what hangs on it.
+"""Deletions with their dependents.
 
-Without `cascade` a deletion is refused while anything hangs on what is to go, and the refusal lists that.
-With it the feeds end first, each with a commit of its own, and then the rest is one commit: readers are
-notified of the reason when that is durable. So if the broker dies or the disk refuses the last of it, some
-feeds may have ended and nothing else, and the answer is `partial`; to ask again goes on from there.
+Without `cascade` a deletion is refused while anything depends on its object, and the refusal lists that. With
+it the feeds end first, each with a commit of its own, and then the rest is one commit: readers are notified
+of the reason when that is durable. So if the broker dies or the disk refuses the last commit, some feeds may
+have ended and nothing else, and the answer is `partial`; a repeat continues from there.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def _deletion(
 def end_feeds(
     feeds: Feeds, place: Place, some: Gone, answer: Callable[..., None]
 ) -> Generator[Stored, Any, Gone | None]:
-    """End the feeds of a place. Returns `some`, to which the deletion has come so far, if any has ended.
+    """End the feeds of a source. Returns `some`, the outcome so far, if any has ended.
 
-    Raises what the disk has refused before any had ended.
+    Raises the error of the disk if none had ended before.
     """
     otherwise: Gone | None = None
 
@@ -111,7 +111,7 @@ def end_feeds(
 
 
 def _check_still(streams: Streams, feeds: Feeds, stream: Stream) -> None:
-    """Raise what stands against the end of a stream by now: others may have come meanwhile."""
+    """Raise the reason against the deletion of a stream by now: new readers may have come meanwhile."""
     _check_changes(feeds, stream.name)
     if streams.by_name.get(stream.name) is not stream:
         raise removed(stream.name)
@@ -135,14 +135,14 @@ def _check_changes(feeds: Feeds, stream: str) -> None:
 
 
 def _check_unused(stream: Stream, gone: StreamDeleted) -> None:
-    """Raise `InUse` if anything hangs on a stream, and say what."""
+    """Raise `InUse` with the dependents of a stream, if any."""
     readers = (f"{reader.session.ident} ({reader.source})" for reader in _readers(stream))
     if found := hanging({"reader": readers, "cursor": _own_cursors(stream), "feed": gone.feeds}):
         raise InUse(f"stream {stream.name!r} is in use: {found}; end them, or delete it with cascade")
 
 
 def hanging(names: Mapping[str, Iterable[str]]) -> str:
-    """What hangs on something, in words: how many of each kind, and some of their names."""
+    """Return dependents in words: the number of each kind, and some of their names."""
     return "; ".join(words for what, some in names.items() if (words := _listed(what, [*some])))
 
 

@@ -1,4 +1,4 @@
-"""Feeds: which there are, where each stands, and what operators do to them."""
+"""Feeds: their state, and the changes of operators."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def feeds(effects: Effects, feeds: Feeds, query: FeedsQuery) -> list[FeedRow]:
-    """Feeds by source: where each puts what it takes, and where it stands; a page has all of a source."""
+    """Return feeds by source, with target and position; a page has all of a source."""
     by_source: dict[str, list[FeedRow]] = {}
     for name in sorted(feeds.by_name):
         by_source.setdefault(str(name.source), []).append(feeds.by_name[name].row())
@@ -70,14 +70,13 @@ def set_feed(
     answered: Answered,
     failed: Failed,
 ) -> None:
-    """Pass messages on from a place, or change how; without a `start` it goes on, or begins at the head.
+    """Set a feed; without a `start` it continues, or begins at the head.
 
-    From now on it acts with the rights of the user of this session.
+    The feed acts with the rights of the user of this session.
 
     Raises:
-        AccessRefused: the user may have nothing of what it is to take.
-        InvalidValue: the feed would close a circle, or has a start that its source has not.
-        NotFound, TooMany, TryLater: what stands against it.
+        AccessRefused: the user may have none of its messages. InvalidValue: the feed would close a circle, or
+        has a start that its source has not. NotFound, TooMany, TryLater: the feed is not possible.
     """
     name = FeedName(Place.parse(wanted.source), wanted.feed)
     rule = _rule(wanted, session)
@@ -148,7 +147,7 @@ def _rule(wanted: FeedSet, session: Session) -> FeedRule:
 
 
 _OPERATIONS = {"stream": "copy", "mailbox": "move", "service": "move"}
-"""What a feed does with a message of a place of each kind."""
+"""The operation of a feed, by the kind of its source."""
 
 
 def _ends(feeds: Feeds, place: Place, rule: FeedRule) -> tuple[FeedPlace, FeedPlace]:
@@ -165,7 +164,7 @@ def _ends(feeds: Feeds, place: Place, rule: FeedRule) -> tuple[FeedPlace, FeedPl
 
 
 def _row(feeds: Feeds, name: FeedName) -> FeedRow | None:
-    """What a feed does, if there is one."""
+    """Return the rule of a feed, if there is one."""
     found = feeds.by_name.get(name)
     return None if found is None else found.row()
 
@@ -228,7 +227,7 @@ def _switch(
 def delete_feed(
     feeds: Feeds, session: Session, wanted: FeedDelete, answered: Answered, failed: Failed
 ) -> None:
-    """End a feed; what it has passed on stays."""
+    """Delete a feed; passed messages stay."""
     name = FeedName(Place.parse(wanted.source), wanted.feed)
     before = _row(feeds, name)
 

@@ -1,4 +1,4 @@
-"""Groups: their rules, and what an operator changes in those of the store."""
+"""Groups: their rules, and changes of the stored ones."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def remove_group(
     answered: Answered,
     failed: Failed,
 ) -> None:
-    """Remove a group: its users lose what it allows. Raises `NotFound`, or `InvalidValue`."""
+    """Remove a group: its users lose its rights. Raises `NotFound`, or `InvalidValue`."""
     name = wanted.name
     if name not in groups.stored and name not in groups.unreadable:
         groups.check_name(name, access.policy)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SharedLimit(NamedTuple):
-    """A limit for all together: what is used of it, and whether commands are refused at it.
+    """A shared limit: its usage, and whether commands are refused at it.
 
     Otherwise something is forgotten, or is on the disk only.
     """

@@ -22,7 +22,7 @@ DETAILS_MAX = 1_000
 """Subscriptions, offers and workers in one answer; one session may have as many, and a service more."""
 
 ROW_WORK = 10
-"""What making and encoding a row costs."""
+"""The work of making and encoding a row."""
 
 LOOKED_AT = 20
 """So many things that are only looked at cost as much as one unit of work."""
@@ -33,7 +33,7 @@ Item = TypeVar("Item")
 def page(
     effects: Effects, items: Iterable[Item], key: Callable[[Item], str], after: str, limit: int | None = None
 ) -> list[Item]:
-    """The items whose keys come next after one, in their order. It counts as work of the iteration.
+    """Return the items whose keys come next after one, in order, as work of the iteration.
 
     `limit` is of rows; a page has `PAGE_ROWS` at the most.
     """
@@ -60,7 +60,7 @@ def page_of(effects: Effects, table: NamedTable[Item], after: str, limit: int | 
 
 
 def first(effects: Effects, items: Iterable[Item], limit: int | None = None) -> list[Item]:
-    """The first of items that are in order, as many as a page has. It counts as work of the iteration."""
+    """Return the first of ordered items, as many as a page has, as work of the iteration."""
     rows = list(islice(items, min(limit or PAGE_ROWS, PAGE_ROWS)))
     effects.work -= ROW_WORK * len(rows)
     return rows

@@ -1,6 +1,6 @@
-"""What the broker reports about itself: the answers to QUERY, by topic.
+"""The reports of the broker about itself: the answers to QUERY, by topic.
 
-`streams`, `queues`, `clients` and `users` make the rows of what they are named for.
+`streams`, `queues`, `clients` and `users` make the rows of these.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 _QUERY = BY_TYPE[Query].opcode
 
 Asking = Callable[[Any, Callable[[Any], None]], None]
-"""What answers a query later."""
+"""The function that answers a query later."""
 
 
 class Queries:
-    """The queries of all clients: each topic, and what answers it."""
+    """The queries of all clients: each topic, and its function."""
 
     def __init__(self, core: Engines) -> None:
         self._answers = core.answers
@@ -74,10 +74,9 @@ class Queries:
         """Answer a query.
 
         Raises:
-            InvalidValue: the topic or an argument is not what it may be, or `InvalidName`.
-            InvalidSelector: an expression is not understood.
-            NotFound: there is nothing of that name.
-            TryLater: too many answers for this session are under way.
+            InvalidValue: the topic or an argument is invalid, or `InvalidName`. InvalidSelector: an
+            expression is not understood. NotFound: there is nothing of that name. TryLater: too many answers
+            for this session are under way.
 
         """
         answers = self._answers
@@ -143,7 +142,7 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
 
 
 def options(effects: Effects, configuration: ConfigurationInForce, query: OptionsQuery) -> list[BrokerOption]:
-    """The options that are in force. What waits may be a part of an option, as in `streams.rule.journal`."""
+    """Return the options in force. Parts of one may wait for a restart: `streams.rule.journal`."""
     waiting = {".".join(name.split(".")[:2]) for name in configuration.waiting}
     rows = first(effects, configuration.settings.options)
     return [replace(row, waiting_for_restart=row.name in waiting) for row in rows]
@@ -174,14 +173,14 @@ def metrics(
 
         totals(TotalsQuery(), summed)
 
-    # The store comes first: only here it is known what to do if it cannot answer.
+    # The store comes first: only here a failure of its answer can be handled.
     storage(effects, StorageQuery(), stored)
 
 
 def stored(
     effects: Effects, streams: Streams, query: StoredQuery, answered: Callable[[list[StoredStream]], None]
 ) -> None:
-    """What the store has of each stream, or of one."""
+    """Return the stored state of each stream, or of one."""
     limit = min(query.limit or PAGE_ROWS, PAGE_ROWS)
 
     def found(rows: list[StoredStream]) -> None:
@@ -192,13 +191,13 @@ def stored(
 
 
 def _with_source(streams: Streams, row: StoredStream) -> StoredStream:
-    """What the store has of a stream, and what says how much of it is kept, unless it was just deleted."""
+    """Return the stored state of a stream with the source of its retention, unless it was just deleted."""
     stream = streams.by_name.get(row.name)
     return row if stream is None else replace(row, retain_source=stream.retention_source)
 
 
 def at_once(core: Engines) -> dict[str, Callable[[Any], Any]]:
-    """Return what answers each topic at once."""
+    """Return the functions of topics that are answered at once."""
     effects = core.effects
     of_selectors = effects, core.selector_numbers, core.streams, core.queues, core.feeds
     return {
@@ -226,7 +225,7 @@ def at_once(core: Engines) -> dict[str, Callable[[Any], Any]]:
 
 
 def asking(core: Engines) -> dict[str, Asking]:
-    """Return what answers each topic that asks the store or looks at very much, and is answered later."""
+    """Return the functions of topics that are answered later, after a read or much work."""
     effects = core.effects
     add_up = partial(
         totals,

@@ -1,9 +1,9 @@
-"""Deleting a mailbox or a service, with what hangs on it.
+"""Deletion of a mailbox or a service, with its dependents.
 
-It goes in steps, each of which is a commit of its own, as there may be very many messages: the feeds end,
-messages and dead letters are purged, the consumers are notified, and when nothing is left the queue is
-forgotten. So if the disk refuses a step, or messages have come meanwhile, what is left is a queue that works,
-and the answer is `partial`; to ask again goes on from there.
+A deletion takes steps with a commit each, as there may be very many messages: the feeds end, messages and
+dead letters are purged, the consumers are notified, and when nothing is left the queue is forgotten. So if
+the disk refuses a step, or messages have come meanwhile, the rest is a working queue, and the answer is
+`partial`; a repeat continues from there.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def _deletion(
     queues[queue.kind].remove(queue)
     feeds.forget(place)
     effects.event(f"{queue.kind}.deleted.{queue.name}", count=gone.messages)
-    # What gives room is done whether the disk takes the rest or not.
+    # Removals are done even if the disk refuses the rest.
     answer(gone, otherwise=gone)
 
 
 def _purge(queue: Queue, end: int, dead_end: int) -> int:
     """Drop the first of the messages, and when there are none the dead letters. Returns how many.
 
-    What has these sequences, or higher ones, has come since, and is left.
+    Messages with these sequences, or higher ones, have come since, and stay.
     """
     if queue.entries:
         first = islice(queue.entries, STEP_MESSAGES)
@@ -133,7 +133,7 @@ def _end_consumers(effects: Effects, sessions: Sessions, sources: Sources, queue
 
 
 def _check(feeds: Feeds, queue: Queue) -> None:
-    """Raise what stands against the end of a queue, whatever is to end with it."""
+    """Raise the reason against the deletion of a queue, with or without its dependents."""
     place = Place(queue.kind, queue.name)
     if queue.name.startswith(RESERVED_PREFIX):
         raise InvalidValue(f"{place} is a client's own, and ends with its session")
@@ -157,7 +157,7 @@ def _check_empty(queues: QueueTables, feeds: Feeds, queue: Queue) -> None:
 
 
 def _check_unused(queue: Queue, gone: QueueDeleted) -> None:
-    """Raise `InUse` if anything hangs on a queue, and say what."""
+    """Raise `InUse` with the dependents of a queue, if any."""
     consumers = [f"{c.session.ident} ({c.source})" for c in queue.consumers.values()]
     if found := hanging({"consumer": consumers, "feed": gone.feeds}):
         raise InUse(f"{queue.kind} {queue.name!r} is in use: {found}; end them, or delete it with cascade")

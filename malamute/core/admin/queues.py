@@ -1,4 +1,4 @@
-"""Mailboxes and services: what is in each queue, how fast it comes and goes, and its consumers."""
+"""Mailboxes and services: the messages of each queue, their rates, and its consumers."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ NOTHING_MEASURED = QueueMetrics().row(0.0)
 
 
 def mailboxes(effects: Effects, mailboxes: Mailboxes, query: MailboxesQuery) -> list[QueueRow]:
-    """Mailboxes by name: what is in each."""
+    """Return mailboxes by name, with their messages."""
     found = page_of(effects, mailboxes.by_name, query.after_name, query.limit)
     return [_queue(effects, mailbox) for mailbox in found]
 
 
 def services(effects: Effects, services: Services, query: ServicesQuery) -> list[QueueRow]:
-    """Services by name: what is in each queue, and how many workers it has; with `details` those workers."""
+    """Return services by name, with their messages and the number of workers; with `details` the workers."""
     queues = page_of(effects, services.by_name, query.after_name, query.limit)
     if not query.details:
         return [_queue(effects, queue) for queue in queues]
@@ -92,7 +92,7 @@ def queue_of(queues: QueueTables, kind: str, name: str) -> Queue:
 
 
 def holding(consumer: Consumer) -> dict[str, Any]:
-    """The fields of a row about a consumer: since when it is there, its credit, and what it holds."""
+    """Return the fields of a row about a consumer: its beginning, its credit, and its messages in flight."""
     return {
         "since": consumer.joined,
         "credit": credit_left(consumer.credit.messages),
@@ -107,7 +107,7 @@ def patterns_of(worker: Consumer) -> list[str]:
 
 
 def credit_left(amount: float) -> int:
-    """What is left of a credit, in messages or bytes; -1 without limit."""
+    """Return the rest of a credit, in messages or bytes; -1 without limit."""
     # A message may take more bytes than there were left.
     return UNLIMITED if amount == inf else max(0, int(amount))
 

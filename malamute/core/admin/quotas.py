@@ -1,4 +1,4 @@
-"""Queries about quotas: what is used of each of their limits."""
+"""Queries about quotas: the usage of their limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def quotas(effects: Effects, quotas: QuotaTable, query: QuotasQuery) -> list[QuotaRow]:
-    """What is used of quotas, by their owners; of all, or of one user and the user's groups."""
+    """Return the usage of quotas, by their owners; of all, or of one user and the user's groups."""
     owners = quotas.owners(query.user)
     found = page(effects, owners, " ".join, query.after_name, query.limit)
     return [QuotaRow(owner=" ".join(owner), quotas=quota_figures(effects, quotas, owner)) for owner in found]
 
 
 def quota_figures(effects: Effects, quotas: QuotaTable, owner: Owner) -> list[QuotaFigure]:
-    """What is used of each limit of a quota."""
+    """Return the usage of each limit of a quota."""
     now = effects.now
     usage = quotas.usage_of(owner, now)
     return [

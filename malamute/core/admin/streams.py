@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from malamute.core.stream.table import Streams
 
 DEMAND_SELECTORS = 1_000
-"""Selectors, and criteria of them, of which a publisher is given what they want."""
+"""The most selectors and criteria in an answer about demand."""
 
 EXPLAINED_MAX = 100
 """Selectors in one answer: each of them is evaluated by itself."""
@@ -57,7 +57,7 @@ def stream(effects: Effects, streams: Streams, query: StreamQuery) -> StreamDeta
     """
     found = stream_of(streams, query.name)
     everybody = chain.from_iterable(group.members.values() for group in found.audience.groups())
-    # Of very many, those furthest behind: they are what is looked for.
+    # Of very many, the ones furthest behind.
     readers = nlargest(
         pages.DETAILS_MAX,
         everybody,
@@ -82,7 +82,7 @@ def stream_of(streams: Streams, name: str) -> Stream:
 
 
 def explain(effects: Effects, streams: Streams, query: ExplainQuery) -> list[ExplainedSelector]:
-    """For selectors of a stream whether each takes a message, and if not, what failed first.
+    """Return whether each selector of a stream takes a message, and if not, the test that failed first.
 
     Raises:
         NotFound: there is no such stream.
@@ -105,10 +105,10 @@ def explain(effects: Effects, streams: Streams, query: ExplainQuery) -> list[Exp
 
 
 def demand(effects: Effects, streams: Streams, query: DemandQuery) -> StreamDemand:
-    """What a stream's subscriptions want, whatever they ask of headers: the rest nobody would get.
+    """Return the demand of a stream's subscriptions by subject, beside their tests of headers.
 
-    With a journal it is everything, since somebody may read it later. So it is where there are very many
-    selectors, which would be no compact answer.
+    With a journal the demand is everything, since a reader may come later; so it is with very many selectors,
+    for a compact answer.
     """
     found = streams.by_name.get(query.stream)
     journaled = streams.policy(query.stream).journal if found is None else found.journaled

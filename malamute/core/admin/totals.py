@@ -1,4 +1,4 @@
-"""What the broker has done since it started, and what all that it has comes to."""
+"""The counts of the broker since its start, and its totals."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ TOTALS_EACH = 500
 """Queues, streams and readers that are looked at in one iteration."""
 
 TOTALS_WORK = 2
-"""What looking at one of them costs."""
+"""The work of visiting one of them."""
 
 
 class _QueueSums:
     """All queues of a kind together, as far as they were looked at."""
 
     def __init__(self, queues: Iterable[Queue], fullest: Fullest) -> None:
-        # Those that come or go meanwhile may be in it or not.
+        # Queues that come or go meanwhile may be included or not.
         self._left = iter([*queues])
         self._fullest = fullest
         self._messages = self._ready = self._delayed = self._in_flight = self._dead = 0
@@ -64,7 +64,7 @@ class _QueueSums:
         return most
 
     def row(self, kind: str, now: float) -> QueueTotals:
-        """What they have, at a time of the wall clock in seconds."""
+        """Return their totals, at a time of the wall clock in seconds."""
         oldest = self._oldest_ns
         return QueueTotals(
             kind=kind,
@@ -106,7 +106,7 @@ class _ReaderSums:
         return most
 
     def row(self) -> ReaderTotals:
-        """What they are."""
+        """Return the sums."""
         return ReaderTotals(
             **self._readers,
             lag=max(self._lag, self._cursor_lag),
@@ -151,9 +151,9 @@ def totals(
     query: TotalsQuery,
     answered: Callable[[BrokerTotals], None],
 ) -> None:
-    """Report what the broker has done, and what all queues and streams have. Many take several iterations.
+    """Report the counts of the broker, and the totals of queues and streams. Many take several iterations.
 
-    `used` is what is used of the limits that all share.
+    `used` is the usage of the shared limits.
     """
     fullest = Fullest(configuration.settings.limits, limits)
     sums = {kind: _QueueSums(table.by_name.values(), fullest) for kind, table in queues.items()}

@@ -1,4 +1,4 @@
-"""Users: the accounts, and what an operator changes in them. No hash of a password leaves the broker."""
+"""Users: the accounts, and their changes. No hash of a password leaves the broker."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def add_user(
 
     Raises:
         InvalidValue: there is an account of this name, or another one has its key or its uid.
-        InvalidRule: a rule is none.
+        InvalidRule: a rule is invalid.
         TooMany: there are as many stored accounts as may be.
     """
     name = wanted.name
@@ -97,12 +97,12 @@ def set_user(
     answered: Answered,
     failed: Failed,
 ) -> None:
-    """Change a user who may log in. What is None stays as it is.
+    """Change a user who may log in. None leaves a field as it is.
 
     Raises:
         NotFound: there is no account of this name in the store that can be read.
         InvalidValue: a rule to be taken away is not there, or as `add_user`.
-        InvalidRule: a rule is none.
+        InvalidRule: a rule is invalid.
     """
     accounts.check_name(wanted.name)
     before = accounts.stored.named(wanted.name)
@@ -126,7 +126,7 @@ def changed_rules(rules: Iterable[AccessRule], wanted: UserSet | GroupSet, owner
 
     Raises:
         InvalidValue: a rule to be taken away is not there.
-        InvalidRule: a rule is none.
+        InvalidRule: a rule is invalid.
     """
     found = [*rules]
     for rule in map(AccessRule.parse, wanted.removed_rules):

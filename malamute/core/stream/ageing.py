@@ -1,6 +1,6 @@
 """Retention by age, of streams to which nothing comes: the store is notified when there is something to drop.
 
-What is published drops what is too old of its stream, in its own transaction. Of a stream at rest the store
+A published chunk drops the old messages of its stream, in its own transaction. Of a stream at rest the store
 knows when its oldest chunk is too old, and the core has the clock. So the core asks the store how long that
 is, waits, and has the writer drop as much as one transaction does; and then it asks again. There is one timer
 for all streams of a store, and none if no stream of it has a limit by age.
@@ -16,18 +16,18 @@ from malamute.errors import MalamuteError
 from malamute.store.operations import NextTooOld, TrimByAge
 
 STEP_SECONDS = 0.05
-"""Between two transactions that drop what is too old already, so that others come between; and how much later
-than needed one is."""
+"""Seconds between two transactions that drop old messages, so that others come between, and the delay of
+each."""
 
 PAUSE_SECONDS = 1.0
-"""Between two transactions of which the later one drops what gets too old meanwhile."""
+"""Seconds between two transactions of which the later one drops messages that get too old meanwhile."""
 
 RETRY_SECONDS = 10.0
 """After which it is tried again if the disk refuses that."""
 
 
 class Ageing:
-    """When a store is to drop what is too old."""
+    """The schedule of dropping old messages in a store."""
 
     def __init__(self, effects: Effects, timers: Timers) -> None:
         self._effects = effects

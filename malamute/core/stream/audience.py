@@ -1,4 +1,4 @@
-"""The readers of a stream: their selectors in two indexes, by what a message costs.
+"""The readers of a stream: their selectors in two indexes, by the cost of a message.
 
 Most selectors are *plain*: a reader that takes a message is found by its terms, at a cost that does not
 depend on them. The others are *costly*: an expression such as `not a = 'x'`, or a regular expression, is
@@ -38,7 +38,8 @@ class SharedPlaces(NamedTuple):
 
 
 EMPTY = Index()
-"""What streams without readers share, as an index takes 4 KiB. Nothing is ever added to it."""
+"""The empty audience shared by streams without readers, as an index takes 4 KiB. Nothing is ever added to
+it."""
 
 
 class Audience:
@@ -115,7 +116,7 @@ class Audience:
         return SharedPlaces(self._plain.version, {group: _merged(runs) for group, runs in by_group.items()})
 
     def places_of(self, group: Group, found: SharedPlaces) -> Sequence[int] | None:
-        """Those of one group; None if it was not among the groups that were looked up."""
+        """Return the messages of one group; None if the group was not looked up."""
         if group.since > found.version or not self._plain.holds(group):
             return None
         return found.by_group.get(group, ())
@@ -147,7 +148,7 @@ class Audience:
         return self._costly.groups()
 
     def match_subjects(self, group: Group, subjects: Sequence[str]) -> list[str]:
-        """Those of some subjects that a group takes, as far as a subject alone tells."""
+        """Return the subjects that a group takes, as far as a subject alone decides."""
         if group.selector.work or self._plain.needs_headers:
             return [*subjects]
         matches = self._plain.match_many(subjects)

@@ -33,19 +33,19 @@ ENCODE_WORK = 10
 """Microseconds that encoding a part takes, beside one for two messages."""
 
 MESSAGE_BYTES = 128
-"""What a message of a chunk takes of memory beside its bytes: its subject and its record are objects."""
+"""Bytes of memory of a message beside its content: its subject and its record are objects."""
 
 
 def chunk_bytes(count: int, size_bytes: int, large: Sequence[Frame]) -> int:
-    """What a chunk with so many messages, and so many bytes in all of its records, takes of memory.
+    """Return the memory of a chunk with a number of messages and bytes of records.
 
-    Those that are not large are there twice: by themselves, and in its payload.
+    Small records are there twice: by themselves, and in the payload.
     """
     return 2 * size_bytes - sum(map(len, large)) + MESSAGE_BYTES * count
 
 
 def large_bytes(records: Sequence[Frame]) -> int:
-    """What those of the records take that are large."""
+    """Return the bytes of the large records."""
     return sum(size for size in map(len, records) if size >= RECORD_LARGE_BYTES)
 
 
@@ -91,7 +91,7 @@ class Loaded:
     def places(self, selector: CompiledSelector, start: int, stop: int) -> Sequence[int]:
         """The places from one to before another of the messages that a selector takes.
 
-        They are found once for all subscriptions with it.
+        The places are found once for all subscriptions with it.
         """
         places = self._places.get((selector, start, stop))
         if places is None:
@@ -143,6 +143,6 @@ class Loaded:
         return part
 
     def pop_spent(self) -> int:
-        """What finding messages for all and encoding parts took since this was asked last, in about µs."""
+        """Return the work of matching and encoding since the last call, in about µs."""
         spent, self._spent = self._spent, 0
         return spent

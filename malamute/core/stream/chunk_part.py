@@ -28,9 +28,9 @@ class ChunkPart(DeliveryPart):
         self.size_bytes = sum(map(len, columns.subjects)) + sum(map(len, columns.records))
 
     def runs(self, now: float) -> Sequence[tuple[ChunkPart, bool]]:
-        """The messages in order, in runs of those that have expired by now (True) and of those that have not.
+        """The messages in order, in runs of expired ones (True) and others.
 
-        They are the same for all that get this part now.
+        The runs are the same for all readers of this part now.
         """
         if self._runs[0] != now:
             self._runs = now, [*self._split(now)]
@@ -46,5 +46,5 @@ class ChunkPart(DeliveryPart):
             yield ChunkPart(columns.take([*places]), None, born), expired
 
     def sizes(self) -> list[int]:
-        """What each message takes of the credit in bytes."""
+        """The bytes of credit that each message takes."""
         return [*map(int.__add__, map(len, self.columns.subjects), map(len, self.columns.records))]

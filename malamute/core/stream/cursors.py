@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from malamute.protocol.limits import Limits
 
 CURSOR_BYTES = 400
-"""What a cursor takes beside its name, here and in the store's own tables."""
+"""Bytes of a cursor beside its name, here and in the store's own tables."""
 
 
 class CursorBudget:
-    """The memory of the cursors of all streams, in bytes, and what users have of them."""
+    """The memory of the cursors of all streams, in bytes, and the parts of users."""
 
     def __init__(self, limits: Limits, held: Holdings) -> None:
         self.bytes = 0
@@ -151,10 +151,10 @@ class Cursors(StoredValues[str, int]):
         self._effects.stage.when_stored(found)
 
     def store_anew(self) -> None:
-        """Store all cursors and their owners once more, in an iteration that removes what the disk has."""
+        """Store all cursors and their owners once more, in an iteration that removes the stored ones."""
         for values in (self, self.owners):
             values.rely_on_changes(lambda cursor: True)
-        # Nobody knows where the lost ones stood: their readers get a GAP for all of it.
+        # The positions of lost ones are unknown: their readers get a GAP for everything.
         lost = self.lost - self._lost_going.keys()
         for name, sequence in [*self.items(), *((name, 0) for name in lost)]:
             self.commit(name, sequence)
@@ -162,7 +162,7 @@ class Cursors(StoredValues[str, int]):
             self.give(name, user)
 
     def delete_all(self) -> Callable[[], None]:
-        """Forget all cursors with a deletion in this iteration. Returns what to call when that is stored."""
+        """Forget all cursors with a deletion in this iteration. Returns the function to call after it."""
         going = Counter(self.lost)
         self._lost_going += going
         for name in [*self.owners]:

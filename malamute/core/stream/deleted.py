@@ -28,7 +28,7 @@ class DeletedStreams:
     def restore(self, recovered: Recovered) -> None:
         """Restore the names that the store has.
 
-        The floor stands for deletions without a row: those by an earlier version, or in what is damaged, and
+        The floor stands for deletions without a row: those by an earlier version, or in a damaged part, and
         the epoch of streams without a journal that a crash left.
         """
         state = recovered.streams.get(FLOOR)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def purge(streams: Streams, stream: Stream, purged: Callable[[], None]) -> None:
-    """Drop the history. Its readers stay, and what was set for it."""
+    """Drop the history. Readers and values of the stream stay."""
     stream.effects.stage.store(DeleteStream(stream.name))
     # A deletion changes the retention, be there one or not: it stands for all that goes with it.
     streams.retentions.rely_on_changes(stream.name.__eq__)
@@ -30,7 +30,7 @@ def purge(streams: Streams, stream: Stream, purged: Callable[[], None]) -> None:
 
 
 def delete(streams: Streams, stream: Stream, deleted: Callable[[], None]) -> None:
-    """Remove a stream that nobody reads, and all that was set for it. What comes meanwhile is kept.
+    """Remove a stream without readers, and its values. Messages that come meanwhile are kept.
 
     Its name is free then; its sequences are never used again.
     """

@@ -1,10 +1,10 @@
 """The way of a chunk to LIVE readers: the part that each is to get, found and offered step by step.
 
 Looking up a new subject takes microseconds, or tens of them if a thousand selectors take it, and a part that
-nobody else gets is encoded for one. So a large chunk with many different readers may take far longer than
-one iteration may be held up. It is then dispatched in steps: a generator looks up some of its subjects, or
-offers it to some of its readers, charges the work, and yields when none is left. Nobody has had anything of a
-chunk before all of it was looked up, so each still gets its part of it as one.
+nobody else gets is encoded for one. So a large chunk with many different readers may take far longer than one
+iteration may be held up, and is dispatched in steps: a generator looks up some of its subjects, or offers
+it to some of its readers, charges the work, and yields when none is left. No reader gets anything of a chunk
+before all of it was looked up, so each still gets its part of it as one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP_READERS = 50
 """Readers that are offered a part before that is asked."""
 
 OFFER_WORK = 4
-"""What offering a part to a reader costs."""
+"""The work of offering a part to a reader."""
 
 REFERENCES = 16
 """Places or groups that are noted for one unit of work."""

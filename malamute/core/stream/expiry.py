@@ -1,12 +1,12 @@
 """When the messages of a stream expire: so long after they came, in time that is counted.
 
-What a message has of time is what the wall clock said when it came. So that no step of that clock ends a
-message, a stream remembers what the time of a message was beside the counted time, and goes on from there.
-There is one such note for each step. After a clock was set back the times of a stream wait for it, and
-advance at half its pace: that is in the note, and there is another one when they have met.
+The time of a message is the wall clock at its arrival. So that no step of that clock ends a message, a stream
+notes the difference between message times and the counted time. There is one such note for each step. After a
+clock was set back the times of a stream wait for it, and advance at half its pace: that is in the note, and
+there is another one when they have met.
 
-What came before the broker started has nothing to be counted by: there the wall clock of the start is
-believed, until it turns out within the grace period (`grace_period.py`) that it was wrong.
+Earlier messages than the start cannot be counted: there the wall clock of the start is believed, until it
+turns out within the grace period (`grace_period.py`) that it was wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from malamute.protocol.batch import Columns
 from malamute.protocol.time_units import to_ns, to_seconds
 
 NOTES_MAX = 1_000
-"""Notes of a stream. Those of its oldest messages go when there are more."""
+"""Notes of a stream at most; those of its oldest messages are dropped."""
 
 PRECISION_SECONDS = 0.001
 """By how much a time to live may be wrong for the sake of fewer notes: its own unit."""
@@ -29,7 +29,7 @@ WAITING_PACE = 2
 
 
 class TimesBefore:
-    """The times of what came before the broker started, as they are counted since."""
+    """The times of messages from before the start, counted since."""
 
     def __init__(self, began_ns: int) -> None:
         self._began_ns = began_ns
@@ -69,7 +69,7 @@ class BirthTimes:
         self._notes: deque[_Note] = deque(maxlen=NOTES_MAX)
 
     def note(self, sequence: int, time_ns: int, now: float, *, waits: bool) -> None:
-        """A chunk comes now that begins with this message, and has this time. It `waits` for the clock."""
+        """Note a new chunk, its first message and its time, which `waits` for the clock."""
         pace, last = WAITING_PACE if waits else 1, self._notes[-1] if self._notes else None
         if last is None or last.pace != pace or abs(last.counted(time_ns) - now) > PRECISION_SECONDS:
             self._notes.append(_Note(sequence, time_ns, now, pace))

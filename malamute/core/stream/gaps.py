@@ -1,10 +1,10 @@
-"""What is missing of a stream, and which readers had it before it was.
+"""The missing messages of a stream, and the readers that had them.
 
 Sequences are left out for three reasons. The disk has refused a chunk (`not-stored`). The broker was killed,
-and goes on behind what was reserved (`restart`). Or the store was restored from a backup, and goes on far
-behind what the broker may have given out after the backup was made (`restored`).
+and continues behind its reservation (`restart`). Or the store was restored from a backup, and continues far
+behind all sequences used after the backup (`restored`).
 
-Live deliveries run ahead of the disk, so a subscriber may have had what is missing. One that reads on when
+Live deliveries run ahead of the disk, so a subscriber may have had missing messages. One that reads on when
 the disk refuses a chunk is notified at once. One that resumes names the last message that it has had: that
 lies in the chunk that was refused, or between two chunks of the journal, if the connection broke before it
 was notified.
@@ -63,11 +63,11 @@ class Gaps:
         self._incarnations = incarnations
         self._journaled = journaled
         self._left_out = GapRange(last_found + 1, progress.next - 1)
-        """What lies between the journal as it was found and what came since."""
+        """The gap between the journal of the start and newer messages."""
         self._refused: deque[RefusedRange] = deque(maxlen=REFUSED_MAX)
 
     def restore(self, notes: Sequence[NoteRefused]) -> None:
-        """Take up what the disk had refused before the broker ended."""
+        """Restore the ranges that the disk had refused before the broker ended."""
         progress = self._progress
         for note in notes:
             if note.last < progress.first_kept:
@@ -95,7 +95,7 @@ class Gaps:
         return any(first <= incarnation <= last for incarnation in self._incarnations)
 
     def taken_back(self, had: int, then: Callable[[Sequence[Missing]], None]) -> None:
-        """Call back with what is no more of the messages up to `had`, which somebody has had."""
+        """Call back with the missing ones of the messages up to `had`, which a reader has had."""
         progress = self._progress
         if not self._journaled or had >= progress.next:
             then(())

@@ -31,7 +31,7 @@ BEHIND_BYTES = 16 << 20
 
 
 class Held(deque[Loaded]):
-    """Chunks that wait, in order, and what they take."""
+    """Waiting chunks, in order, and their memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class LiveDelivery:
         """Chunks that the disk has refused before anyone had them, and of which no reader knows yet."""
 
     def add(self, loaded: Loaded) -> None:
-        """Take a new chunk, and offer what can be offered."""
+        """Add a new chunk, and offer the chunks that may be offered."""
         self.held.add(loaded)
         if self._progress.behind:
             self._keep_up()
@@ -93,10 +93,10 @@ class LiveDelivery:
                     reader.refused(part, sent=sent)
 
     def dispatch(self, *, wholly: bool = False) -> None:
-        """Offer what has its sequences reserved to LIVE readers, as far as there is work for it, or `wholly`.
+        """Offer chunks with reserved sequences to LIVE readers, as far as there is work for it, or `wholly`.
 
-        While it is `behind` with that, nobody becomes LIVE: each chunk is offered once to those that were
-        before it.
+        While it is `behind` with that, no reader becomes LIVE: each chunk is offered once to the earlier LIVE
+        ones.
         """
         progress = self._progress
         while self.held and self.held[0].chunk.last <= progress.reserved:
@@ -155,7 +155,7 @@ class LiveDelivery:
                 self._set_back(reader, loaded)
 
     def set_back(self, reader: Reader) -> None:
-        """Have a reader that takes other messages from now on look for itself at what is being dispatched."""
+        """Move a reader with a new selector to REPLAY, out of the dispatch under way."""
         if self._progress.behind:
             self._set_back(reader, self.held[0])
 
@@ -164,9 +164,9 @@ class LiveDelivery:
         if reader.state is LIVE and reader.start <= loaded.chunk.last:
             sequence = sequence or loaded.chunk.first
             if reader.committed:
-                # What it was to get when it is on the disk, it has not had yet.
+                # The reader has not had messages that it gets once they are durable.
                 sequence = min(sequence, self._progress.known + 1)
-            # What it has had already it does not get again.
+            # Delivered messages are not delivered again.
             reader.fall_behind(max(reader.start, sequence, reader.after + 1))
 
     def _offer(self, loaded: Loaded, part: ChunkPart, readers: Collection[Reader]) -> None:

@@ -1,7 +1,7 @@
-"""The numbering of a stream: which of its sequences have messages, and that this survives a restart.
+"""The numbering of a stream: its sequences with messages, over restarts too.
 
-What a chunk leaves out before it is stored with it, and with each one behind it until one of them is on the
-disk: the chunk that had it first may be refused, and one behind it be the last before a crash.
+The sequences left out before a chunk are stored with it, and with each one behind it until one of them is on
+the disk: the chunk that had it first may be refused, and one behind it be the last before a crash.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Numbering:
             self.unstored_from = self._progress.next
 
     def note(self, chunk: Chunk) -> None:
-        """Store with a chunk what was left out before it."""
+        """Store with a chunk the sequences left out before it."""
         first_kept = self._progress.first_kept
         before = max(self._last_chunked, first_kept - 1)
         if before < chunk.first - 1:

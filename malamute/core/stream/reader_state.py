@@ -15,11 +15,11 @@ ReaderState = Literal["starting", "replay", "live", "ended"]
 STARTING: Final = "starting"
 """The position where it begins is not known yet."""
 REPLAY: Final = "replay"
-"""It reads from memory or the journal, at its cursor."""
+"""Reading from memory or the journal, at its cursor."""
 LIVE: Final = "live"
-"""It is offered each chunk as it is dispatched."""
+"""Offered each chunk as it is dispatched."""
 ENDED: Final = "ended"
-"""It gets nothing more."""
+"""Ended: no more messages."""
 
 Event = Literal["begin behind", "begin at head", "fall behind", "catch up", "restart", "end"]
 

@@ -5,11 +5,10 @@ cursor is: out of the chunks that wait for the disk, which are in memory, or by 
 result comes in a later iteration. A read is bounded, and so is the number of reads in one iteration, so
 readers take turns and memory stays within bounds however many there are.
 
-A read and the readers that are served what it finds are a *pass*. Readers that wait at the same place share
-one. A reader that is close in front of one joins it: it waits until those behind have come nearer, and where
-they meet all become one pass, for which each chunk is decoded and looked up once. It does so once at each
-place, so one that follows holds it up for a read of its own at the most. Nobody waits so for a costly
-selector.
+A read and the readers served by it are a *pass*. Readers that wait at the same place share one. A reader that
+is close in front of one joins it: it waits until those behind have come nearer, and where they meet all
+become one pass, for which each chunk is decoded and looked up once. A reader joins once at each place, so a
+follower delays it by one read at the most. No reader waits so for a costly selector.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ STEP = 2_000
 """Work between two looks at whether there is some left, in expressions to evaluate."""
 
 SERVE_WORK = 20
-"""What serving a reader costs beside finding and encoding its messages."""
+"""The work of serving a reader beside finding and encoding its messages."""
 
 PASS_WORK = 3
-"""What a reader costs if there is nothing for it."""
+"""The work for a reader without messages."""
 
 READERS_STEP = 500
 """Readers that are moved on between two looks at whether there is work left."""
@@ -63,7 +62,7 @@ REACH_READS = 4
 
 
 class _Pass:
-    """A read, and the readers that are served what it finds."""
+    """A read, and the readers served by it."""
 
     __slots__ = ("costly", "going", "readers", "served", "start")
 
@@ -74,7 +73,7 @@ class _Pass:
         self.readers: dict[int, Reader] = {}
         """All that wait for it to end."""
         self.going: dict[int, Reader] = {}
-        """Those of them that are to have what is still to be served."""
+        """The readers that are to get the rest."""
         self.costly = False
         """Whether a reader's selector is: no other is to wait for such a one without need."""
 
@@ -120,11 +119,11 @@ class Replay:
         self.unstored: deque[Loaded] = deque()
         """Chunks that wait for the disk, in order."""
         self.patient: dict[int, Reader] = {}
-        """Those that wait for what is on its way to the disk."""
+        """Readers that wait for messages on their way to the disk."""
         self._selectors: dict[Group, CompiledSelector] = {}
         """Made ready for those that are behind."""
         self._passes: list[_Pass] = []
-        """Those that are under way."""
+        """The passes under way."""
         self._reach = 0
         """How many messages the last read brought."""
 
@@ -152,7 +151,7 @@ class Replay:
             if self._effects.replay_work <= 0:
                 return
             if not subscription.open:
-                # It has failed in this iteration, at whose end it is taken apart.
+                # The pass has failed in this iteration, at whose end it is ended.
                 del self.waking[id(subscription)]
                 continue
             try:
@@ -211,14 +210,14 @@ class Replay:
             else:
                 self._serve(subscription, loaded)
         if subscription.ready and progress.behind:
-            # It is LIVE when no chunk is under way to those that are.
+            # The reader becomes LIVE when no chunk is under way to LIVE ones.
             return
         del self.waking[id(subscription)]
         if subscription.ready:
             self._catch_up(subscription)
 
     def _catch_up(self, subscription: Reader) -> None:
-        """It has had all that it was to have: it is LIVE, unless it waits for single messages."""
+        """Make a reader at the head LIVE, unless it waits for single messages."""
         subscription.announce_expired()
         if subscription.committed and subscription.wanted:
             self.patient[id(subscription)] = subscription
@@ -237,7 +236,7 @@ class Replay:
         return None
 
     def _note_later(self, subscription: Reader) -> None:
-        """Have it get what is on its way to the disk when it is there."""
+        """Have a reader wait for messages on their way to the disk."""
         for loaded in self.unstored:
             if (
                 max(self._progress.known, subscription.cursor - 1)
@@ -279,11 +278,11 @@ class Replay:
         return found
 
     def _begin_pass(self, subscription: Reader) -> _Pass:
-        # Single messages lie far apart: what follows them would be read in vain.
+        # Single messages lie far apart: a longer read would be in vain.
         size_bytes = 1 if subscription.wanted else READ_BYTES
         under_way = _Pass(subscription.cursor)
         self._passes.append(under_way)
-        # What is stored while it is under way, the read may not have seen.
+        # The read may miss messages stored meanwhile.
         self._effects.ask(
             ReadChunks(self._name, under_way.start, size_bytes),
             partial(self._replayed, under_way, self._progress.last_stored),
@@ -292,7 +291,7 @@ class Replay:
         return under_way
 
     def _replayed(self, under_way: _Pass, last: int, result: ReadResult) -> None:
-        """Serve what a read found; `last` was on the disk when it was asked."""
+        """Serve the result of a read; `last` was on the disk at its request."""
         self._progress.first_kept = max(self._progress.first_kept, result.first)
         if result.found:
             self._reach = result.found[-1].last + 1 - under_way.start
@@ -310,12 +309,13 @@ class Replay:
                         if subscription.open and subscription.ready:
                             subscription.skip(found.last, found.reason)
                 elif found.last >= self._progress.next_dispatch:
-                    # The read has overtaken the answer of the commit. What is held for that answer is offered
-                    # to all that are LIVE then, and each of these will be.
+                    # The read has overtaken the answer of the commit. Chunks held for that answer are offered
+                    # to all readers LIVE then, and each of these will be.
                     break
                 else:
                     yield from self._serve_all(going, found)
-                # One that has not had all of this is not to have what follows. It reads again.
+                # A reader that has not had all of this must not get the following messages. A new read serves
+                # it.
                 for key in [key for key, reader in going.items() if reader.cursor <= under_way.served]:
                     del going[key]
         finally:
@@ -336,7 +336,7 @@ class Replay:
             if subscription.open:
                 subscription.reading = False
                 if subscription.cursor > under_way.start:
-                    # What it needs itself lies further on.
+                    # Its own messages lie further on.
                     subscription.unblock()
                 else:
                     subscription.fail(error)
@@ -420,7 +420,7 @@ class Replay:
         # A review of its session may have ended it.
         if subscription.state is REPLAY:
             subscription.move(left or first + stop)
-        # Others may share what it took to find its messages, and to encode them.
+        # Others may share the work of finding and encoding its messages.
         self._effects.replay_work -= (SERVE_WORK if places else PASS_WORK) + loaded.pop_spent()
 
     def _selector(self, group: Group) -> CompiledSelector:

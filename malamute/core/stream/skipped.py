@@ -1,8 +1,8 @@
-"""The sequences in a stream that no message has, so that its messages can be counted.
+"""The sequences of a stream without messages, so that its messages can be counted.
 
 A crash leaves out the sequences that were reserved, a restore those up to the new incarnation, and a chunk
-that the disk refuses those that it had. Each is noted when it is made, and stored with every chunk from the
-next one on, until one of these is on the disk. Of what was refused the writer stores its own note as well,
+that the disk refuses those that it had. Each range is noted at once, and stored with every chunk from the
+next one on, until one of these is on the disk. Of a refused chunk the writer stores its own note as well,
 with the next chunk that the disk takes: the broker may be killed before it has learned of the refusal.
 """
 
@@ -21,7 +21,7 @@ class SkippedSequences:
         self.ranges: list[tuple[int, int]] = []
 
     def restore(self, ranges: Iterable[Sequence[int]]) -> None:
-        """Take up what was stored."""
+        """Restore the stored ranges."""
         self.ranges = [(first, last) for first, last in ranges]
 
     def add(self, first: int, last: int) -> None:
@@ -35,7 +35,7 @@ class SkippedSequences:
             self.ranges = [(oldest, end), *rest]
 
     def forget_before(self, sequence: int) -> None:
-        """Forget what lies before the first message that is kept."""
+        """Forget the ranges before the first message."""
         self.ranges = [one for one in self.ranges if one[1] >= sequence]
 
     def messages(self, after: int, last: int) -> int:

@@ -1,8 +1,8 @@
 """Where subscriptions begin: a start in words made into a position in a stream.
 
 Some starts are known at once. A time, or the last message of each subject, is only known to the store: then
-the answer comes in a later iteration, and what was only in memory when asked is added to it. A sequence
-beyond the head means that the broker has lost its store since: what it has now is new to the client, so it
+the answer comes in a later iteration, and messages only in memory at the request are added to it. A sequence
+beyond the head means that the broker has lost its store since: all its messages are new to the client, which
 begins at the head.
 """
 
@@ -38,7 +38,7 @@ SUBJECTS_MAX = 10_000
 
 
 class StartingStream(SourceStream, Protocol):
-    """What is to be known of a stream to find a start in it."""
+    """The state of a stream that finding a start needs."""
 
     journaled: bool
     replay: Replay
@@ -48,9 +48,9 @@ class StartingStream(SourceStream, Protocol):
 
 
 class Asked(NamedTuple):
-    """A stream as it was when the store was asked: its head, and what the answer may not know of yet.
+    """A stream at the request to the store: its head, and the messages that the answer may lack.
 
-    What is stored before the answer comes may be in it or not, so none of it is looked for later.
+    Messages stored before the answer may be in it or not, so they are not looked for later.
     """
 
     head: int
@@ -152,7 +152,7 @@ def at_time(asked: Asked, time_ns: int, found: object) -> Position:
 
 
 def last_of_each(stream: StartingStream, group: Group, asked: Asked, found: object) -> Position:
-    """The last message of each subject that a group takes, given what the store found.
+    """Return the last message of each subject that a group takes, from the answer of the store.
 
     Raises `InvalidValue` if there are too many of them.
     """

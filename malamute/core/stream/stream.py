@@ -1,9 +1,9 @@
 """One stream: messages in, chunks out, and each subscription either live or in replay.
 
-What reaches a stream in one iteration becomes one *chunk*: numbered, encoded once, journaled as it is and
-sent as it is to every subscription that takes all of it. Subscriptions with the same selector are one
-group of the matching index; a batch costs one look-up for each subject, and one payload for each
-distinct set of places in it, however many subscribers there are.
+All messages of a stream in one iteration become one *chunk*: numbered, encoded once, journaled as it is and
+sent as it is to every subscription that takes all of it. Subscriptions with the same selector are one group
+of the matching index; a batch costs one look-up for each subject, and one payload for each distinct set of
+places in it, however many subscribers there are.
 
 A subscription is LIVE while it has had all that it was to have: then it needs no position, and a chunk
 that does not concern it costs nothing. When a delivery finds it without credit it moves to REPLAY with a
@@ -16,15 +16,15 @@ reserves a block of sequences ahead, and a chunk beyond the reserved block is he
 extends it; if the disk refuses that, nobody ever gets the chunk. After a crash the stream goes on behind the
 block: the numbers left out are a GAP. A reader that had a chunk that the disk refuses is notified (`gaps`).
 
-A stream without a journal stores nothing but this reservation, for a whole *epoch*. Those that are not
-known yet share one that is stored when the broker begins; so none of them waits for the disk, not even for
+A stream without a journal stores nothing but this reservation, for a whole *epoch*. Streams not yet
+known share one that is stored when the broker begins; so none of them waits for the disk, not even for
 its first message.
 
-A `committed` subscription gets each chunk when it is on the disk. It is found with all others, when the
+A `committed` subscription gets each chunk when it is durable. The reader is found with all others, when the
 chunk comes, and noted at the chunk; so it costs no more than they do.
 
-The times of the chunks never go back, over restarts too. Should the clock be behind the newest of them, they
-go on from there at half the pace until it has caught up.
+The times of the chunks never go back, over restarts too. If the clock is behind the newest of them, times
+continue at half the pace until it has caught up.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SharedByStreams(NamedTuple):
 
 
 class Stream:
-    """One stream: its numbers, what is under way, and its readers."""
+    """One stream: its numbers, its chunks under way, and its readers."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class Stream:
         never_used: tuple[int, int],
         state: StreamState | None = None,
     ) -> None:
-        """`state` is what the store has of it, and `never_used` the sequences before it that are free."""
+        """`state` is its stored state, and `never_used` the sequences before it that are free."""
         effects = shared.effects
         self.name, self.policy, self.effects, self.progress = name, policy, effects, progress
         self.own = name.startswith(RESERVED_PREFIX)
         """Whether it is the broker's: its readers make no events by reading."""
         self.journaled: bool = policy.journal
         self.committed = policy.committed
-        """Whether its subscriptions get only what is on the disk, unless they say so themselves."""
+        """Whether its subscriptions get durable messages only, by the policy."""
         self._active, self._ageing, self._retentions = shared.active, shared.ageing, shared.retentions
         self.time_ns, self._clocked = state.time_ns if state else 0, effects.time_ns
         self.messages, self.rate = 0, Rate()
@@ -116,11 +116,11 @@ class Stream:
         self._given_back = progress.next if self.journaled and not state else 0
         """Where it goes on if the broker shuts down cleanly and no more is stored of it."""
         self._unreserved = 0
-        """How often a deletion has taken back what was reserved."""
+        """The number of deletions that have taken back the reservation."""
         self._may_age = policy.retention.age_seconds > 0
         self._incoming: tuple[list[str], list[Frame], list[str]] = ([], [], [])
         self._ttl, self._ttls = self._policy_ttl(), list[int]()
-        """When what comes in expires by the policy, and when each that came in does, as far as any does."""
+        """The expiry of new messages by the policy, and of each message of this iteration, if any expires."""
         self._make_parts(shared, never_used, state.last if state else progress.first_kept - 1)
         if not self.journaled:
             self._begin_epoch(progress.next - 1)
@@ -151,7 +151,7 @@ class Stream:
     def publish(self, sender: str, subjects: Sequence[str], records: Sequence[Frame], ttl: int = 0) -> int:
         """Take messages, to go out at the end of the iteration. Returns the sequence of the first.
 
-        They expire after `ttl` milliseconds, or when the policy says so if that is sooner; 0 is never.
+        The messages expire after `ttl` milliseconds, or by the policy if that is sooner; 0 is never.
         """
         all_subjects, all_records, all_senders = self._incoming
         first = self.progress.next + len(all_subjects)
@@ -169,9 +169,9 @@ class Stream:
         self._ttls += [*repeat(0, len(self._incoming[0]) - len(self._ttls)), *repeat(ttl, count)]
 
     def forward(self, senders: Sequence[str], subjects: Sequence[str], records: Sequence[Frame]) -> None:
-        """Take what a feed passes on. It is stored with this iteration, as the position of the feed is.
+        """Take a message of a feed, stored with this iteration, as the position of the feed is.
 
-        It expires when the policy says so.
+        The message expires by the policy.
         """
         if self._ttl:
             self._expire_after(0, len(subjects))
@@ -188,7 +188,7 @@ class Stream:
         self._active[self.name] = self
 
     def flush(self) -> None:
-        """Make a chunk of what came in this iteration, store it and deliver it."""
+        """Make a chunk of the messages of this iteration, store it and deliver it."""
         subjects, records, senders = self._incoming
         if not subjects:
             if self.progress.behind:
@@ -223,7 +223,7 @@ class Stream:
         self.live.add(loaded)
 
     def _expiring(self, columns: Columns) -> Columns:
-        """Return what came in with the times to live that it has."""
+        """Return the new messages with their times to live."""
         ttls, self._ttls = self._ttls, []
         ttls += repeat(0, len(columns) - len(ttls))
         waits = self.time_ns > self.effects.time_ns
@@ -238,7 +238,7 @@ class Stream:
         return max(now, self.time_ns + max(0, now - self._clocked) // WAITING_PACE)
 
     def close(self) -> None:
-        """Offer what waits for that, and give back the sequences that were reserved and not used."""
+        """Offer the held chunks, and return unused reserved sequences."""
         self.live.dispatch(wholly=True)
         if self.progress.next > self._given_back:
             self.effects.stage.store(Reserve(self.name, self.progress.next - 1))
@@ -269,7 +269,7 @@ class Stream:
             self._begin_epoch(last, size_bytes if last > progress.reserved else 0)
 
     def _begin_epoch(self, last: int, held_bytes: int = 0) -> None:
-        """Reserve sequences for a stream without a journal. What is held meanwhile counts as accepted."""
+        """Reserve sequences for a stream without a journal. Messages held meanwhile count as accepted."""
         self.effects.stage.store(Reserve(self.name, last + EPOCH), size_bytes=held_bytes)
         self.effects.stage.when_stored(lambda error: self._reserved(last, last + EPOCH, error))
 
@@ -285,7 +285,7 @@ class Stream:
         if error is not None:
             self._refused(last)
             return
-        # A deletion since then has taken back what was reserved ahead.
+        # A deletion since then has taken back the reservation.
         self._reserved(last, last + RESERVE * (unreserved == self._unreserved), None)
         if self.numbering.unstored_from:
             self.numbering.stored(last)
@@ -295,7 +295,7 @@ class Stream:
 
     def _refused(self, last: int) -> None:
         """Notify readers that the disk has refused a chunk."""
-        # Each that is LIVE has had what the disk refuses now, or none of them.
+        # All LIVE readers have had the refused chunk, or none of them.
         self.live.dispatch(wholly=True)
         is_sent = self.progress.next_dispatch > last
         self.live.refuse(last)
@@ -306,9 +306,9 @@ class Stream:
         self.replay.advance()
 
     def unreserve(self) -> int:
-        """Take back what was reserved ahead, for a deletion. Returns the first sequence behind it.
+        """Take back the reservation, for a deletion. Returns the first sequence behind it.
 
-        The disk forgets what was reserved with the name: what comes meanwhile waits for its own.
+        The disk forgets the reservation with the name: new messages wait for one of their own.
         """
         first = self.progress.next
         if self.journaled:
@@ -317,7 +317,7 @@ class Stream:
         return first
 
     def forgotten(self, first: int) -> None:
-        """Learn that the store knows the stream no more. It is there for its readers, if it has any yet."""
+        """Note that the store has forgotten the stream, which stays for its readers, if any."""
         if self.progress.next == first:
             self.progress.last = self.progress.last_stored = self.messages = 0
             self.lasting, self._given_back = False, first
@@ -334,7 +334,7 @@ class Stream:
         self.begin_ageing()
 
     def _policy_ttl(self) -> int:
-        # What the broker reports of itself is not for any publisher's readers to outrun.
+        # Reports of the broker itself are not limited by a publisher's readers.
         return 0 if self.own else self.policy.ttl_ms
 
     @property
@@ -344,7 +344,7 @@ class Stream:
 
     @property
     def retention_source(self) -> str:
-        """What says how much of it is kept: `run time`, or what in the configuration."""
+        """Return the source of its retention: `run time`, or the option of the configuration."""
         return self.policy.retention_source if self.retention is None else "run time"
 
     @property
@@ -358,7 +358,7 @@ class Stream:
         return self._may_age
 
     def retain(self, retention: StreamRetention) -> None:
-        """Store how much of it is kept, in place of what the configuration says."""
+        """Store a retention in place of the configured one."""
         self._retentions.put(self.name, retention)
         self.effects.stage.store(PutValue(RETENTIONS, (self.name,), retention))
         self.begin_ageing()

@@ -1,7 +1,7 @@
-"""The begin of a subscription: where it is in this store, what it has missed, and its cursor.
+"""The beginning of a subscription: its position in this store, its gaps, and its cursor.
 
-A position may be one in another store, of a broker that the client was connected to before. Then it means
-nothing here: the subscription begins with all that there is, and its client is notified.
+A position may be one in another store, of a broker that the client was connected to before. Such a position
+is invalid here: the subscription begins with the oldest message, and its client is notified.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 def subscribe(
     streams: Streams, session: Session, message: Subscribe, selector: Selector, asked: Selector
 ) -> Subscription:
-    """Begin a subscription to what is allowed of what was asked for.
+    """Begin a subscription to the allowed part of the requested messages.
 
     Raises:
-        InvalidSelector, InvalidValue, TooMany: it cannot be.
+        InvalidSelector, InvalidValue, TooMany: the subscription is not possible.
     """
     start, resumed = Start.parse(message.start), _position_of(message)
     user = session.may.principal.user
     if message.cursor and resumed is None:
         streams.check_cursor(message.stream, message.cursor, session.may)
     stream = streams.get(message.stream, user)
-    # What came before it in this iteration is not new to it.
+    # Earlier messages of this iteration are not new to it.
     stream.flush()
     start, message, is_foreign = _resolve(streams, stream, start, resumed, message)
     committed = stream.journaled and (message.committed or stream.committed)
@@ -93,7 +93,7 @@ def _resolve(
             return Start(FIRST), message._replace(had=0), True
         start = Start(SEQ, position.sequence + 1)
         if position.sequence:
-            # Who has had something of this name is to learn what was deleted since.
+            # A reader that has had messages of this name gets a GAP for deleted ones.
             return _anew(streams, stream, start, message), message, False
     start = _anew(streams, stream, start, message)
     return start if message.had else stream.numbering.first_used(start), message, is_foreign
@@ -107,10 +107,10 @@ def _anew(streams: Streams, stream: Stream, start: Start, message: Subscribe) ->
 
 
 def _is_here(streams: Streams, position: StorePosition, stream: Stream) -> bool:
-    """Whether a position is one in this store.
+    """Return whether a position is one in this store.
 
-    An older incarnation of the broker has given out none beyond what this one begins behind. So what lies
-    beyond the head is of one that this store does not know.
+    Older incarnations of the broker have used no sequence beyond the beginning of this one. So a position
+    beyond the head is of an incarnation that this store does not know.
     """
     return position.broker == streams.broker and (position.sequence < stream.progress.next or stream.idle)
 

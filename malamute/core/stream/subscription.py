@@ -1,7 +1,7 @@
-"""Readers of a stream: what each wants of it, and where it stands.
+"""Readers of a stream: their selectors and positions.
 
-A `Reader` has a selector and a position. What takes the messages is for its kinds to say: a `Subscription`
-passes them to a session within its credit, a `Feed` (`feed.py`) puts them into the queue of a service.
+A `Reader` has a selector and a position. Its kinds take the messages: a `Subscription` passes them to a
+session within its credit, a `Feed` (`feed.py`) puts them into the queue of a service.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RUNS_MAX = 20
 """Runs of messages that have expired, or have not, that a reader in REPLAY is given in one step."""
 
 RUN_WORK = 20
-"""What one of them takes beside finding it."""
+"""The work for each message beside finding it."""
 
 
 class Position(NamedTuple):
@@ -67,7 +67,7 @@ class Position(NamedTuple):
 
 
 class SourceStream(Protocol):
-    """What a reader needs of its stream."""
+    """The part of a stream that a reader uses."""
 
     name: str
     own: bool
@@ -88,28 +88,28 @@ class SourceStream(Protocol):
 
 
 class Reader:
-    """One that takes messages of a stream, and where it stands.
+    """A reader of a stream, with its position.
 
     `reader_state` alone changes its state and its cursor. `after` is the last sequence that it was sent, or
-    that was announced as missing. `head` is where the stream was when it began: while it is
-    `quiet`, nothing is announced as missing before that. If single messages were asked for, they are
-    `wanted`, and what follows them begins at the head.
+    that was announced as missing. `head` is where the stream was when it began: while it is `quiet`, nothing
+    is announced as missing before that. If single messages were asked for, they are `wanted`, and later ones
+    begin at the head.
     """
 
     committed = False
-    """Whether it takes only what is on the disk, though it is LIVE."""
+    """Whether it takes durable messages only, though it is LIVE."""
 
     def __init__(self, stream: SourceStream, selector: Selector) -> None:
         self.stream = stream
         self.cost_bytes = 0
-        """What its selector takes of memory."""
+        """The memory of its selector in bytes."""
         self.state: ReaderState = STARTING
         self.start = self.after = self.cursor = 0
         self.quiet = self.began_quietly = False
         self.wanted: deque[int] = deque()
         self.head = 0
         self._expired = (0, 0)
-        """What has expired and was not announced yet: the first and the last message; 0 is none."""
+        """The first and last expired message that are not reported yet; 0 is none."""
         self.reading = False
         """Whether it waits for a read of the journal."""
         self.joined = 0
@@ -152,7 +152,7 @@ class Reader:
         raise NotImplementedError
 
     def give(self, part: ChunkPart) -> int:
-        """Offer what has not expired of a part, in order, and note what has. Returns as `offer`."""
+        """Offer the unexpired messages of a part, in order, and note the expired ones. Returns as `offer`."""
         now = self.stream.effects.now
         if not part.columns.ttls or part.expires > now:
             if self._expired[0]:
@@ -174,7 +174,7 @@ class Reader:
         return 0
 
     def _note_expired(self, sequences: Sequence[int]) -> None:
-        # A reader that began at the oldest that there is does not miss what had expired before that.
+        # A reader that began at the oldest message does not miss those that had expired before.
         if self.began_quietly and not self.delivered:
             sequences = sequences[bisect_left(sequences, self.head) :]
         if sequences:
@@ -182,9 +182,9 @@ class Reader:
             self._expired = self._expired[0] or sequences[0], sequences[-1]
 
     def announce_expired(self) -> None:
-        """Report what has expired since something came, as one gap."""
+        """Report the expired messages since the last delivery, as one gap."""
         (first, last), self._expired = self._expired, (0, 0)
-        # What it was offered between may have ended it.
+        # An offer between may have ended it.
         if first and self.open:
             self.missed(first, last, EXPIRED)
             self.after = last
@@ -194,9 +194,9 @@ class Reader:
         raise NotImplementedError
 
     def refused(self, part: ChunkPart, *, sent: bool) -> None:
-        """Learn that the disk has refused what it has had of a part that was `sent`, or would have had.
+        """Handle the refusal of messages by the disk, of a part that was `sent`, or held for it.
 
-        While it is in REPLAY it learns that when it comes there.
+        In REPLAY the reader is notified when it comes there.
         """
 
     def switched(self, state: str, sequence: int) -> None:
@@ -219,7 +219,7 @@ class Reader:
         self.stream.forget(self)
 
     def takes(self, first: int, places: Sequence[int]) -> Sequence[int]:
-        """Those of the places in a chunk that it is to have, from its cursor on; `first` is place 0."""
+        """Return the places in a chunk that it is to get, from its cursor on; `first` is place 0."""
         before = self.cursor - first
         if before > 0:
             places = places[bisect_left(places, before) :]
@@ -286,7 +286,7 @@ class Reader:
 
 
 class Subscription(Reader):
-    """What a session wants of a stream."""
+    """A subscription of a session to a stream."""
 
     def __init__(
         self,
@@ -302,10 +302,10 @@ class Subscription(Reader):
         self.session = session
         self.source = source
         self.had = had
-        """What came up to here it has had on an older connection."""
+        """The last message that it had on an older connection."""
         self.committed = committed
         self.asked = asked
-        """What its client asked for; it takes what is allowed of that."""
+        """The requested selector, of which it takes the allowed part."""
         self.credit = CreditBalance()
         super().__init__(stream, selector)
 
@@ -339,7 +339,7 @@ class Subscription(Reader):
         return self.credit.open and not self.session.blocked
 
     def grant(self, messages: int, size_bytes: int) -> None:
-        """Take more credit, and what was waiting for it."""
+        """Add credit, and wake for waiting messages."""
         self.credit.grant(messages, size_bytes)
         self.unblock()
 
@@ -382,7 +382,7 @@ class Subscription(Reader):
         self.time_ns = part.time_ns
 
     def refused(self, part: ChunkPart, *, sent: bool) -> None:
-        """Notify the client of what it has had in vain, or will not get."""
+        """Notify the client of messages taken back, or unavailable."""
         sequences = part.columns.each_sequence()
         if sent and not self.committed:
             had = [s for s in sequences if s <= self.had or self._has_had(s)]

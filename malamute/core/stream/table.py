@@ -1,4 +1,4 @@
-"""The streams: which there are, what the store kept of them, and what each iteration brings to them."""
+"""The streams by name: their stored state, and the work of each iteration for them."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Streams:
     ) -> None:
         """New streams begin behind the last of the `incarnations` of the store.
 
-        `broker` is the id of the broker, of whose store the positions in the streams are.
+        `broker` is the id of the broker, which positions in its store name.
 
-        What users have of streams and of cursors counts in `held` and in `cursors_held`.
+        `held` and `cursors_held` count the streams and cursors of users.
         """
         self.effects = effects
         self.deleted = DeletedStreams(effects.stage)
@@ -80,7 +80,7 @@ class Streams:
         self._policy_of = self._started_with = policy_of
         self.times_before = TimesBefore(effects.time_ns)
         self.epoch_end = 0
-        """What is reserved for streams without a journal that are new: so much is the floor after a crash."""
+        """The reservation for new streams without a journal, which is the floor after a crash."""
         self._unjournaled = unjournaled
         self.by_name: NamedTable[Stream] = NamedTable()
         self.active: dict[str, Stream] = {}
@@ -117,7 +117,7 @@ class Streams:
         return self.retentions.get(name) or self.policy(name).retention
 
     def begin_ageing(self) -> None:
-        """Some streams may have what is too old, if any of them has a limit by age: see when that is."""
+        """Schedule the drop of old messages, if any stream has a limit by age."""
         if any([stream.begin_ageing() for stream in self.by_name.values()]):
             self.shared.ageing.look_when_stored()
 
@@ -127,7 +127,7 @@ class Streams:
         self.cursors.each_max = limits.cursors
 
     def restore(self, recovered: Recovered, recovery: Recovery) -> None:
-        """Take up the streams that the store kept, with their cursors and what was set for them."""
+        """Restore the stored streams, with their cursors and values."""
         recovery.take_up("table", "deleted streams", self.deleted.restore, recovered)
         beginnings, skipped = recovered.table(BEGINNINGS), recovered.table(SKIPPED)
         for name, state in recovered.streams.items():
@@ -142,7 +142,7 @@ class Streams:
         self.begin_ageing()
 
     def _restore_values(self, recovered: Recovered) -> None:
-        """Take up what is kept of the streams that are there."""
+        """Restore the values of existing streams."""
         for (name, cursor), user in recovered.table(OWNERS).items():
             self._restore_owner(name, cursor, str(user))
         for (name,), retention in recovered.table(RETENTIONS).items():
@@ -166,7 +166,7 @@ class Streams:
         refused: Sequence[NoteRefused],
         numbering: tuple[Any, Any],
     ) -> None:
-        """Take up one of them, and what the disk had `refused` of it."""
+        """Restore one stream, and the ranges that the disk had `refused`."""
         if name == FLOOR:
             self.floor = max(self.floor, state.reserved)
         else:
@@ -205,7 +205,7 @@ class Streams:
             self.effects.stage.store(Reserve(FLOOR, self.floor))
 
     def begin_epoch(self) -> None:
-        """Store the floor, and ahead of it what streams may use that have no journal."""
+        """Store the floor, and ahead of it the reservation of streams without a journal."""
         reserved = max(self.floor, self.incarnation) + EPOCH
         self.effects.stage.store(Reserve(FLOOR, reserved))
 
@@ -311,17 +311,17 @@ class Streams:
                 stream.progress.first_kept = max(stream.progress.first_kept, first)
 
     def keep(self, name: str) -> Stream:
-        """The stream of this name, made if needed: the broker's own, or what was promised something."""
+        """Return the stream of this name, made if needed: the broker's own, or one with promised values."""
         if name not in self.by_name:
             self.by_name[name] = self._make(name)
         self.by_name[name].lasting = True
         return self.by_name[name]
 
     def flush(self) -> None:
-        """Send and store what the iteration brought."""
+        """Send and store the messages of the iteration."""
         active = list(self.active.values())
         self.active.clear()
-        # What goes on from earlier iterations leaves something for what comes to a stream now.
+        # Work from earlier iterations leaves some for new messages.
         self.effects.work = max(self.effects.work, STREAMS_WORK)
         waiting: list[Stream] = []
         served: list[Stream] = []
@@ -334,7 +334,7 @@ class Streams:
                 else:
                     waits = True
             (waiting if waits else served).append(stream)
-        # What has not been served is the first in the next iteration.
+        # Readers not served are the first in the next iteration.
         for stream in [*waiting, *served]:
             if stream.progress.behind or stream.replay.waking:
                 self.active.pop(stream.name, None)
