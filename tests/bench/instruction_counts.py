@@ -160,7 +160,7 @@ def _stepping(bench: Bench, do: Callable[[int], object]) -> Step:
     return step
 
 
-def ask_a_service() -> Step:
+def ask_a_service(*, stored: bool = True) -> Step:
     """A request without options, its reply, and the acknowledgement of that."""
     bench = Bench()
     bench.open("asker", "worker")
@@ -169,15 +169,23 @@ def ask_a_service() -> Step:
     bench.settle()
 
     def ask(number: int) -> None:
-        bench.tell("asker", Request("w", number, ["a"], RECORDS[:1], [{"correlation": number}]))
-        bench.settle()
+        numbered = number if stored else 0
+        bench.tell("asker", Request("w", numbered, ["a"], RECORDS[:1], [{"correlation": number}]))
+        if stored:
+            bench.settle()
         (task,) = bench.got("worker")
-        bench.tell("worker", Reply(1, number, [task.sequence], [True], RECORDS[:1]))
-        bench.settle()
+        bench.tell("worker", Reply(1, numbered, [task.sequence], [True], RECORDS[:1]))
+        if stored:
+            bench.settle()
         (answer,) = bench.got("asker")
         bench.tell("asker", ack(0, (answer.sequence, answer.sequence)))
 
     return _stepping(bench, ask)
+
+
+def ask_in_passing() -> Step:
+    """The same of a request that is not stored: it passes the queue, and so does its reply."""
+    return ask_a_service(stored=False)
 
 
 def send_to_a_mailbox() -> Step:
@@ -185,20 +193,27 @@ def send_to_a_mailbox() -> Step:
     return _sending(1)
 
 
+def send_in_passing() -> Step:
+    """The same of a message that is not stored."""
+    return _sending(1, stored=False)
+
+
 def send_a_batch() -> Step:
     """A batch to a mailbox, acknowledged as one range."""
     return _sending(BATCH)
 
 
-def _sending(messages: int) -> Step:
+def _sending(messages: int, *, stored: bool = True) -> Step:
     bench = Bench()
     bench.open("alice", "bob")
     bench.tell("bob", mail_credit())
     bench.settle()
 
     def send_and_ack(number: int) -> None:
-        bench.tell("alice", Send("bob", number, SUBJECTS[:messages], RECORDS[:messages]))
-        bench.settle()
+        numbered = number if stored else 0
+        bench.tell("alice", Send("bob", numbered, SUBJECTS[:messages], RECORDS[:messages]))
+        if stored:
+            bench.settle()
         mail = bench.got("bob")
         bench.tell("bob", ack(0, (mail[0].sequence, mail[-1].sequence)))
 
@@ -277,7 +292,9 @@ WORKLOADS: dict[str, Callable[[], Step]] = {
     f"publish a batch of {BATCH} to 100 subscribers": publish_to_many,
     f"publish a batch of {BATCH} to 100 filters by header": publish_to_filters,
     "request, reply and acknowledge": ask_a_service,
+    "request, reply and acknowledge, not stored": ask_in_passing,
     "send one and acknowledge": send_to_a_mailbox,
+    "send one and acknowledge, not stored": send_in_passing,
     f"send a batch of {BATCH} and acknowledge": send_a_batch,
     f"subscribe and replay {HISTORY:,}": replay,
     f"replay {HISTORY:,} to 100 filters by header": replay_to_filters,

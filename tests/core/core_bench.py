@@ -257,7 +257,9 @@ class Bench:
             self.read()
 
     def settle(self) -> None:
-        """Store and read until there is nothing left to do."""
+        """Store and read until there is nothing left to do. What is held to be stored later is stored too."""
+        if (hold := self.core.queue_limits.hold).holding:
+            hold.end()
         self.iterate()
         while self.appends or self.reads or self.core.effects.chores or self.core.streams.active:
             if self.appends or self.reads:

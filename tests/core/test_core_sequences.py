@@ -97,6 +97,7 @@ def test_what_the_disk_refuses_while_the_broker_stops_keeps_its_sequence():
     bench.settle()
     bench.tell("alice", request(b"1"))
     assert bench.bodies("bob") == [b"0", b"1"]
+    bench.wait(1)  # it is handed to the store
     bench.core.close()
     bench.fail()
     bench.settle()

@@ -76,6 +76,7 @@ def test_a_renewed_token_leaves_what_the_session_holds(world):
     assert answers(world, offer(1), subscribe(2)) == [(Ok, 0)] * 2
     world.bench.tell("bob", request(b"1"))
     assert world.bench.sent("ann")
+    world.bench.wait(1)  # the request is stored
     timers = world.timers()
     world.bench.wait(30)
     assert world.hello(token_of(seconds=120), renews=True, attempt=3) == Ok(1, 3)

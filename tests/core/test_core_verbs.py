@@ -430,8 +430,8 @@ def test_a_deadline_of_nothing_is_for_ever():
 
 
 def test_the_loop_knows_when_the_first_deadline_is(bench):
-    worker(bench, b"1", ack_timeout=100)
-    assert bench.core.next_deadline() == bench.now + 0.1
+    worker(bench, b"1", ack_timeout=10)
+    assert bench.core.next_deadline() == bench.now + 0.01
 
 
 # Release

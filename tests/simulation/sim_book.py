@@ -475,6 +475,10 @@ class Book:
         self.audit.ending(peer)
         self._may_come_again(peer)
 
+    def passing(self, core: Core, appends: Sequence[Append]) -> None:
+        """The broker has messages that consumers have, and that it stores later or never."""
+        self.queues.passing(core, appends)
+
     def handed_out(self, append: Append) -> None:
         """The broker wants to store something."""
         self.audit.handed_out(append)

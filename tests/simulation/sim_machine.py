@@ -48,6 +48,10 @@ SESSIONS_MAX = 100
 QUEUES_BYTES = 4_000
 
 
+CUT_THROUGH = {"on": True, "off": False, "mixed": property(lambda queue: queue.next_sequence % 2 == 0)}
+"""Whether a plain message passes, by `Setup.cut_through`."""
+
+
 class Watch(Protocol):
     """What a broker is sent."""
 
@@ -59,6 +63,7 @@ class Watch(Protocol):
     def choosing(self, core: Core) -> None: ...
     def gone(self, peer: bytes) -> None: ...
     def damage_found(self, defects: Sequence[Defect], core: Core) -> None: ...
+    def passing(self, core: Core, appends: Sequence[Append]) -> None: ...
     def handed_out(self, append: Append) -> None: ...
     def failed(self, append: Append) -> None: ...
     def sends(self, sends: Sequence[tuple[bytes, Message]], blocked: frozenset[bytes]) -> None: ...
@@ -235,6 +240,7 @@ class Machine:
         assert not self.core.effects.faults.count, [notice.details for notice in ready.notices]
         for peer in ready.closed:
             self.watch.ending(peer)
+        self.watch.passing(self.core, ready.appends)
         for append in ready.appends:
             self._appends[append.token] = append
             self.watch.handed_out(append)
@@ -273,6 +279,7 @@ def narrowed(setup: Setup) -> Iterator[None]:
         "malamute.core.stream.stream.RESERVE": setup.reserve,
         "malamute.core.stream.replay.READ_BYTES": setup.read_bytes,
         "malamute.core.stream.replay.READS_MAX": 2,
+        "malamute.core.queue.queue.Queue.cut_through": CUT_THROUGH[setup.cut_through],
         "malamute.core.queue.waiters.STALE_MIN": 2,
         "malamute.matching.cache.UNCHARGED_BYTES": 0 if "caches_bytes" in setup.tight else UNCHARGED_BYTES,
         "malamute.server.transport.KEPT_MESSAGES": KEPT_FOR_PEER,

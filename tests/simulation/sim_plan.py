@@ -149,6 +149,8 @@ class Setup(NamedTuple):
     """Whether programs consume from mailboxes beside their owners, and from one that is nobody's."""
     existing: bool = False
     """Whether some subscriptions are to streams that are there, or to none."""
+    cut_through: str = "on"
+    """Which plain messages pass to a consumer that waits: all (`on`), none (`off`), every other (`mixed`)."""
     age_seconds: float = 0.0
     """For how long streams keep their messages, if that is less than a run takes."""
 
@@ -168,6 +170,10 @@ class Plan(NamedTuple):
     seed: int
     setup: Setup
     steps: Sequence[Step]
+
+
+WAYS = ("on", "mixed", "off")
+"""What `cut_through` may be."""
 
 
 def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
@@ -209,6 +215,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         tight=tight,
         shared=shared,
         existing=theme is None and seed % 19 == 7,
+        cut_through=WAYS[seed // 5 % 3],
     )
     if "identities_bytes" in tight:
         setup = setup._replace(wishes=60)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
 from sim_clock import MailTimes
@@ -35,6 +36,7 @@ from malamute.store.operations import (
     MarkDelivered,
     Operation,
     PutIdentity,
+    PutMessages,
     Recovered,
     SetAttempts,
     StoredMessage,
@@ -170,8 +172,37 @@ class QueueBook:
         self.outcome_ends: dict[tuple[str, str], str] = {}
         """What became of an outcome, by the mailbox and the tracker."""
         self.disk_failed = False
+        self._unwritten: set[Key] = set()
+        """What the broker has given to consumers and the disk was not told of yet."""
 
     # What the disk does
+
+    def passing(self, core: Core, appends: Sequence[Append]) -> None:
+        """Note what came into queues and left them of which the disk is not told, as if it were."""
+        here = {
+            (table.kind, name, sequence): PutMessage(table.kind, name, entry.message)
+            for table in (core.mailboxes, core.services)
+            for name, queue in table.by_name.items()
+            for sequence, entry in queue.unwritten.entries.items()
+        }
+        told: set[Key] = set()
+        removed: set[Name] = set()
+        for operation in chain.from_iterable(append.operations for append in appends):
+            if isinstance(operation, PutMessages):
+                told |= {(operation.kind, operation.queue, m.sequence) for m in operation.messages()}
+            elif isinstance(operation, DeleteQueue):
+                removed.add((operation.kind, operation.queue))
+        for key, put in here.items():
+            if key not in self._unwritten:
+                self._unwritten.add(key)
+                self._put(put, 0)
+                del self._meant[id(put)]
+        for key in self._unwritten - here.keys() - told:
+            self._unwritten.discard(key)
+            if key[:2] not in removed:
+                mail = self.mail[key]
+                self._leave(mail, Facts(Append(0, ()), ()))
+                self._removed(mail)
 
     def handed_out(self, append: Append) -> None:
         """The broker wants to store something."""
@@ -187,6 +218,7 @@ class QueueBook:
                 key = operation.kind, operation.queue, operation.message.sequence
                 self._meant[id(operation)] = [self.mail[key]]
                 self._to_store.discard(key)
+                self._unwritten.discard(key)
             elif is_put(operation):
                 self._put(operation, append.token)
             elif isinstance(operation, PutIdentity):
@@ -208,7 +240,7 @@ class QueueBook:
         if not is_put(operation):
             return False
         mail = self.mail.get((operation.kind, operation.queue, operation.message.sequence))
-        if mail is None or not mail.stranded:
+        if mail is None or not (mail.stranded or mail.key in self._unwritten):
             return False
         return operation.message._replace(record=bytes(operation.message.record)) == mail.message
 
@@ -529,6 +561,7 @@ class QueueBook:
 
     def died(self) -> None:
         """What was not committed is gone, and what was not removed for good is back."""
+        self._unwritten.clear()
         self._meant.clear()
         self._in_memory.clear()
         self._to_store.clear()

@@ -193,6 +193,10 @@ class QueueMetrics:
     def settled(self, messages: Sequence[Timed], now: float, ahead: float) -> None:
         """Messages have left for good, `now` in seconds; their `time_ns` is of a clock that is `ahead`."""
         self.settlements.add(len(messages), now)
+        if len(messages) == 1:
+            (message,) = messages
+            self._add(message.time_ns, message.first_delivered_at, message.last_delivered_at, 1, now, ahead)
+            return
         step = 1 + len(messages) // SAMPLES
         # All that was dispatched in one iteration has one time, so there are few different ones.
         times: dict[tuple[int, float, float], int] = {}
@@ -200,10 +204,13 @@ class QueueMetrics:
             key = (message.time_ns, message.first_delivered_at, message.last_delivered_at)
             times[key] = times.get(key, 0) + 1
         for (queued_ns, first, last), count in times.items():
-            if last:
-                self.processing_time.add(now - last, count, now)
-            if first:
-                self.queue_time.add(max(0.0, first + ahead - to_seconds(queued_ns)), count, now)
+            self._add(queued_ns, first, last, count, now, ahead)
+
+    def _add(self, queued_ns: int, first: float, last: float, count: int, now: float, ahead: float) -> None:
+        if last:
+            self.processing_time.add(now - last, count, now)
+        if first:
+            self.queue_time.add(max(0.0, first + ahead - to_seconds(queued_ns)), count, now)
 
     def row(self, now: float) -> dict[str, Any]:
         """All of it: rates are of a second, and the quantiles None when nothing was measured."""

@@ -102,14 +102,16 @@ class StoreStage:
     def hand_over(self, fault: MalamuteError | None, now: float) -> Sequence[Append]:
         """Return the append of this iteration; with a `fault` it is to be refused."""
         backlog_shares: Sequence[tuple[BacklogShare, int]] = ()
+        is_empty = not (self.operations or self._callbacks)
         if self.backlog_shares:
-            backlog_shares = [(holder, holder.new_bytes) for holder in self.backlog_shares]
+            if not is_empty:
+                backlog_shares = [(holder, holder.new_bytes) for holder in self.backlog_shares]
             for holder in self.backlog_shares:
+                if is_empty:
+                    holder.backlog_bytes -= holder.new_bytes
                 holder.new_bytes = 0
             self.backlog_shares.clear()
-        if not (self.operations or self._callbacks):
-            if backlog_shares:
-                _let_go(backlog_shares)
+        if is_empty:
             self._awaited = False
             return ()
         self._token += 1

@@ -14,7 +14,9 @@ Its settlement (`Settlement.settle`) is one transaction with all that follows: t
 that tracks it, the dead letter, the reply. If the disk refuses that, the message is where it was before.
 
 A message is ready once it is stored, or at once if it needs no confirmation and no message of the queue waits
-for the disk (so order is kept). A message that a consumer loses is ready again in its old place.
+for the disk (so order is kept). With a waiting consumer it is then delivered before it is handed to the store
+(`unwritten`), and never stored if it is settled soon. A message that a consumer loses is ready again in its
+old place.
 
 A second delivery is `redelivered`, even if the broker was killed right after the first: the watermark is
 durable before the delivery. A message with a waiting consumer is put below the watermark in the transaction
@@ -41,7 +43,7 @@ by return values, or by a function that it was given.
         dispatch        choosing a consumer for each    waiters             consumer groups, ready queues
         affinity        keys that stay with a worker    schedule            from when and until when
         paging          records that stay on the disk   correlations        what a sender may withdraw
-        steps           work of many iterations
+        steps           work of many iterations         unwritten       delivered before the store knows them
 
     shared by all queues
         limits          room and sequences              settlement_log      the history of outcomes

@@ -93,11 +93,15 @@ class Consumer:
 
     # Assigned messages
 
-    def sendable(self) -> list[Entry]:
-        """The first of those unsent that are there, and of which it is durable that they may be delivered."""
-        entries = [*takewhile(_marked, self.unsent)]
+    def pop_sendable(self) -> list[Entry]:
+        """Pop the first unsent messages whose records and marks of delivery are there."""
+        entries = unsent = self.unsent
+        # Most are one message, or all of a batch.
+        if len(unsent) != 1 or not unsent[0].marked:
+            entries = [*takewhile(_marked, unsent)]
         if self.missing_bytes:
             entries = [*takewhile(lambda entry: entry.record is not None, entries)]
+        self.unsent = unsent[len(entries) :]
         return entries
 
     def recall(self, sequences: set[int]) -> list[Entry]:

@@ -124,9 +124,8 @@ class Deliveries:
 
     def deliver(self, consumer: Consumer) -> None:
         """Send the messages that may be sent, and request records and marks for the others."""
-        entries = consumer.sendable()
+        entries = consumer.pop_sendable()
         if entries:
-            consumer.unsent = consumer.unsent[len(entries) :]
             part = QueuePart(self._columns(entries))
             effects, session, count = self._effects, consumer.session, len(entries)
             effects.counters.delivered[self._usage.kind] += count
@@ -150,6 +149,16 @@ class Deliveries:
         self._watch(consumer)
 
     def _columns(self, entries: Sequence[Entry]) -> Columns:
+        if len(entries) == 1 and (entry := entries[0]).attempts == 1:
+            return Columns(
+                [entry.sequence],
+                [entry.time_ns],
+                [entry.sender],
+                [entry.subject],
+                [entry.record or b""],
+                [1],
+                [entry.properties] if entry.properties else None,
+            )
         sequences, times, senders, subjects, records, attempts, properties = columns_of(entries)
         if attempts.count(1) < len(attempts):
             usage = self._usage

@@ -142,8 +142,11 @@ class Dispatcher:
         """Assign the ready messages to a consumer with credit, or let it wait in its group."""
         if not self._may_get(consumer):
             return
-        self._give_ready(consumer)
-        if self._may_get(consumer) and not (consumer.is_waiting or consumer.is_searching):
+        if self._states.counts[READY]:
+            self._give_ready(consumer)
+            if not self._may_get(consumer):
+                return
+        if not (consumer.is_waiting or consumer.is_searching):
             consumer.is_waiting = True
             consumer.group.waiting.append(consumer)
             self.waiters += 1
@@ -241,6 +244,14 @@ class Dispatcher:
             self._dispatch_by_options(sequences)
         else:
             self._dispatch_in_order(sequences)
+
+    def take(self, entry: Entry) -> Consumer | None:
+        """Return the consumer that waits longest for a message without options, which uses its credit."""
+        consumer = self._pop_waiter(self._groups_of(self._match(entry)))
+        if consumer is not None:
+            consumer.credit.consume(1, entry.bytes)
+            self._wait_again(consumer)
+        return consumer
 
     def _dispatch_in_order(self, sequences: Iterable[int]) -> None:
         """The same where no message has options: all that goes to one consumer goes at once."""

@@ -73,14 +73,16 @@ def _put(
     quotas: QuotaUsages,
     chosen: Mapping[int, Options] | None = None,
 ) -> None:
+    confirmed = command.number > 0
+    plain = not (confirmed or chosen)
     if not quotas:
-        queue.put(entries, confirmed=command.number > 0, options=chosen)
+        queue.put(entries, confirmed=confirmed, options=chosen, plain=plain)
         return
     check_entries(quotas, queue.kind, entries)
     # A feed may move some of them at once, or they are over already.
     queue.sent_by.add(entries, quotas)
     try:
-        queue.put(entries, confirmed=command.number > 0, options=chosen)
+        queue.put(entries, confirmed=confirmed, options=chosen, plain=plain)
     except MalamuteError:
         queue.sent_by.remove(entries)
         raise

@@ -23,6 +23,7 @@ from malamute.core.queue.deduplication import DedupQuota
 from malamute.core.queue.delivery import QueueFlush
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.settlement_log import SettlementLog
+from malamute.core.queue.unwritten import Hold
 from malamute.errors import TryLater
 from malamute.store.operations import PutValue
 from malamute.store.policies import MEMORY
@@ -125,6 +126,7 @@ class QueueLimits:
         self.dead_lettered: Counter[str] = Counter()
         """How many messages became dead letters, by the kind of queue."""
         self.flush = QueueFlush(effects)
+        self.hold = Hold(effects, timers)
 
     def restore(self, recovered: Recovered, recovery: Recovery) -> None:
         """Restore the shared state of all queues."""

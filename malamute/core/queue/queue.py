@@ -3,6 +3,7 @@
 The parts know nothing of each other, and none of them knows the queue. `Queue` asks them in a fixed order:
 
     put          messages come: `limits`, `entries`, `states`, the store, `options`
+    _pass        a message that needs none of this finds a consumer: it is delivered, and stored later if ever
     make_ready   they are committed, or come back: `schedule`, then `dispatcher`
     _assign      a consumer gets them: `states`, `deliveries`, `watermark`
     _sent        they are sent: deadlines, memory, `prefetch`, `watermark`
@@ -13,7 +14,7 @@ The parts know nothing of each other, and none of them knows the queue. `Queue` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from malamute.core.iteration.metrics import QueueMetrics
 from malamute.core.queue.correlations import Correlations
@@ -29,6 +30,7 @@ from malamute.core.queue.sent_by import SentBy
 from malamute.core.queue.settlement import Settlement
 from malamute.core.queue.state import DELAYED, DELIVERED, PENDING, READY, SETTLING, MessageStates
 from malamute.core.queue.steps import Steps
+from malamute.core.queue.unwritten import Unwritten
 from malamute.core.queue.usage import QueueUsage
 from malamute.protocol.messages import Recall
 from malamute.protocol.names import RESERVED_PREFIX
@@ -70,6 +72,8 @@ class FedFrom(Protocol):
 class Queue:
     """The messages of one mailbox or service, and the consumers that take them."""
 
+    cut_through: ClassVar = True
+    """Whether plain messages without assurance pass to a consumer that waits; tests compare both."""
     is_stored = False
     """Whether the store knew of it at the start."""
     set_aside = 0
@@ -101,6 +105,7 @@ class Queue:
         self.states = states = MessageStates()
         self.not_durable: set[int] = set()
         """The messages that are in memory only, until the disk has them or for good."""
+        self.unwritten = Unwritten(limits.hold, usage, write=self._write)
         self.sent_by = SentBy(kind)
         self.dedup = DedupWindow(effects, timers, limits.dedup_quota, usage)
         self.correlations = Correlations(entries)
@@ -128,7 +133,16 @@ class Queue:
         )
         self.dead_letters = dead = DeadLetters(effects, limits, usage)
         self.settlement = Settlement(
-            effects, limits, usage, entries, self.options, states, dead, self.drop, refused=self._refused
+            effects,
+            limits,
+            usage,
+            entries,
+            self.options,
+            states,
+            dead,
+            self.unwritten.settle,
+            self.drop,
+            refused=self._refused,
         )
 
     # Messages come
@@ -140,23 +154,20 @@ class Queue:
         confirmed: bool,
         options: Mapping[int, Options] | None = None,
         reserved: bool = False,
+        plain: bool = False,
     ) -> None:
         """Add messages, numbered by the caller from `next` on. Raises `TryLater` when they do not fit.
 
-        `options` are by sequence. Messages whose room is `reserved` always fit.
+        `options` are by sequence. Messages whose room is `reserved` always fit. A `plain` message may be
+        stored later than all else of the iteration, or never: nothing relies on it.
         """
+        if plain and len(entries) == 1 and self._pass(entries[0], reserved=reserved):
+            return
         count, size_bytes = len(entries), size_of(entries)
         if not reserved:
             self.limits.check(self.usage, count, size_bytes)
-        self.limits.count(self.usage, count, size_bytes)
-        if not self.is_known and not self.name.startswith(RESERVED_PREFIX):
-            self._report_created()
-        if self.usage.metrics is None:
-            self.usage.metrics = QueueMetrics()
-        self.usage.metrics.arrivals.add(count, self.effects.now)
-        sequences = range(self.next_sequence, self.next_sequence + count)
-        self.next_sequence = sequences.stop
-        self.entries.append(entries)
+        self._come(entries, size_bytes)
+        sequences = range(self.next_sequence - count, self.next_sequence)
         # Order is kept: no message overtakes one that waits for its commit.
         is_early = self._may_be_early(sequences)
         if self.usage.in_memory:
@@ -178,6 +189,65 @@ class Queue:
             self.not_durable.update(sequences)
             self.effects.stage.when_stored(lambda error: self._saved(sequences, error), awaited=False)
         self.make_ready(sequences)
+
+    def _come(self, entries: Sequence[Entry], size_bytes: int) -> None:
+        """Count messages, and take them in."""
+        usage, count = self.usage, len(entries)
+        self.limits.count(usage, count, size_bytes)
+        if not self.is_known and not self.name.startswith(RESERVED_PREFIX):
+            self._report_created()
+        if usage.metrics is None:
+            usage.metrics = QueueMetrics()
+        usage.metrics.arrivals.add(count, self.effects.now)
+        self.next_sequence += count
+        self.entries.append(entries)
+
+    def _pass(self, entry: Entry, *, reserved: bool) -> bool:
+        """Deliver a message without assurance to a waiting consumer. Returns False if none gets it.
+
+        The message is in the queue as any other; only the store does not know it yet.
+        """
+        usage, limits, sequence = self.usage, self.limits, entry.sequence
+        if (
+            not self.cut_through
+            or not self.dispatcher.waiters
+            or self.options
+            or self.fed is not None
+            or self.states.uncommitted
+            or self.steps.deferred
+            or self.watermark.is_exact
+            or self.effects.stage.backlog_bytes > limits.configured.backlog_bytes // 4
+        ):
+            return False
+        size_bytes = entry.size_bytes
+        if not reserved:
+            limits.check(usage, 1, size_bytes)
+        if not limits.sequences.covers(sequence) or (consumer := self.dispatcher.take(entry)) is None:
+            return False
+        self._come((entry,), size_bytes)
+        limits.sequences.note_unstored((sequence,))
+        if not usage.in_memory:
+            self.not_durable.add(sequence)
+            self.unwritten.add(entry)
+        if self.correlations.known is not None:
+            self.correlations.add((entry,))
+        # The mark is stored with the message.
+        entry.marked = True
+        self.states.pass_to(consumer, entry, self.effects.now)
+        self.deliveries.add(consumer, (entry,))
+        return True
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        """Store messages that consumers were given before, with the mark that says so."""
+        sequences = [entry.sequence for entry in entries]
+        for entry in entries:
+            self.usage.store(*puts(self.kind, self.name, (entry,)), size_bytes=entry.size_bytes)
+        self.watermark.advance_new(entries)
+        if self.watermark.is_exact:
+            # Its policy has changed since.
+            for entry in entries:
+                self.watermark.store_attempts(entry)
+        self.effects.stage.when_stored(lambda error: self._saved(sequences, error), awaited=False)
 
     def _report_created(self) -> None:
         self.effects.event(f"{self.kind}.created.{self.name}")
@@ -304,15 +374,17 @@ class Queue:
     def _sent(self, consumer: Consumer, entries: Sequence[Entry]) -> None:
         """Messages were sent to a consumer."""
         if self._memory.excess_bytes(self.usage) > 0 and self.prefetch.room_bytes < 0:
+            self.unwritten.write()
             self.evict_excess([e.sequence for e in entries if e.sequence not in self.not_durable])
         if self.prefetch.read_to:
             self.prefetch.advance(entries[-1].sequence)
         # One that takes all gets those that come next soon. Where some are more important than others, nobody
         # knows which these are.
-        if consumer.group.takes_all and not self.options:
+        last = self.next_sequence - 1
+        if consumer.group.takes_all and not self.options and last > self.watermark.last_delivered:
             counts = self.states.counts
             held = len(self.entries) - counts[READY] - self.states.uncommitted - counts[DELAYED]
-            self.watermark.advance_ahead(held, self.next_sequence - 1)
+            self.watermark.advance_ahead(held, last)
         if consumer.missing_bytes:
             self.dispatcher.count_missing(consumer)
 
@@ -426,11 +498,30 @@ class Queue:
             self.correlations.remove(entries)
         if self.not_durable:
             self.not_durable.difference_update(sequences)
+        if self.unwritten.entries:
+            self.unwritten.settle(sequences)
         if self.watermark.never_delivered or self.watermark.revoked:
             self.watermark.forget(sequences)
         self.limits.count(self.usage, -len(entries), -size_of(entries))
         if paged_out := [entry for entry in entries if entry.record is None]:
             self._memory.count_paged_out(self.usage, -size_of(paged_out))
+
+    def finish(self, consumer: Consumer, sequence: int) -> bool:
+        """Remove an unwritten message that its consumer has done. Returns False for any other message."""
+        entry = self.unwritten.entries.get(sequence)
+        if entry is None or self.options or consumer.unsent:
+            return False
+        del self.unwritten.entries[sequence]
+        self.settlement.log((entry,), "acknowledged", consumer.session.address)
+        self.states.finish(consumer, entry)
+        self.entries.remove((sequence,))
+        self.not_durable.discard(sequence)
+        if self.sent_by.quotas:
+            self.sent_by.remove((entry,))
+        if self.correlations.known is not None:
+            self.correlations.remove((entry,))
+        self.limits.count(self.usage, -1, -entry.size_bytes)
+        return True
 
     def forget_options(self, entry: Entry) -> None:
         """Forget the options of a message that leaves, with its timer and its tracker."""

@@ -99,8 +99,11 @@ class Services(QueueTable):
         bound = (
             message.number > 0 or bool(offer.queue.settlement.tracked(finals)) or self.limits.short_of_memory
         )
+        # A reply to a request that the store knows is stored with its removal.
+        unwritten = offer.queue.unwritten.entries
+        plain = not bound and (offer.queue.usage.in_memory or all(s in unwritten for s in finals))
         for mailbox, messages in posts:
-            mailbox.put(messages, confirmed=bound, reserved=True)
+            mailbox.put(messages, confirmed=bound, reserved=True, plain=plain)
         if finals:
             offer.complete(finals, bound=bound)
 

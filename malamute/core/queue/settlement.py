@@ -49,11 +49,15 @@ class Settlement:
         options: Mapping[int, Options],
         states: MessageStates,
         dead_letters: DeadLetters,
+        written: Callable[[Sequence[int]], Sequence[int]],
         settled: Callable[[Sequence[int]], None],
         *,
         refused: Callable[[Sequence[int]], None],
     ) -> None:
-        """`settled` is called with messages that have left for good, `refused` if the disk kept them."""
+        """`written` returns those of some settled messages that the store knows.
+
+        `settled` is called with messages that have left for good, `refused` if the disk kept them.
+        """
         self._effects = effects
         self._limits = limits
         self._usage = usage
@@ -61,6 +65,7 @@ class Settlement:
         self._options = options
         self._states = states
         self._dead_letters = dead_letters
+        self._written = written
         self._settled = settled
         self._refused = refused
 
@@ -107,14 +112,13 @@ class Settlement:
 
     def _remove(self, sequences: Sequence[int], outcome: str, worker: str, *, bound: bool) -> None:
         effects, usage = self._effects, self._usage
-        ranges = [(first, last) for first, last in ranges_of([*sequences])]
-        removal = DeleteMessages(usage.kind, usage.name, ranges)
         if bound:
             self._states.settle(map(self._entries.__getitem__, sequences))
-            usage.store_bound(removal)
+            usage.store_bound(_removal(usage, sequences))
             effects.stage.when_stored(lambda error: self._removed(sequences, outcome, worker, error))
         else:
-            usage.store(removal)
+            if written := self._written(sequences):
+                usage.store(_removal(usage, written))
             self._log(sequences, outcome, worker)
 
     def _removed(
@@ -128,13 +132,17 @@ class Settlement:
             self._refused(here)
 
     def _log(self, sequences: Sequence[int], outcome: str, worker: str) -> None:
-        entries, usage = [*map(self._entries.__getitem__, sequences)], self._usage
+        self.log([*map(self._entries.__getitem__, sequences)], outcome, worker)
+        self._settled(sequences)
+
+    def log(self, entries: Sequence[Entry], outcome: str, worker: str) -> None:
+        """Count messages that leave for good."""
+        usage = self._usage
         metrics = usage.metrics = usage.metrics or QueueMetrics()
         metrics.settled(entries, self._effects.now, self._effects.ahead)
         self._limits.settlements[outcome] += len(entries)
         if (log := self._limits.settlement_log).on:
             log.add((usage.kind, usage.name), entries, outcome, worker)
-        self._settled(sequences)
 
     # Dead letters
 
@@ -228,3 +236,7 @@ class Settlement:
             done += len(run)
             # The queue may have been cleared meanwhile.
             act([entry for entry in run if entry.sequence in self._entries], records)
+
+
+def _removal(usage: QueueUsage, sequences: Sequence[int]) -> DeleteMessages:
+    return DeleteMessages(usage.kind, usage.name, [(a, b) for a, b in ranges_of([*sequences])])

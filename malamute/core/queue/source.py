@@ -57,6 +57,8 @@ class QueueSource:
         """Acknowledge and remove any number of messages, on which nothing else depends."""
         queue, consumer = self.queue, self.consumer
         sequences = consumer.held(ranges)
+        if len(sequences) == 1 and queue.finish(consumer, sequences[0]):
+            return
         queue.detach(consumer, sequences)
         worker = consumer.session.address
         if len(sequences) <= queue.steps.step_messages:
@@ -72,6 +74,8 @@ class QueueSource:
         `bound` binds it to all that this iteration stores: if that fails, they are ready again.
         """
         queue, consumer = self.queue, self.consumer
+        if len(sequences) == 1 and not bound and queue.finish(consumer, sequences[0]):
+            return
         queue.detach(consumer, sequences)
         queue.settlement.settle(sequences, "acknowledged", bound=bound, worker=consumer.session.address)
 

@@ -137,6 +137,17 @@ class MessageStates:
         assert len(outstanding) == count, "a consumer gets a message that it has"
         holder.session.holding += len(messages)
 
+    def pass_to(self, holder: Holder, message: Stateful, now: float) -> None:
+        """A new message goes to a consumer at once: `enqueue` and `assign` of one, in one step."""
+        message.state = state = _NEXT["assign"][message.state]
+        self.counts[state] += 1
+        assert message.sequence not in holder.outstanding, "a consumer gets a message that it has"
+        holder.outstanding[message.sequence] = message
+        message.consumer = holder
+        message.attempts = 1
+        message.deadline_from = message.first_delivered_at = message.last_delivered_at = now
+        holder.session.holding += 1
+
     def uncount(self, messages: Sequence[Stateful]) -> None:
         """Their last delivery was no attempt: they were not sent, or nobody has looked at them."""
         for message in messages:
@@ -154,6 +165,15 @@ class MessageStates:
         else:
             holder.outstanding = {}
         holder.session.holding -= len(sequences)
+
+    def finish(self, holder: Holder, message: Stateful) -> None:
+        """A consumer is done with a message, and it leaves at once: `detach` and `remove` of one."""
+        after = _NEXT["remove"][message.state]
+        self.counts[message.state] -= 1
+        self.counts[after] += 1
+        message.state = after
+        del holder.outstanding[message.sequence]
+        holder.session.holding -= 1
 
     def delay(self, message: Stateful) -> None:
         """Delay a message."""

@@ -159,6 +159,7 @@ class QueueTable:
 
 def close(queue: Queue) -> None:
     """Store the state of a queue that the next start needs, at the shutdown."""
+    queue.unwritten.write()
     queue.limits.sequences.note_unstored(sorted(queue.not_durable))
     queue.watermark.retract()
     if queue.usage.in_memory and queue.is_known:
@@ -191,6 +192,7 @@ def _delete_stored(queue: Queue) -> None:
 def _clear(queue: Queue) -> None:
     """Remove all messages of a queue without consumers; very many leave in steps."""
     queue.settlement.post_purged()
+    queue.unwritten.settle([*queue.unwritten.entries])
     # Timers and consumers must not find a message while it is removed.
     queue.schedule.drop(queue.entries)
     queue.states.due([entry for entry in queue.entries.values() if entry.state == DELAYED])
