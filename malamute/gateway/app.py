@@ -18,7 +18,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from malamute.errors import InternalError, MalamuteError, Malformed, MethodRefused, NoSuchResource
-from malamute.gateway import health, mailboxes, mercure, metrics, problems, services, sse, streams, tracing
+from malamute.gateway import (
+    admin,
+    health,
+    mailboxes,
+    mercure,
+    metrics,
+    problems,
+    services,
+    sse,
+    streams,
+    tracing,
+)
 from malamute.gateway.addresses import PathPrefix
 from malamute.gateway.console import site
 from malamute.gateway.console.rendering import render
@@ -43,6 +54,7 @@ ENDPOINTS: tuple[Endpoint, ...] = described(
         *mailboxes.ENDPOINTS,
         *services.ENDPOINTS,
         *mercure.ENDPOINTS,
+        *admin.ENDPOINTS,
         *RESTMS_ENDPOINTS,
     )
 )

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from malamute.gateway import bodies, problems
 from malamute.gateway.addresses import outside
+from malamute.gateway.admin import SCHEMAS
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.version import __version__
 
@@ -72,7 +73,7 @@ def document(routes: Sequence[Endpoint]) -> dict[str, Any]:
         "info": {"title": "Malamute gateway", "version": __version__, "description": DESCRIPTION},
         "paths": paths,
         "components": {
-            "schemas": {"Problem": _PROBLEM},
+            "schemas": {"Problem": _PROBLEM, **SCHEMAS},
             "securitySchemes": {
                 "basic": {"type": "http", "scheme": "basic"},
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -95,12 +96,14 @@ def _operation(route: Endpoint) -> dict[str, Any]:
         "responses": responses,
     }
     if route.bodies:
-        operation["requestBody"] = {"content": {kind: {} for kind in route.bodies}}
+        schema = {"schema": route.body_schema} if route.body_schema else {}
+        operation["requestBody"] = {"content": {kind: schema for kind in route.bodies}}
     return operation
 
 
 def _answer(answer: Documented) -> dict[str, Any]:
-    return {"description": answer.words, "content": {kind: {} for kind in answer.types}}
+    schema = {"schema": answer.schema} if answer.schema else {}
+    return {"description": answer.words, "content": {kind: schema for kind in answer.types}}
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:

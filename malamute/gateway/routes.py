@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -44,6 +45,7 @@ class Documented(NamedTuple):
 
     words: str
     types: Sequence[str] = ("application/json",)
+    schema: Schema = {}
 
 
 Handler = Callable[[Request, Arguments], Awaitable[Response]]
@@ -64,6 +66,8 @@ class Endpoint(NamedTuple):
     """Problem statuses particular to the endpoint."""
     ignores_unknown: bool = False
     """Whether unknown parameters are ignored: clients of a foreign protocol add some."""
+    body_schema: Schema | None = None
+    """The JSON schema of the body."""
 
     def read(self, request: Request) -> Arguments:
         """Return the checked parameters of a request. Raises `InvalidValue`."""
@@ -105,7 +109,7 @@ def _parse(parameter: Parameter, text: str) -> Any:
     schema = parameter.schema
     try:
         value = _READ[schema.get("format", schema["type"])](text)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         raise _wrong(parameter, text) from None
     # NaN is between no limits.
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -139,6 +143,7 @@ def _integer(text: str) -> int:
 
 
 _READ: Mapping[str, Callable[[str], Any]] = {
+    "object": msgspec.json.Decoder(dict[str, Any]).decode,
     "string": str,
     "integer": _integer,
     "duration": parse_duration,

@@ -27,6 +27,13 @@ UPGRADE = {
 Asked = tuple[str, str, Mapping[str, str], str]
 
 REQUESTS: Sequence[Asked] = (
+    (
+        "POST",
+        "/v1/admin/queue.redrive",
+        {"Content-Type": "application/json"},
+        '{"kind":"mailbox","name":"ann","sequences":[1],"body":"YQ==","dry_run":true}',
+    ),
+    ("GET", "/v1/admin/explain?stream=loud&subject=a&headers=%7B%22n%22%3A1%7D&limit=2", {}, ""),
     ("POST", "/v1/streams/loud/messages?subject=a.b&ttl=5", {"Content-Type": "application/json"}, '{"a": 1}'),
     ("POST", "/v1/streams/loud/messages", {"Content-Type": "application/cloudevents+json"}, EVENT),
     (

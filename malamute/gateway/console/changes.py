@@ -52,7 +52,8 @@ class Act(NamedTuple):
     destroys: bool = True
 
 
-def _hashed(password: str) -> str:
+def hashed(password: str) -> str:
+    """Return the salted hash of a password. Raises `InvalidValue`."""
     try:
         return salted_hash(password, token_bytes(16))
     except ConfigError as error:
@@ -74,7 +75,7 @@ _GROUP: Mapping[str, Reader] = {"name": str, "access_rules": forms.lines}
 _CHANGED: Mapping[str, Reader] = {"added_rules": forms.lines, "removed_rules": str}
 _ACCOUNT: Mapping[str, Reader] = {
     "name": str,
-    "password": _hashed,
+    "password": hashed,
     "key": str,
     "uid": forms.number,
     "groups": forms.names,
