@@ -64,6 +64,7 @@ from malamute.version import __version__
 
 if TYPE_CHECKING:
     from malamute.client.session.message import Mail, Message
+    from malamute.client.session.outbox import StoredSequence
     from malamute.client.sync.client import Client, connect
     from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
     from malamute.client.sync.demand import Demand
@@ -124,6 +125,7 @@ __all__ = [
     "StoreLost",
     "StoreTooNew",
     "StoreTooOld",
+    "StoredSequence",
     "Subscription",
     "TimedOut",
     "TooFast",
@@ -151,6 +153,7 @@ _HOMES = {
     "Replies": "malamute.client.sync.consumers",
     "Request": "malamute.client.sync.consumers",
     "Sent": "malamute.client.sync.receipts",
+    "StoredSequence": "malamute.client.session.outbox",
     "Subscription": "malamute.client.sync.consumers",
     "Uri": "malamute.protocol.names",
     "Work": "malamute.client.sync.consumers",

@@ -60,6 +60,13 @@ PUBLISHERS = 64
     metavar="DURATION",
     help="Time to live, as 30s.",
 )
+@click.option(
+    "--id",
+    "identity",
+    default="",
+    metavar="ID",
+    help="Store nothing if you have published a message with this id in the last 24 hours.",
+)
 @connects
 @json_option
 def pub(
@@ -74,6 +81,7 @@ def pub(
     rows: IO[bytes] | None,
     confirm: bool,
     ttl: float | None,
+    identity: str,
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
@@ -87,6 +95,8 @@ def pub(
     """
     if crlf and not lines:
         raise click.UsageError("--crlf without --lines: expected both")
+    if identity and (lines or rows is not None or count > 1):
+        raise click.UsageError("--id with --lines, --file or --count: expected a single message")
     _check(subject, body, lines=lines, rows=rows is not None, count=count)
     connection, stream = connection.to(stream, "stream")
     assurance = "stored" if confirm else "none"
@@ -108,7 +118,9 @@ def pub(
             copies = _copies(OutgoingMessage(subject, headers, given), count)
             published = _publish_rows(publisher, copies, ttl, count)
         else:
-            sequence = client.publish(stream, subject, given, headers, assurance=assurance, ttl=ttl)
+            sequence = client.publish(
+                stream, subject, given, headers, assurance=assurance, ttl=ttl, id=identity
+            )
             published = 1
     _report(stream, published, sequence, confirm=confirm, as_json=as_json)
 

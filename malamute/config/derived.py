@@ -40,6 +40,7 @@ SHARES_OF_MEMORY = (
     "queues_messages",
     "queues_memory_bytes",
     "identities_bytes",
+    "published_ids_bytes",
     "backlog_bytes",
 )
 """Limits in proportion to `limits.memory`."""

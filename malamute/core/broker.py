@@ -48,6 +48,7 @@ from malamute.core.session.session import Session
 from malamute.core.session.sessions import Sessions
 from malamute.core.sources import Sources
 from malamute.core.stream.ageing import Ageing
+from malamute.core.stream.duplicates import Duplicates
 from malamute.core.stream.table import Streams
 from malamute.errors import Failed, InternalError, MalamuteError
 from malamute.matching import CacheBudget
@@ -77,6 +78,7 @@ class Core(Engines):
         held, cursors_held = (
             Holdings(name, self._quotas_of, self.accounts.there_are) for name in ("streams", "cursors")
         )
+        grace_period = GracePeriod(self.effects, self.timers, self._give_time_back)
         self.streams = Streams(
             self.effects,
             limits,
@@ -84,6 +86,7 @@ class Core(Engines):
             caches,
             Ageing(self.effects, self.timers),
             recovered.incarnations,
+            duplicates=Duplicates(self.effects, self.timers, grace_period, limits.published_ids_bytes),
             unjournaled=settings.unjournaled,
             broker=recovered.broker_id.hex(),
             held=held,
@@ -93,7 +96,6 @@ class Core(Engines):
         self.queue_limits = QueueLimits(
             self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation
         )
-        grace_period = GracePeriod(self.effects, self.timers, self._give_time_back)
         self.queue_limits.grace_period = grace_period
         self.clock_note = ClockNote(self.effects, grace_period)
         self.mailboxes = Mailboxes(self.queue_limits)

@@ -268,6 +268,8 @@ class ClientCommands:
             return
         records = message.records
         size_bytes = self._check_size(records)
+        if message.id and self._is_duplicate(session, message):
+            return
         if session.quotas:
             amounts = len(records), size_bytes
             check_rates(session.quotas, amounts, self.effects.now)
@@ -286,6 +288,16 @@ class ClientCommands:
             consume_rates(session.quotas, amounts, self.effects.now)
         if message.number:
             self.confirmations.accept(session, message, len(records), first)
+        if message.id:
+            self.streams.duplicates.add(session.may.principal.user, stream, message, first)
+
+    def _is_duplicate(self, session: Session, message: Publish) -> bool:
+        """Return whether the id of a command is known; the command is confirmed as the first one with it."""
+        first = self.streams.duplicates.find(session.may.principal.user, message)
+        if first and message.number:
+            # No sequence follows 0, so that its run has no other command.
+            self.confirmations.accept(session, message, first, -first)
+        return first > 0
 
     def _send(self, peer: bytes, session: Session, message: Send) -> None:
         self._numbered(session, message, self.mailboxes.send)

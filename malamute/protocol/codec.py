@@ -74,7 +74,7 @@ _GROWN: dict[type[Any], tuple[slice, slice, tuple[Any, ...]]] = {
     )
 }
 """The slice of the last fields that a command leaves out with their defaults, that of the others, and the
-defaults: a peer that does not know such a field refuses the command. The last field of PUBLISH is another."""
+defaults: a peer that does not know such a field refuses the command. PUBLISH does so elsewhere."""
 
 
 class Codec(Protocol):
@@ -149,7 +149,7 @@ def encode_records(spec: Spec, message: tuple[Any, ...]) -> list[Frame]:
     records = message[place]
     is_publish = spec.message is Publish
     if is_publish and not message[-1]:
-        message = message[:-1]
+        message = message[:-1] if message[-2] else message[:-2]
     frame = b""
     if not records or len(records[0]) < RECORD_LARGE_BYTES:
         # Most commands are small as a whole: to look at each record would take as long as packing it.

@@ -192,7 +192,9 @@ _Sequence = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 _Subject = Annotated[str, Meta(max_length=limits.SUBJECT_BYTES_MAX)]
 _ShortSubject = Annotated[str, Meta(max_length=limits.SUBJECT_BYTES_MAX // 4)]
 _Range = Annotated[list[_Sequence], Meta(min_length=2, max_length=2)]
-_StoredRange = Annotated[list[Annotated[int, Meta(ge=0, le=NUMBER_MAX)]], Meta(min_length=3, max_length=3)]
+_StoredRange = Annotated[
+    list[Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]], Meta(min_length=3, max_length=3)
+]
 _Criterion = Annotated[list[Any], Meta(min_length=2, max_length=2)]
 
 

@@ -141,6 +141,9 @@ class Limits(NamedTuple):
     identities_bytes: int = 16 * 1024 * 1024
     """Bytes of identities, by which messages are known again, in all queues. Past it, the queue that has most
     forgets its oldest."""
+    published_ids_bytes: int = 64 * 1024 * 1024
+    """Bytes of the ids of published messages, in all streams. Past it, the user who has most loses the
+    oldest."""
     answers_bytes: int = 4 * 1024 * 1024
     """Bytes of answers to QUERY that one session may have under way; past it, a query is refused with 503."""
     backlog_bytes: int = 128 * 1024 * 1024

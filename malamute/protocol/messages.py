@@ -96,7 +96,9 @@ class Hello(NamedTuple):
 class Publish(NamedTuple):
     """Publish messages to a stream. With a number other than 0 they are confirmed by STORED.
 
-    The messages expire `ttl` milliseconds after the broker has accepted them; 0 is never.
+    The messages expire `ttl` milliseconds after the broker has accepted them; 0 is never. A command with the
+    `id` of one that the same user has published to the stream before stores nothing, and is confirmed as that
+    one.
     """
 
     stream: Name
@@ -104,6 +106,7 @@ class Publish(NamedTuple):
     subjects: Subjects
     records: Records
     ttl: Duration = 0
+    id: Address = ""
 
 
 class Send(NamedTuple):
@@ -357,7 +360,10 @@ class Error(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Commands are durable: ranges `[first number, last number, first sequence]`."""
+    """Commands are durable: ranges `[first number, last number, first sequence]`.
+
+    A PUBLISH whose id was known has a range of its own, with the negative of the first one's sequence.
+    """
 
     ranges: StoredRanges
 

@@ -45,6 +45,10 @@ OTHERS = ("",)
 SKIPPED = "skipped"
 """Of (stream,): the ranges of sequences without messages between its messages, for counting."""
 
+PUBLISHED = "published"
+"""Of (stream, user, id): the first sequence that was published under an id, until when that is known, in
+nanoseconds UTC, and a digest of the content."""
+
 FEEDS = "feeds"
 """Of (stream, name): a feed of the stream's messages, encoded by the core; its position is a cursor."""
 
@@ -85,6 +89,7 @@ TABLES = {
     BEGINNINGS: Table(of_stream=True),
     DELETED: Table(),
     SKIPPED: Table(of_stream=True),
+    PUBLISHED: Table(gives_room=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),
     SESSIONS: Table(gives_room=True),

@@ -60,6 +60,17 @@ def test_a_request_expires_when_nobody_waits_for_it_any_more(run: Run, client: m
     assert found == [3_600_000, None]
 
 
+def test_a_message_with_an_id_is_published_once(run: Run, client: malamute.Client) -> None:
+    once = ("pub", "orders", "new", "7", "--confirm", "--json", "--id", "x")
+    first, again = (json.loads(run(*once).stdout) for _ in range(2))
+    assert again == first
+    assert "error 416" in run("pub", "orders", "new", "8", "--confirm", "--id", "x", exit_code=1).stderr
+    assert (
+        "--id with --lines"
+        in run("pub", "orders", "new", "7", "--count", "2", "--id", "x", exit_code=2).stderr
+    )
+
+
 def test_immediate_is_refused_where_nobody_is(run: Run, client: malamute.Client) -> None:
     assert "error 504" in run("send", "bob", "a", "--immediate", exit_code=1).stderr
     assert "error 504" in run("request", "none", "a", "--immediate", exit_code=1).stderr

@@ -94,7 +94,8 @@ def test_all_limits_together_stay_within_what_the_page_on_sizing_promises(
         + limits.selectors_bytes
         + (limits.queues_memory_bytes + limits.backlog_bytes)
         + 17 * KIB * limits.streams
-        + (limits.caches_bytes + limits.cursors_bytes + limits.identities_bytes)
+        + (limits.caches_bytes + limits.cursors_bytes)
+        + (limits.identities_bytes + limits.published_ids_bytes)
     )
     messages = 7 * message_bytes
     sessions = int(44.2 * KIB * limits.sessions)

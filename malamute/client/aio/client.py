@@ -117,6 +117,7 @@ class Client(ClientBase):
         assurance: str = "none",
         timeout: Span | None = None,
         ttl: Span | None = None,
+        id: str = "",  # noqa: A002  # as the option of a sent message is called
     ) -> int:
         """Publish one message, and return its sequence; with the assurance `stored`, when it is durable.
 
@@ -124,10 +125,11 @@ class Client(ClientBase):
         """
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
-        if assurance == "none" and ttl is None and self._publish_fast_path(stream, subject, body, headers):
+        is_plain = assurance == "none" and ttl is None and not id
+        if is_plain and self._publish_fast_path(stream, subject, body, headers):
             return 0
         return await self._publish(
-            stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl
+            stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl, id=id
         )
 
     async def publish_batch(
@@ -139,12 +141,13 @@ class Client(ClientBase):
         *,
         timeout: Span | None = None,
         ttl: Span | None = None,
+        id: str = "",  # noqa: A002  # as the option of a sent message is called
     ) -> int:
         """Publish messages as one command, stored as a whole or not at all; return the first sequence.
 
         Raises as `malamute.Client.publish_batch`.
         """
-        return await self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl)
+        return await self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl, id)
 
     def publisher(
         self, stream: str, *, ttl: Span | None = None, **options: Unpack[PublisherOptions]

@@ -35,6 +35,7 @@ from malamute.client.options import (
     SendOptions,
     Span,
     When,
+    check_name,
     checked,
     patience,
     properties_of,
@@ -50,7 +51,7 @@ from malamute.client.session.batch import (
     record_of,
     records_of,
 )
-from malamute.client.session.outbox import Command
+from malamute.client.session.outbox import Command, StoredSequence
 from malamute.client.session.questions import PendingChange, PendingQuery
 from malamute.client.session.receipts import OutcomeTracking, SentBase
 from malamute.client.session.replies import PendingRequest
@@ -288,20 +289,27 @@ class ClientBase:
         assurance: str,
         timeout: Span | None,
         ttl: Span | None,
+        id: str = "",  # noqa: A002  # as options of the protocol are called
     ) -> int:
         driver = self._driver
         if timeout is not None:
             timeout = seconds("timeout", timeout)
         subject = check_subject(subject)
+        if id:
+            check_name("id", id)
         record, ttl_ms = record_of(headers, body), 0 if ttl is None else time_to_live("ttl", ttl)
         command = Command() if is_stored(assurance) else None
         await driver.make_room(numbered=command is not None, timeout=timeout)
-        self._session.sending.publish_single(stream, subject, record, command, ttl_ms)
+        if id:
+            self._session.sending.publish(stream, [subject], [record], command, ttl_ms, id)
+        else:
+            self._session.sending.publish_single(stream, subject, record, command, ttl_ms)
         self._stream = stream
         if command is None:
             await driver.ship()
             return 0
-        return await self._settle(command, timeout)
+        sequence = await self._settle(command, timeout)
+        return StoredSequence.of(sequence) if id else sequence
 
     async def _publish_batch(
         self,
@@ -311,17 +319,21 @@ class ClientBase:
         headers_list: Sequence[Headers | None] | None,
         timeout: Span | None,
         ttl: Span | None,
+        id: str = "",  # noqa: A002  # as options of the protocol are called
     ) -> int:
         check_columns(subjects, bodies, headers_list or None)
         if not len(subjects):
             raise InvalidValue("invalid batch: expected at least one message")
         timeout = patience("timeout", timeout)
         subjects = check_subjects(subjects)
+        if id:
+            check_name("id", id)
         records, ttl_ms = records_of(headers_list, bodies), time_to_live("ttl", ttl)
         command = Command()
         await self._driver.make_room(numbered=True, timeout=timeout)
-        self._session.sending.publish(stream, subjects, records, command, ttl_ms)
-        return await self._settle(command, timeout)
+        self._session.sending.publish(stream, subjects, records, command, ttl_ms, id)
+        sequence = await self._settle(command, timeout)
+        return StoredSequence.of(sequence) if id else sequence
 
     async def _send(
         self,

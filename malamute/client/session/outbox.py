@@ -87,6 +87,22 @@ class Command:
         return self.frames
 
 
+class StoredSequence(int):
+    """The sequence of a message that was published with an id; 0 if it is not known.
+
+    The message is a `duplicate` if it had been stored before.
+    """
+
+    duplicate = False
+
+    @classmethod
+    def of(cls, answer: int) -> StoredSequence:
+        """Return the sequence in an answer, which is negative for a duplicate."""
+        stored = cls(abs(answer))
+        stored.duplicate = answer < 0
+        return stored
+
+
 class Publication(Command):
     """Single messages to one stream that go as one command, which grows until it is sealed.
 

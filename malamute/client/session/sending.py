@@ -46,11 +46,15 @@ class Sending:
         records: Sequence[Frame],
         command: Command | None = None,
         ttl: int = 0,
+        identity: str = "",
     ) -> None:
-        """Publish messages as one command; with `command`, confirmed. `ttl` is in milliseconds."""
+        """Publish messages as one command; with `command`, confirmed. `ttl` is in milliseconds.
+
+        The broker stores no other command with the same `identity`.
+        """
         if command is not None:
             command.count = len(subjects)
-        self._carry(wire.Publish, stream, subjects, records, command, ttl)
+        self._carry(wire.Publish, stream, subjects, records, command, ttl, identity)
 
     def publish_single(
         self, stream: str, subject: str, record: Frame, command: Command | None, ttl: int = 0

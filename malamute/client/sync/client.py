@@ -96,6 +96,7 @@ class Client(ClientBase):
         assurance: str = "none",
         timeout: Span | None = None,
         ttl: Span | None = None,
+        id: str = "",  # noqa: A002  # as the option of a sent message is called
     ) -> int:
         """Publish one message, and return its sequence.
 
@@ -107,6 +108,11 @@ class Client(ClientBase):
 
         `body` is bytes, or text in UTF-8. `json` takes its place: a value, a dataclass or a model, with the
         header `content-type: application/json`; `Message.json` reads it.
+
+        If this user has published a message with the same `id` to the stream in the last 24 hours, nothing is
+        stored: the result is the sequence of that message, a `StoredSequence` whose `duplicate` is true. So a
+        program that does not know whether a message was published, even after a restart, publishes it again.
+        An id with another content raises `InvalidValue`.
 
         Raises:
             InvalidName: the stream is no valid name.
@@ -120,10 +126,13 @@ class Client(ClientBase):
         """
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
-        if assurance == "none" and ttl is None and self._publish_fast_path(stream, subject, body, headers):
+        is_plain = assurance == "none" and ttl is None and not id
+        if is_plain and self._publish_fast_path(stream, subject, body, headers):
             return 0
         return self._driver.run(
-            self._publish(stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl)
+            self._publish(
+                stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl, id=id
+            )
         )
 
     def publish_batch(
@@ -135,12 +144,13 @@ class Client(ClientBase):
         *,
         timeout: Span | None = None,
         ttl: Span | None = None,
+        id: str = "",  # noqa: A002  # as the option of a sent message is called
     ) -> int:
         """Publish messages as one command, stored as a whole or not at all, and wait until it is durable.
 
         Returns the sequence of the first message; the others follow it without a gap. `publisher` is faster
         where messages need not be stored together: it sends the next batch before the last one is confirmed.
-        `ttl` is as for `publish`.
+        `ttl` is as for `publish`, and so is `id`, which is that of all of them together.
 
         Raises:
             InvalidValue: the columns are empty or differ in length, or a message cannot be sent.
@@ -148,7 +158,7 @@ class Client(ClientBase):
             AccessRefused, QuotaExceeded: as `publish`.
 
         """
-        return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl))
+        return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl, id))
 
     def publisher(
         self, stream: str, *, ttl: Span | None = None, **options: Unpack[PublisherOptions]

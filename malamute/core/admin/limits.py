@@ -39,6 +39,7 @@ SHARED: Mapping[str, SharedLimit] = {
     "queues_messages": SharedLimit(lambda core: core.queue_limits.messages),
     "queues_memory_bytes": SharedLimit(lambda core: core.queue_limits.memory.used_bytes, refuses=False),
     "identities_bytes": SharedLimit(lambda core: core.queue_limits.dedup_quota.bytes, refuses=False),
+    "published_ids_bytes": SharedLimit(lambda core: core.streams.duplicates.quota.bytes, refuses=False),
     "backlog_bytes": SharedLimit(lambda core: core.effects.stage.backlog_bytes),
 }
 """Limits that all clients share, by the names of `Limits`."""

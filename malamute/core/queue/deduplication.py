@@ -20,6 +20,7 @@ from malamute.protocol.time_units import to_ns, to_seconds
 from malamute.store.operations import ForgetIdentities, PutIdentity
 
 if TYPE_CHECKING:
+    from malamute.core.iteration.dedup_quota import DedupQuota
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.timers import Timer, Timers
     from malamute.core.queue.entry import Entry
@@ -32,34 +33,6 @@ SWEEPS = 8
 
 DEDUP_BYTES = 128
 """Bytes of an identity in memory and on the disk, besides its own text and the name of its queue."""
-
-SHRINK_SHARE = 16
-"""The part of all that is forgotten at a time, so that looking for the largest queue is seldom."""
-
-
-class DedupQuota:
-    """The bytes of the deduplication windows of all queues together, and their limit."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
-        self._bytes_max = bytes_max
-        # In the order in which they came: which of two equals forgets is not left to chance.
-        self._holders: dict[DedupWindow, None] = {}
-
-    def count(self, window: DedupWindow, size_bytes: int) -> None:
-        """Count the bytes of a queue's identities; negative ones are returned."""
-        window.bytes += size_bytes
-        self.bytes += size_bytes
-        if window.bytes:
-            self._holders[window] = None
-        else:
-            self._holders.pop(window, None)
-
-    def evict(self) -> None:
-        """Let the queues that have most forget their oldest until there is room."""
-        while self.bytes > self._bytes_max:
-            largest = max(self._holders, key=lambda window: window.bytes)
-            largest.evict(self.bytes - self._bytes_max + self._bytes_max // SHRINK_SHARE)
 
 
 class DedupWindow:

@@ -18,8 +18,8 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from malamute.core.iteration.dedup_quota import DedupQuota
 from malamute.core.iteration.timers import Timers
-from malamute.core.queue.deduplication import DedupQuota
 from malamute.core.queue.delivery import QueueFlush
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.settlement_log import SettlementLog

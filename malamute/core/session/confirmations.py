@@ -103,6 +103,7 @@ class Confirmations:
         """A numbered command was executed: confirm it once this iteration is stored.
 
         `sequence` is that of the first of its `count` stream messages; both are 0 for other commands.
+        A duplicate has the negative of its first one's sequence, and is in no run with others.
         """
         confirmations = self.pending
         session.numbers.next = message.number + 1

@@ -10,5 +10,6 @@ chunk           the messages of one iteration; `chunk_part` those of them that o
 audience        the readers, by groups of equal selectors; `dispatch` brings them a chunk, in steps
 subscription    one reader: its position and its credit, LIVE or in REPLAY
 replay          the readers that are behind, out of memory or the journal; `gaps` are missing messages
+duplicates      the ids of published messages, by which a command is stored once
 expiry, ageing  the end of messages: by time to live, or by the retention of the stream
 """

@@ -35,6 +35,7 @@ def delete(streams: Streams, stream: Stream, deleted: Callable[[], None]) -> Non
     Its name is free then; its sequences are never used again.
     """
     last = stream.progress.last
+    streams.duplicates.forget(stream)
     first = stream.unreserve()
     stream.effects.stage.store(DeleteStream(stream.name), ForgetStream(stream.name))
     cursors_gone = stream.cursors.delete_all()

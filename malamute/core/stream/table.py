@@ -13,6 +13,7 @@ from malamute.core.session.session import Session
 from malamute.core.stream.ageing import Ageing
 from malamute.core.stream.cursors import CursorBudget
 from malamute.core.stream.deleted import DeletedStreams
+from malamute.core.stream.duplicates import Duplicates
 from malamute.core.stream.expiry import TimesBefore
 from malamute.core.stream.progress import StreamProgress
 from malamute.core.stream.stream import EPOCH, SharedByStreams, Stream
@@ -35,7 +36,7 @@ from malamute.store.operations import (
     StreamState,
 )
 from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, StreamRetention
-from malamute.store.tables import BEGINNINGS, CURSORS, OWNERS, RETENTIONS, SKIPPED
+from malamute.store.tables import BEGINNINGS, CURSORS, OWNERS, PUBLISHED, RETENTIONS, SKIPPED
 
 if TYPE_CHECKING:
     from malamute.core.identity.access import Permissions
@@ -57,6 +58,7 @@ class Streams:
         ageing: Ageing,
         incarnations: Sequence[int] = (),
         *,
+        duplicates: Duplicates,
         unjournaled: bool = False,
         broker: str = "",
         held: Holdings | None = None,
@@ -74,6 +76,7 @@ class Streams:
         self.floor = 0
         """The highest sequence of all streams that were deleted. New ones begin behind it."""
         self.broker = broker
+        self.duplicates = duplicates
         self.limits = limits
         self.held = held or Holdings("streams")
         self.cursors = CursorBudget(limits, cursors_held or Holdings("cursors"))
@@ -139,6 +142,8 @@ class Streams:
         for name, cursor in recovered.lost_keys(CURSORS):
             self.keep(name).cursors.lost.add(cursor)
         self._restore_values(recovered)
+        published = recovered.table(PUBLISHED)
+        recovery.take_up("table", "ids of messages", self.duplicates.restore, published, self.by_name)
         self.begin_ageing()
 
     def _restore_values(self, recovered: Recovered) -> None:
@@ -177,7 +182,8 @@ class Streams:
                 self.effects.stage.store(Retain(name, stream.policy.retention))
 
     def store_again(self, stranded: Stranded) -> None:
-        """The store has lost this: cursors of readers that are in it are stored once more."""
+        """The store has lost this: cursors of readers and ids that are in it are stored once more."""
+        self.duplicates.store_again(stranded.keys(PUBLISHED))
         for name, cursor in stranded.keys(CURSORS):
             stream = self.by_name.get(name)
             # A feed sees to its own, as changes of it may be under way.
