@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeGuard
 from starlette.requests import Request
 from starlette.responses import Response
 
-from malamute.aio import Client
 from malamute.client.session.message import Message
 from malamute.errors import InvalidValue, MediaTypeRefused, TooLarge
 from malamute.gateway import bodies, sse
@@ -28,7 +27,7 @@ from malamute.gateway.forms import fields_of
 from malamute.gateway.routes import Arguments, Documented, Endpoint, Parameter
 from malamute.gateway.sse import follow
 from malamute.gateway.state import gateway_of
-from malamute.gateway.streams import KEY
+from malamute.gateway.streams import KEY, published_once
 from malamute.gateway.topic_selectors import criteria_of
 from malamute.gateway.tracing import sending
 from malamute.gateway.users import ANONYMOUS
@@ -62,6 +61,11 @@ class Update(NamedTuple):
     headers: dict[str, Any]
     ident: str = ""
     """The id given by the publisher."""
+
+    @property
+    def identity(self) -> str:
+        """Return the id of the command that publishes it; other updates may share the publisher's id."""
+        return blake2b(repr(self).encode(), digest_size=16).hexdigest() if self.ident else ""
 
     def headers_of_each(self) -> list[dict[str, Any]]:
         """Return the headers of each message."""
@@ -187,13 +191,6 @@ def _discovery() -> dict[str, str]:
     return {"link": f'<{outside(PATH)}>; rel="mercure"'}
 
 
-def _key_of(update: Update, given: str | None, fingerprint: str) -> tuple[str, str] | None:
-    """Return the key of a repeated update: the header, or an id, which other updates may share."""
-    if given is not None:
-        return "key", given
-    return ("id", fingerprint) if update.ident else None
-
-
 async def publish_update(request: Request, arguments: Arguments) -> Response:
     """Publish an update, and answer with its id when it is durable.
 
@@ -204,7 +201,6 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
     request = _with_cookie(request)
     gateway = gateway_of(request)
     settings = gateway.settings
-    identity = gateway.identity(request)
     if bodies.media_type(request) != FORM:
         raise MediaTypeRefused(f"an update as {bodies.media_type(request)[:100]!r}: expected {FORM}")
     body = await gateway.body(request)
@@ -216,21 +212,20 @@ async def publish_update(request: Request, arguments: Arguments) -> Response:
         )
     stream = settings.mercure_stream
 
-    async def publish_all(client: Client, timeout: float, more: Mapping[str, str]) -> int:
-        first, *rest = update.headers_of_each()
-        with sending("publish", stream, [{**first, **more}, *rest], client) as headers:
-            return await client.publish_batch(
-                stream, update.topics, [update.data] * count, headers, timeout=timeout
-            )
-
-    fingerprint = blake2b(repr(update).encode(), digest_size=16)
-    key = _key_of(update, arguments["idempotency_key"], fingerprint.hexdigest())
-    if key is None:
-        async with gateway.session(request) as client:
-            first = await publish_all(client, settings.timeout_seconds, {})
-    else:
-        first = await gateway.publish_once(identity, stream, key, fingerprint.digest(), publish_all)
+    key = arguments["idempotency_key"]
     async with gateway.session(request) as client:
+        with (
+            published_once(key) as identity,
+            sending("publish", stream, update.headers_of_each(), client) as headers,
+        ):
+            first = await client.publish_batch(
+                stream,
+                update.topics,
+                [update.data] * count,
+                headers,
+                timeout=settings.timeout_seconds,
+                id=identity or update.identity,
+            )
         ident = _ident(first, client.store)
     # The sequence is 0 after a connection that broke before the confirmation: the number is lost.
     return Response(ident if first else "", headers=_discovery(), media_type=TEXT)

@@ -323,7 +323,6 @@ def _own(gateway: Gateway) -> Iterator[Metric]:
         ("malamute_gateway_sessions", "Sessions of the gateway with the broker.", len(gateway.users)),
         ("malamute_gateway_leases", "Messages that are leased.", len(gateway.leases)),
         ("malamute_gateway_requests", "Requests whose replies are awaited, or kept.", len(gateway.requests)),
-        ("malamute_gateway_idempotency_keys", "Keys that are remembered.", len(gateway.keys)),
     ):
         yield GaugeMetricFamily(name, words, value=value)
 

@@ -80,10 +80,6 @@ class GatewaySettings:
     """Maximum requests per second of a user; 0: any."""
     address_rate: float = 0.0
     """Maximum requests per second of an address; 0: any."""
-    keys: int = 100_000
-    """Maximum remembered values of Idempotency-Key."""
-    key_seconds: float = 24 * 3600.0
-    """Time for which they are remembered."""
 
 
 def is_loopback(host: str) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
@@ -13,13 +12,11 @@ from malamute.aio import Client, Subscription
 from malamute.gateway import bodies
 from malamute.gateway.door import BodyRoom
 from malamute.gateway.elements import ELEMENT_BYTES
-from malamute.gateway.idempotency import IdempotencyKeys
 from malamute.gateway.leases import Leases
 from malamute.gateway.requests import Requests
 from malamute.gateway.restms.service import RestMS
 from malamute.gateway.settings import GatewaySettings, is_loopback
 from malamute.gateway.shared_events import SharedEventsTable
-from malamute.gateway.stored_keys import HEADER, KeyMark, StoredKeys
 from malamute.gateway.users import Identity, ProvedUser, Users, identity_of
 
 FORWARDED = (
@@ -53,8 +50,6 @@ class Gateway:
         self.settings = settings
         self.users = Users(settings)
         self.bodies = BodyRoom(settings)
-        self.keys = IdempotencyKeys(settings.keys, settings.key_seconds)
-        self.stored_keys = StoredKeys(settings, self.users)
         self.leases = Leases(settings, self.users)
         self.requests = Requests(settings, self.users)
         self.restms = RestMS(settings, self.users)
@@ -68,8 +63,6 @@ class Gateway:
             try:
                 yield
             finally:
-                await self.keys.close()
-                await self.stored_keys.close()
                 await self.requests.close()
                 await self.leases.close()
                 await self.restms.close()
@@ -116,30 +109,6 @@ class Gateway:
         count = await self.bodies.built(body, partial(bodies.elements_of, request, body))
         self.bodies.take_more(request, count * ELEMENT_BYTES)
         return await self.bodies.built(body, partial(bodies.contents, request, body, subject))
-
-    async def publish_once(
-        self,
-        identity: Identity,
-        stream: str,
-        key: tuple[str, ...],
-        fingerprint: bytes,
-        publish: Callable[[Client, float, Mapping[str, str]], Coroutine[Any, Any, int]],
-    ) -> int:
-        """Return the sequence of a message published under a key: once, by the first request with it.
-
-        `publish` gets a client of the user, the seconds that it may take, and headers for the first message.
-        Raises as it does, as `IdempotencyKeys.once`, and as `StoredKeys.find`.
-        """
-
-        async def publish_unless_stored() -> int:
-            async with self.users.session(identity, signed=True) as client:
-                mark = KeyMark.of(client.signature, (stream, *key), fingerprint)
-                stored = await self.stored_keys.find(stream, mark)
-                return stored or await publish(client, self.settings.key_seconds, {HEADER: mark.header})
-
-        return await self.keys.once(
-            (identity.digest, stream, *key), fingerprint, publish_unless_stored, self.settings.timeout_seconds
-        )
 
     def session(
         self, connection: HTTPConnection, *, followers: int = 0, signed: bool = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from malamute.aio import Client, Subscription
 from malamute.client.events import Gap
+from malamute.client.options import check_name
 from malamute.client.session.message import Message
-from malamute.errors import InvalidSelector, Malformed, TimedOut
+from malamute.errors import InvalidSelector, InvalidValue, KeyReused, Malformed, TimedOut
 from malamute.gateway import bodies
 from malamute.gateway.addresses import address
 from malamute.gateway.events import start_behind
@@ -23,8 +24,11 @@ from malamute.gateway.sse import follow
 from malamute.gateway.state import Gateway, gateway_of
 from malamute.gateway.tracing import sending
 from malamute.protocol.batch import Columns
+from malamute.protocol.messages import BY_TYPE, Publish
 from malamute.protocol.position import StorePosition
 from malamute.protocol.start import AFTER
+
+PUBLISH = BY_TYPE[Publish].opcode
 
 PAGE_MESSAGES = 100
 PAGE_MESSAGES_MAX = 1000
@@ -74,46 +78,60 @@ def selection(arguments: Arguments) -> dict[str, Any]:
     return {"criteria": criteria, "where": arguments["where"]}
 
 
+@contextmanager
+def published_once(key: str | None) -> Iterator[str]:
+    """Yield the id of what a request publishes with an Idempotency-Key; empty without one.
+
+    Raises:
+        InvalidName: the key cannot be an id.
+        KeyReused: the user has published other messages to the stream with the key.
+    """
+    if key is not None:
+        check_name("Idempotency-Key", key)
+    try:
+        yield key or ""
+    except InvalidValue as error:
+        # The id is the only value of a PUBLISH that a broker refuses.
+        if key is None or error.about != PUBLISH:
+            raise
+        raise KeyReused(f"Idempotency-Key {key!r} was used for another request") from None
+
+
 async def publish(request: Request, arguments: Arguments) -> Response:
     """Publish the messages of a body as one command, and answer when they are durable."""
     gateway = gateway_of(request)
-    settings = gateway.settings
-    identity = gateway.identity(request)
     body = await gateway.body(request)
     found = await gateway.contents(request, body, arguments["subject"])
-    name, key = arguments["name"], arguments["idempotency_key"]
-
-    async def publish_all(client: Client, timeout: float, more: Mapping[str, str]) -> int:
-        each = [{**found[0].headers, **more}, *(content.headers for content in found[1:])]
-        with sending("publish", name, each, client) as headers:
+    name, ttl, timeout = arguments["name"], arguments["ttl"], gateway.settings.timeout_seconds
+    async with gateway.session(request) as client:
+        with (
+            published_once(arguments["idempotency_key"]) as identity,
+            sending("publish", name, [content.headers for content in found], client) as headers,
+        ):
             if len(found) == 1:
                 # The message may share its command with those of other requests.
-                return await client.publish(
+                first = await client.publish(
                     name,
                     found[0].subject,
                     found[0].body,
                     headers[0],
                     assurance="stored",
                     timeout=timeout,
-                    ttl=arguments["ttl"],
+                    ttl=ttl,
+                    id=identity,
                 )
-            return await client.publish_batch(
-                name,
-                [content.subject for content in found],
-                [content.body for content in found],
-                headers,
-                timeout=timeout,
-                ttl=arguments["ttl"],
-            )
-
-    if key is None:
-        async with gateway.session(request) as client:
-            first = await publish_all(client, settings.timeout_seconds, {})
-    else:
-        fingerprint = blake2b(repr((found, arguments["ttl"])).encode(), digest_size=16).digest()
-        first = await gateway.publish_once(identity, name, (key,), fingerprint, publish_all)
+            else:
+                first = await client.publish_batch(
+                    name,
+                    [content.subject for content in found],
+                    [content.body for content in found],
+                    headers,
+                    timeout=timeout,
+                    ttl=ttl,
+                    id=identity,
+                )
     # The sequence is 0 after a connection that broke before the confirmation: the number is lost.
-    answer = {"first": first, "last": first + len(found) - 1} if first else {}
+    answer = {"first": int(first), "last": first + len(found) - 1} if first else {}
     return bodies.answer({"count": len(found), **answer}, 201)
 
 

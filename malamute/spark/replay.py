@@ -7,9 +7,10 @@ the subject, headers and body that it had, and headers that say where it came fr
     malamute.stream      the stream of then            malamute.sender    the sender of then
     malamute.sequence    the sequence of then          malamute.store     the store that it counts in
 
-A stream of a broker does not know one message from another. So the *target* shows the progress of the replay:
-its last message of this replay names its original sequence. That is a position in one stream of one store, so
-a replay of that name from another one is refused. A start, the first or after any failure, takes three steps:
+A broker knows the ids of published messages for a day, and a replay may continue later. So the *target* shows
+the progress of the replay: its last message of this replay names its original sequence. That is a position in
+one stream of one store, so a replay of that name from another one is refused. A start, the first or after any
+failure, takes three steps:
 
 1. *Fence*. The writer connects under the address of this replay and stream. The broker ends the session that
    had the address; its commands in flight are refused from then on.

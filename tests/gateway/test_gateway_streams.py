@@ -410,5 +410,6 @@ def test_a_repeated_request_with_its_key_is_published_once(http: httpx.Client) -
     assert len(http.get(WEATHER).json()["messages"]) == 1
     assert http.post("/v1/streams/other/messages", content=b"y", headers=headers).status_code == 201
     _refused(http.post(WEATHER, content=b"y", headers=headers), 422, 907)
-    _refused(http.post(WEATHER, content=b"x", headers={"idempotency-key": "k" * 256}), 400, 416)
+    _refused(http.post(WEATHER, content=b"x", headers={"idempotency-key": "k" * 256}), 400, 414)
+    _refused(http.post(WEATHER, content=b"x", headers={"idempotency-key": ""}), 400, 414)
     assert http.post(WEATHER, content=b"x", headers={"idempotency-key": "k" * 255}).status_code == 201
