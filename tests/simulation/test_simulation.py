@@ -594,7 +594,7 @@ BROKEN = {
         _nothing,
     ),
     "a session may have any answers": ("malamute.core.session.answers.Answers.check", _nothing),
-    "identities may take any memory": ("malamute.core.queue.deduplication.DedupQuota.evict", _nothing),
+    "identities may take any memory": ("malamute.core.iteration.dedup_quota.DedupQuota.evict", _nothing),
     "caches may take any memory": ("malamute.matching.cache.CacheBudget._reclaim", _nothing),
     "a restored broker goes on where the backup ends": (
         "malamute.journal.store.next_incarnation",
