@@ -124,7 +124,9 @@ def test_every_option_is_told_with_its_source_and_what_it_waits_for(daemon: Daem
         "changed_since_start": True,
         "needs_restart": False,
         "waiting_for_restart": False,
+        "description": before["queues.max_deliver"].description,
     }
+    assert all(row["description"].endswith(".") for row in rows.values())
     expiry = rows["session.expiry"]
     assert (expiry["value"], expiry["needs_restart"]) == (before["session.expiry"].value, True)
     # Of a rule it is the journal alone that waits.

@@ -523,7 +523,7 @@ def test_a_queue_shows_what_is_in_flight_and_by_whom(running: RunningGateway, co
                     rows |= {name: found} if found else {}
             assert rows == {"eve": [("shop.*", "1")], "stitch": [("a.*", "1")]}
             text = console.get(link("/console/queue", kind="mailbox", name="eve", show="in-flight")).text
-            assert re.search(r'">eve</a> reads it since [^,]*, holds 1, credit', text)
+            assert re.search(r'">eve</a> reads it since [^,]*, with 1 in flight, credit', text)
             assert len(re.findall(r'name="sequences" value="', text)) == 2
             for one in held:
                 one.ack()

@@ -463,10 +463,10 @@ WELL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("field", "value", "level", "words"),
     [
-        ("store_error", "no space left", CRITICAL, "The store takes nothing: no space left"),
+        ("store_error", "no space left", CRITICAL, "The store is not writable: no space left"),
         ("damages", 2, WARNING, "2 parts of the store are damaged"),
         ("faults", 1, WARNING, "1 faults of the broker's own since it started: its log has them"),
-        ("not_recovered", 3, WARNING, "3 things of the store were not taken up"),
+        ("not_recovered", 3, WARNING, "3 records of the store were not recovered"),
         (
             "config_error",
             "no such option",

@@ -74,7 +74,7 @@ class _Fault(NamedTuple):
 
 
 _FAULTS = (
-    _Fault(CRITICAL, lambda s: s.store_error, lambda s: f"The store takes nothing: {s.store_error}"),
+    _Fault(CRITICAL, lambda s: s.store_error, lambda s: f"The store is not writable: {s.store_error}"),
     _Fault(WARNING, lambda s: s.damages, lambda s: f"{s.damages} parts of the store are damaged"),
     _Fault(
         WARNING,
@@ -84,7 +84,7 @@ _FAULTS = (
     _Fault(
         WARNING,
         lambda s: s.not_recovered,
-        lambda s: f"{s.not_recovered} things of the store were not taken up",
+        lambda s: f"{s.not_recovered} records of the store were not recovered",
     ),
     _Fault(
         WARNING,
