@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from malamute.bench.processes import Measured
+from malamute.client.options import SendAssurance
 from malamute.client.session.message import Message
 from malamute.client.sync.client import connect
 from malamute.client.sync.receipts import Receipt
@@ -48,7 +49,7 @@ class Workload(NamedTuple):
     size_bytes: int
     batch: int
     credit: int
-    assurance: str = "stored"
+    assurance: SendAssurance = "stored"
     stamp_every: int = STAMP_EVERY
     warm_up: int = 0
     committed: bool = False
@@ -148,7 +149,7 @@ def publish_unconfirmed(begin: Begin, workload: Workload) -> Measured:
         begin()
         stopwatch = Stopwatch()
         for number in range(workload.messages):
-            client.publish(
+            client.publish_nowait(
                 workload.name, subject_of(number), body if number % every else stamped(body), HEADERS
             )
         client.flush()
@@ -164,7 +165,7 @@ def publish_and_wait(begin: Begin, workload: Workload) -> Measured:
         for number in range(workload.messages):
             start_ns = time.monotonic_ns()
             body = stamped(workload.body)
-            client.publish(workload.name, subject_of(number), body, HEADERS, assurance="stored")
+            client.publish(workload.name, subject_of(number), body, HEADERS)
             latencies.append(time.monotonic_ns() - start_ns)
         return stopwatch.measured(latencies=latencies)
 

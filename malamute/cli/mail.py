@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from itertools import chain
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,9 @@ from malamute.cli.printing import Render, as_line, printable, prints_messages, s
 from malamute.cli.sending import ACKNOWLEDGED, message_options
 from malamute.cli.signals import until_stopped
 from malamute.errors import TimedOut
+
+if TYPE_CHECKING:
+    from malamute.client.options import SendAssurance
 
 
 @click.command(
@@ -78,7 +81,7 @@ def send(
             "--file with BODY, --outcome or --id: expected none of them, as it has many messages"
         )
     connection, mailbox = connection.to(mailbox, "mailbox")
-    assurance = "confirmed" if outcome else "stored" if confirm else "none"
+    assurance: SendAssurance = "confirmed" if outcome else "stored" if confirm else "none"
     ended, reason = "", ""
     if rows is None:
         messages = [OutgoingMessage(subject or "", headers, body_given(body, connection.timeout_seconds))]

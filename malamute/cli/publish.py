@@ -29,6 +29,7 @@ from malamute.cli.progress import bar
 from malamute.cli.units import duration
 
 if TYPE_CHECKING:
+    from malamute.client.options import Assurance
     from malamute.client.sync.publisher import Publisher
 
 COPIES = 1000
@@ -99,7 +100,7 @@ def pub(
         raise click.UsageError("--id with --lines, --file or --count: expected a single message")
     _check(subject, body, lines=lines, rows=rows is not None, count=count)
     connection, stream = connection.to(stream, "stream")
-    assurance = "stored" if confirm else "none"
+    assurance: Assurance = "stored" if confirm else "none"
     sequence = None
     given = b"" if lines or rows is not None else body_given(body, connection.timeout_seconds)
     with connection.open() as client:

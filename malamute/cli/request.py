@@ -17,6 +17,9 @@ from malamute.errors import AccessRefused, NotFound
 if TYPE_CHECKING:
     from malamute.client.sync.client import Client
 
+if TYPE_CHECKING:
+    from malamute.client.options import SendAssurance
+
 
 @click.command(
     epilog=examples(
@@ -65,7 +68,7 @@ def request(
         raise click.UsageError("no address: an outcome comes to a mailbox; give --address")
     connection, service = connection.to(service, "service")
     patience_seconds = connection.timeout_seconds if wait_seconds is None else wait_seconds
-    assurance = "confirmed" if outcome else "stored"
+    assurance: SendAssurance = "confirmed" if outcome else "stored"
     failed = False
     given = body_given(body, connection.timeout_seconds)
     if not options.keys() & {"ttl", "delay", "at"}:

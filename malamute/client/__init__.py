@@ -3,8 +3,8 @@
     import malamute
 
     with malamute.connect("tcp://127.0.0.1:9999", address="alice", timeout=5.0) as client:
-        client.publish("weather", "temp.oslo", b"-3.5", {"unit": "C"})                   # fire and forget
-        client.publish("weather", "temp.oslo", b"-3.5", assurance="stored")  # returns its sequence, on disk
+        client.publish("weather", "temp.oslo", b"-3.5", {"unit": "C"})       # returns its sequence, on disk
+        client.publish_nowait("weather", "temp.oslo", b"-3.5")               # fire and forget
 
         with client.publisher("weather", assurance="stored") as out:         # pipelined, batched, confirmed
             receipt = out.publish("temp.oslo", b"-3.4", {"unit": "C"})       # .done .wait(timeout) .sequence
@@ -33,6 +33,8 @@
         @client.service("printer", "bw.*")
         def printer(request): return b"done"         # in a thread of its own; redelivered if it raises
         client.run()                                 # until client.stop(), or KeyboardInterrupt
+
+        client.enqueue("printer", "bw.A4", b"...")               # a job that wants no reply
 
         client.query("status")                       # the state of the broker
         client.flush(timeout=5.0)                    # until everything numbered has its answer

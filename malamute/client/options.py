@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from malamute.errors import InvalidName, InvalidValue
 from malamute.protocol.fields import UNLIMITED
@@ -49,10 +49,17 @@ CONCURRENCY_MAX = 10_000
 """Maximum simultaneous calls of one handler: each is a thread, or a task."""
 
 
+Assurance = Literal["none", "stored"]
+"""The assurance of a message to a stream, or of a reply: none, or that it is durable."""
+
+SendAssurance = Literal["none", "stored", "confirmed"]
+"""The assurance of a message to a queue: none, that it is durable, or in addition its outcome."""
+
+
 class PublisherOptions(TypedDict, total=False):
     """The options of `publisher` and `sender`."""
 
-    assurance: str
+    assurance: Assurance
     """`stored`: every message is confirmed when it is durable. `none`: no message is. Default: `stored`."""
     batch: int
     """Maximum messages in one command; 64 KiB end one, too. With 1, each goes at once on a free connection,
@@ -122,7 +129,7 @@ class HandlerOptions(TypedDict, total=False):
     """Maximum unprocessed messages at this client. Default: 1 for a service, 1000 for mail."""
     concurrency: int
     """Maximum simultaneous calls of the handler. Default: 1."""
-    on_error: str
+    on_error: Literal["nak", "reject", "reply"]
     """The settlement of a message whose handler raised an exception. `nak`: it is redelivered after a
     backoff, and in the end a dead letter. `reject`: it is a dead letter at once. `reply`: a request is
     answered with the header `malamute.error`, mail is acknowledged. Default: `nak`."""

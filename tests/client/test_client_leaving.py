@@ -21,7 +21,7 @@ def publish_one_by_one():
     global client
     client = malamute.connect(sys.argv[1])
     for number in range({count}):
-        client.publish("s", "a", b"%d" % number)
+        client.publish_nowait("s", "a", b"%d" % number)
 
 def publish_many():
     global publisher
@@ -60,7 +60,7 @@ async def one_by_one():
     global client
     client = await malamute.aio.connect(sys.argv[1])
     for number in range({count}):
-        await client.publish("s", "a", b"%d" % number)
+        await client.publish_nowait("s", "a", b"%d" % number)
 
 async def many():
     client = await malamute.aio.connect(sys.argv[1])

@@ -821,3 +821,21 @@ def test_an_expression_looks_at_one_queue(bench):
     bench.tell("alice", request(b"1", subject="x"), request(b"2", subject="y"))
     bench.tell("alice", request(b"3", subject="x", service="other"))
     assert [row["body"] for row in rows(bench, "service", "w", where="subject = 'x'")] == [b"1"]
+
+
+def test_a_request_that_wants_no_reply_is_completed_by_one_that_goes_nowhere(bench):
+    bench.tell("bob", offer(credit=10))
+    bench.tell("alice", mail_credit())
+    bench.tell("alice", request(b"1", number=1, no_reply=True), request(b"2", number=2, no_reply=False))
+    bench.settle()
+    first, second = bench.got("bob")
+    bench.tell("bob", reply(1, first.sequence), reply(1, second.sequence))
+    assert len(taken(bench, "alice")) == 1
+    assert not any(service.entries for service in bench.core.services.by_name.values())
+
+
+def test_a_request_that_wants_no_reply_needs_no_room_for_one(bench):
+    bench.tell("bob", offer())
+    bench.tell("alice", request(b"1", number=1, no_reply=True, reply_to="carl"))
+    bench.settle()
+    assert not bench.core.mailboxes.by_name

@@ -37,10 +37,12 @@ from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.options import (
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
+    Assurance,
     HandlerOptions,
     MailboxOptions,
     PublisherOptions,
     RequestOptions,
+    SendAssurance,
     SendOptions,
     ServiceOptions,
     Span,
@@ -114,23 +116,40 @@ class Client(ClientBase):
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
-        assurance: str = "none",
+        assurance: Assurance = "stored",
         timeout: Span | None = None,
         ttl: Span | None = None,
         id: str = "",  # noqa: A002  # as the option of a sent message is called
     ) -> int:
-        """Publish one message, and return its sequence; with the assurance `stored`, when it is durable.
+        """Publish one message, and return its sequence when it is durable.
 
         Raises as `malamute.Client.publish`.
         """
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
-        is_plain = assurance == "none" and ttl is None and not id
-        if is_plain and self._publish_fast_path(stream, subject, body, headers):
-            return 0
         return await self._publish(
             stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl, id=id
         )
+
+    async def publish_nowait(
+        self,
+        stream: str,
+        subject: str,
+        body: Body = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        timeout: Span | None = None,
+        ttl: Span | None = None,
+    ) -> None:
+        """Publish one message without a confirmation: it may be lost, and a refusal is an event.
+
+        Raises as `malamute.Client.publish_nowait`.
+        """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
+        if ttl is not None or not self._publish_fast_path(stream, subject, body, headers):
+            await self._publish(stream, subject, body, headers, assurance="none", timeout=timeout, ttl=ttl, id="")
 
     async def publish_batch(
         self,
@@ -187,7 +206,7 @@ class Client(ClientBase):
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
-        assurance: str = "stored",
+        assurance: SendAssurance = "stored",
         timeout: Span | None = None,
         **options: Unpack[SendOptions],
     ) -> Sent:
@@ -198,7 +217,14 @@ class Client(ClientBase):
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
         command, tracking = await self._send(
-            address, subject, body, headers, assurance=assurance, timeout=timeout, options=options
+            self._session.sending.send,
+            address,
+            subject,
+            body,
+            headers,
+            assurance=assurance,
+            timeout=timeout,
+            options=options,
         )
         return Sent(command, tracking, self._wait_for_outcome)
 
@@ -264,7 +290,7 @@ class Client(ClientBase):
         *,
         json: Any = ABSENT,
         timeout: Span | None = None,
-        assurance: str = "stored",
+        assurance: SendAssurance = "stored",
         **options: Unpack[RequestOptions],
     ) -> Opening[Replies, Mail]:
         """Send a request to a service.
@@ -283,6 +309,36 @@ class Client(ClientBase):
 
     async def _replies(self, call: Coroutine[Any, Any, Any], timeout: Span | None) -> Replies:
         return Replies(self._driver, await call, timeout)
+
+    async def enqueue(
+        self,
+        service: str,
+        subject: str,
+        body: Body = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        assurance: SendAssurance = "stored",
+        timeout: Span | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Sent:
+        """Send a request that wants no reply: a job for one of the workers.
+
+        Raises as `malamute.Client.enqueue`.
+        """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
+        command, tracking = await self._send(
+            self._session.sending.enqueue,
+            service,
+            subject,
+            body,
+            headers,
+            assurance=assurance,
+            timeout=timeout,
+            options=options,
+        )
+        return Sent(command, tracking, self._wait_for_outcome)
 
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Opening[Work, Request]:
         """Offer to work on the requests to a service whose subject matches any of the patterns.

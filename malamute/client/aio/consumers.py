@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from malamute.client.aio.receipts import Receipt
 from malamute.client.link.consumers import MailboxBase, ReplyStream, SubscriptionBase, WorkerBase
-from malamute.client.options import Span
+from malamute.client.options import Assurance, Span
 from malamute.client.session.batch import ABSENT, with_json
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import Closed
@@ -155,7 +155,7 @@ class Request(ServiceRequest):
         *,
         json: Any = ABSENT,
         final: bool = True,
-        assurance: str = "none",
+        assurance: Assurance = "none",
     ) -> Receipt:
         """Send a reply. A final one completes the request; any number of others may come before it.
 

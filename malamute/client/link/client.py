@@ -56,6 +56,7 @@ from malamute.client.session.questions import PendingChange, PendingQuery
 from malamute.client.session.receipts import OutcomeTracking, SentBase
 from malamute.client.session.replies import PendingRequest
 from malamute.client.session.route import Route, urls_of
+from malamute.client.session.sending import Send
 from malamute.client.session.session import ClientSession, State
 from malamute.client.session.sources import ConsumerSource, Source, StreamSource
 from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut, TryLater
@@ -337,14 +338,15 @@ class ClientBase:
 
     async def _send(
         self,
-        address: str,
+        send: Send,
+        target: str,
         subject: str,
         body: Body,
         headers: Headers | None,
         *,
         assurance: str,
         timeout: Span | None,
-        options: SendOptions,
+        options: SendOptions | RequestOptions,
     ) -> tuple[Command, OutcomeTracking | None]:
         timeout = patience("timeout", timeout)
         subject = check_subject(subject)
@@ -354,10 +356,9 @@ class ClientBase:
         await self._driver.make_room(numbered=numbered, timeout=timeout)
         command, tracking = Command(), None
         if confirmed:
-            tracking = self._session.sending.send_tracked(address, subject, record, command, properties)
+            tracking = self._session.sending.send_tracked(target, subject, record, command, properties, send)
         else:
-            given = command if numbered else None
-            self._session.sending.send(address, [subject], [record], given, properties)
+            send(target, [subject], [record], command if numbered else None, properties)
         if numbered:
             await self._settle(command, timeout)
         else:

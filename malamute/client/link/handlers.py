@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from inspect import isasyncgenfunction, iscoroutinefunction
+from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction
 from traceback import format_exception
 from typing import Any, NamedTuple
 
@@ -145,6 +145,11 @@ async def settle(
 
 async def _succeeded(consumer: Consumer, message: Message, result: Any, handling: Registration) -> None:
     try:
+        if isawaitable(result):
+            # An event loop has awaited it before. Here a wrapper of an `async def` looks like a function.
+            if iscoroutine(result):
+                result.close()
+            raise InvalidValue("invalid handler: expected a function that awaits nothing")
         await succeeded(consumer, message, result)
     except (InvalidValue, TooLarge) as invalid:
         # A retry would have the same result.

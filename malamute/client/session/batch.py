@@ -6,7 +6,7 @@ appends. Invalid messages are refused here, where each is known: the broker refu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import chain, repeat
 from typing import Any, cast
 
@@ -136,7 +136,8 @@ def _frames(body: Any) -> list[bytes]:
                 f"invalid body {shown(body)}: expected text that has a form in UTF-8"
             ) from error
     try:
-        frames = list(body)
+        # The keys of a mapping are no frames, even if there are none.
+        frames = [body] if isinstance(body, Mapping | Set) else list(body)
     except TypeError:
         frames = [body]
     if not all(isinstance(frame, bytes | bytearray | memoryview) for frame in frames):

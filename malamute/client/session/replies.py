@@ -20,7 +20,7 @@ from typing import Any
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import OutcomeTracking
 from malamute.client.session.sources import ConsumerSource, Item
-from malamute.errors import MalamuteError
+from malamute.errors import MalamuteError, TooMany
 
 MARKS_MAX = 1_000
 """Maximum services with remembered marks; others are computed anew."""
@@ -29,6 +29,11 @@ UNREAD_MAX = 100
 """Maximum replies that wait here unacknowledged. Further ones are acknowledged on arrival: no other client
 could use them, and a program that iterates late, or never, must not fill the broker with delivered replies.
 """
+
+KEPT_MAX = 10_000
+KEPT_BYTES_MAX = 64 * 1024 * 1024
+"""Maximum replies, and their bytes, that wait here in all. Beyond them the oldest request with waiting
+replies ends with an error: its program has not read them."""
 
 TAKEN_MAX = 1_000
 """Maximum remembered outcomes, as many as the broker sends before they are acknowledged. An older one with a
@@ -72,6 +77,7 @@ class PendingReplies:
         """Number of present waits for an outcome."""
         self.unread = 0
         """Replies received and not popped yet."""
+        self._unread_bytes = 0
         self.abandoned: deque[PendingRequest] = deque()
         """Requests whose replies the program has dropped, in any thread, to be forgotten."""
         self._early: set[int] = set()
@@ -105,6 +111,7 @@ class PendingReplies:
         """Return the next reply to a request, and acknowledge it: no other client could use it."""
         self.unread -= 1
         item = pending.waiting.popleft()
+        self._unread_bytes -= len(item.record)
         if item.sequence in self._early:
             self._early.discard(item.sequence)
         else:
@@ -154,10 +161,25 @@ class PendingReplies:
         pending.complete = bool(properties.get("final", True))
         pending.waiting.append(item)
         self.unread += 1
+        self._unread_bytes += len(item.record)
         if self.unread > UNREAD_MAX:
             self._early.add(item.sequence)
             mailbox.finish(item.sequence)
+            if self.unread > KEPT_MAX or self._unread_bytes > KEPT_BYTES_MAX:
+                self._drop_unread(mailbox)
         return True
+
+    def _drop_unread(self, mailbox: ConsumerSource) -> None:
+        """End the oldest request with waiting replies: late ones are acknowledged, as after `forget`."""
+        pending = next(pending for pending in self.requests.values() if pending.waiting)
+        del self.requests[pending.correlation]
+        count = len(pending.waiting)
+        while pending.waiting:
+            self.pop(pending, mailbox)
+        pending.command.error = TooMany(
+            f"{count} replies to a request to {pending.service!r} were not read and are dropped: read them, "
+            "or send with `enqueue` what wants no reply"
+        )
 
     def _accept_outcome(self, mailbox: ConsumerSource, item: Item, properties: Mapping[str, Any]) -> bool:
         tracker = str(properties.get("tracker", ""))

@@ -6,7 +6,7 @@ open the mailbox, and let them past unread mail.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,9 @@ from malamute.protocol.names import is_name
 REPLIES_CREDIT = 1000
 REPLIES_CREDIT_BYTES = 8 * 1024 * 1024
 """The window of a mailbox that is open for replies only."""
+
+Send = Callable[[str, Sequence[str], Sequence[Frame], Command | None, Mapping[str, Any] | None], None]
+"""`Sending.send` or `Sending.enqueue`."""
 
 
 class Sending:
@@ -97,16 +100,34 @@ class Sending:
         properties = [options] * len(subjects) if options else None
         self._carry(wire.Send, address, subjects, records, command, properties)
 
+    def enqueue(
+        self,
+        service: str,
+        subjects: Sequence[str],
+        records: Sequence[Frame],
+        command: Command | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Send requests that want no reply; with `command`, confirmed. All have the same `options`."""
+        properties = [{**(options or {}), "no_reply": True}] * len(subjects)
+        self._carry(wire.Request, service, subjects, records, command, properties, [])
+
     def send_tracked(
-        self, address: str, subject: str, record: Frame, command: Command, options: Mapping[str, Any]
+        self,
+        target: str,
+        subject: str,
+        record: Frame,
+        command: Command,
+        options: Mapping[str, Any],
+        send: Send | None = None,
     ) -> OutcomeTracking:
-        """Send one message to a mailbox, confirmed; the result gets its outcome.
+        """Send one message, confirmed, by `send` or by `enqueue`; the result gets its outcome.
 
         The tracker may be among the options; otherwise one is generated. Raises `InvalidValue` without an
         address.
         """
         tracking = self._tracking(options, command)
-        self.send(address, [subject], [record], command, {**options, "tracker": tracking.tracker})
+        (send or self.send)(target, [subject], [record], command, {**options, "tracker": tracking.tracker})
         self._pending_replies.track(tracking)
         self._open_mailbox()
         return tracking

@@ -15,10 +15,12 @@ from malamute.client.link.greenlets import warn_of_greenlets
 from malamute.client.options import (
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
+    Assurance,
     HandlerOptions,
     MailboxOptions,
     PublisherOptions,
     RequestOptions,
+    SendAssurance,
     SendOptions,
     ServiceOptions,
     Span,
@@ -93,18 +95,17 @@ class Client(ClientBase):
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
-        assurance: str = "none",
+        assurance: Assurance = "stored",
         timeout: Span | None = None,
         ttl: Span | None = None,
         id: str = "",  # noqa: A002  # as the option of a sent message is called
     ) -> int:
         """Publish one message, and return its sequence.
 
-        `assurance` is `none` or `stored`. With `none` the call waits only while too many bytes are in flight
-        to the broker: a refusal is an event, and the result is 0. With `stored` it returns when the message
-        is durable; the result is 0 only if it was confirmed again after a reconnect. `publisher` is much
-        faster for many messages. After the time `ttl` (seconds, or a timedelta) the message expires, for
-        subscriptions and replays alike. The stream may have a shorter limit.
+        The call returns when the message is durable; the result is 0 only if it was confirmed again after a
+        reconnect. `publisher` is much faster for many messages. With the assurance `none` it is as
+        `publish_nowait`, and the result is 0. After the time `ttl` (seconds, or a timedelta) the message
+        expires, for subscriptions and replays alike. The stream may have a shorter limit.
 
         `body` is bytes, or text in UTF-8. `json` takes its place: a value, a dataclass or a model, with the
         header `content-type: application/json`; `Message.json` reads it.
@@ -126,14 +127,39 @@ class Client(ClientBase):
         """
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
-        is_plain = assurance == "none" and ttl is None and not id
-        if is_plain and self._publish_fast_path(stream, subject, body, headers):
-            return 0
         return self._driver.run(
             self._publish(
                 stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl, id=id
             )
         )
+
+    def publish_nowait(
+        self,
+        stream: str,
+        subject: str,
+        body: Body = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        timeout: Span | None = None,
+        ttl: Span | None = None,
+    ) -> None:
+        """Publish one message without a confirmation: it may be lost, and a refusal is an event.
+
+        The call waits only while too many bytes are in flight to the broker. The arguments are those of
+        `publish`.
+
+        Raises:
+            InvalidName, InvalidValue, TooLarge: as `publish`.
+            TryLater: too much is in flight.
+            ConnectionLost: the broker is away, and the window is full.
+        """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
+        if ttl is not None or not self._publish_fast_path(stream, subject, body, headers):
+            self._driver.run(
+                self._publish(stream, subject, body, headers, assurance="none", timeout=timeout, ttl=ttl, id="")
+            )
 
     def publish_batch(
         self,
@@ -218,7 +244,7 @@ class Client(ClientBase):
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
-        assurance: str = "stored",
+        assurance: SendAssurance = "stored",
         timeout: Span | None = None,
         **options: Unpack[SendOptions],
     ) -> Sent:
@@ -238,7 +264,16 @@ class Client(ClientBase):
         if json is not ABSENT:
             body, headers = with_json(json, body, headers)
         command, tracking = self._driver.run(
-            self._send(address, subject, body, headers, assurance=assurance, timeout=timeout, options=options)
+            self._send(
+                self._session.sending.send,
+                address,
+                subject,
+                body,
+                headers,
+                assurance=assurance,
+                timeout=timeout,
+                options=options,
+            )
         )
         return Sent(command, tracking, self._outcome)
 
@@ -330,7 +365,7 @@ class Client(ClientBase):
         *,
         json: Any = ABSENT,
         timeout: Span | None = None,
-        assurance: str = "stored",
+        assurance: SendAssurance = "stored",
         **options: Unpack[RequestOptions],
     ) -> Replies:
         """Send a request to a service. Returns the iterator of its replies, which ends after the final one.
@@ -360,6 +395,46 @@ class Client(ClientBase):
             )
         )
         return Replies(self._driver, pending, timeout)
+
+    def enqueue(
+        self,
+        service: str,
+        subject: str,
+        body: Body = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        assurance: SendAssurance = "stored",
+        timeout: Span | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Sent:
+        """Send a request that wants no reply: a job for one of the workers.
+
+        A reply of the worker completes it as `ack` does, and goes nowhere. `assurance` and the result are as
+        those of `send`: with `stored` the call returns when the job is durable, and with `confirmed`
+        `Sent.wait` waits until a worker has completed it. `RequestOptions` describes the options.
+
+        Raises:
+            TryLater: the queue of the service is full, or as `publish`.
+            AccessRefused, QuotaExceeded: as `publish`.
+            InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
+
+        """
+        if json is not ABSENT:
+            body, headers = with_json(json, body, headers)
+        command, tracking = self._driver.run(
+            self._send(
+                self._session.sending.enqueue,
+                service,
+                subject,
+                body,
+                headers,
+                assurance=assurance,
+                timeout=timeout,
+                options=options,
+            )
+        )
+        return Sent(command, tracking, self._outcome)
 
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Work:
         """Offer to work on the requests to a service whose subject matches any of the patterns.

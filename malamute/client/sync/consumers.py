@@ -17,7 +17,7 @@ from malamute.client.link.consumers import (
     SubscriptionBase,
     WorkerBase,
 )
-from malamute.client.options import Span
+from malamute.client.options import Assurance, Span
 from malamute.client.session.batch import ABSENT, with_json
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
@@ -223,7 +223,7 @@ class Request(ServiceRequest):
         *,
         json: Any = ABSENT,
         final: bool = True,
-        assurance: str = "none",
+        assurance: Assurance = "none",
     ) -> Receipt:
         """Send a reply. A final one completes the request; any number of others may come before it.
 

@@ -109,6 +109,10 @@ def is_address(value: Any) -> bool:
     return type(value) is str and is_name(value) and not value.startswith(RESERVED_PREFIX)
 
 
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
 def _between(low: int, high: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high
 
@@ -125,6 +129,7 @@ OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "at": (_between(0, NUMBER_MAX), "nanoseconds since 1970, UTC"),
     "reply_to": (is_address, "an address"),
     "key": _TEXT,
-    "immediate": (lambda value: type(value) is bool, "true or false"),
+    "immediate": (_is_flag, "true or false"),
+    "no_reply": (_is_flag, "true or false"),
 }
 """Each option: the test of a value, and the expectation in words."""

@@ -128,8 +128,8 @@ class Services(QueueTable):
         posts: dict[str, Post] = {}
         for request, final, record in zip(requests, reply.finals, reply.records, strict=True):
             asked = request.properties or {}
-            if "source" in asked:
-                # A feed made the request: its sender published a message, and waits for no reply.
+            if "source" in asked or asked.get("no_reply"):
+                # Of a feed's request, too: its sender published a message, and waits for no reply.
                 continue
             name = asked.get("reply_to", request.sender)
             if name.startswith(RESERVED_PREFIX) and name not in self.mailboxes.by_name:
@@ -157,5 +157,6 @@ def _is_final(reply: Entry) -> bool:
 
 def _requesters(session: Session, message: Request) -> list[str]:
     """The names of the mailboxes that the replies to requests go to, each once."""
-    named = [asked["reply_to"] for asked in message.properties or () if asked and "reply_to" in asked]
-    return list(dict.fromkeys([session.mailbox, *filter(is_address, named)]))
+    awaited = [asked or {} for asked in message.properties or [None] if not (asked and asked.get("no_reply"))]
+    named = [asked["reply_to"] for asked in awaited if "reply_to" in asked]
+    return list(dict.fromkeys([*([session.mailbox] if awaited else []), *filter(is_address, named)]))

@@ -29,7 +29,7 @@ def play(broker: Broker, request: pytest.FixtureRequest) -> Play:
     def start(program: Callable[..., Coroutine[Any, Any, None]]) -> None:
         async def whole() -> None:
             async with malamute.aio.connect(broker.url, timeout=60) as client:
-                await client.publish("s", "a", b"0")
+                await client.publish_nowait("s", "a", b"0")
                 # What the connection brings of itself is behind us.
                 await client.flush()
                 await program(client, record(client))
@@ -64,7 +64,7 @@ def test_the_next_pass_of_the_loop_sends_what_is_held(play: Play) -> None:
     async def program(client: malamute.aio.Client, sent: list[int]) -> None:
         busy(client)
         for number in range(5):
-            await client.publish("s", "a", b"%d" % number)
+            await client.publish_nowait("s", "a", b"%d" % number)
         assert sent == []
         arrived = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(arrived.set_result, None)
@@ -78,7 +78,7 @@ def test_nothing_is_held_for_a_broker_that_is_not_busy(play: Play) -> None:
     async def program(client: malamute.aio.Client, sent: list[int]) -> None:
         for number in range(3):
             client._driver._backlog.until = 0.0
-            await client.publish("s", "a", b"%d" % number)
+            await client.publish_nowait("s", "a", b"%d" % number)
         assert sent == [1, 1, 1]
 
     play(program)
@@ -88,11 +88,11 @@ def test_tasks_that_publish_confirmed_share_a_command_and_each_gets_its_sequence
     async def program(client: malamute.aio.Client, sent: list[int]) -> None:
         busy(client)
         stream = f"confirmed-{uuid.uuid4()}"
-        first = await client.publish(stream, "a", b"first", assurance="stored")
+        first = await client.publish_nowait(stream, "a", b"first", assurance="stored")
         sent.clear()
         busy(client)
         sequences = await asyncio.gather(
-            *(client.publish(stream, "a", b"%d" % n, assurance="stored") for n in range(50))
+            *(client.publish_nowait(stream, "a", b"%d" % n, assurance="stored") for n in range(50))
         )
         assert sequences == [*range(first + 1, first + 51)]
         assert sent == [50]
@@ -107,7 +107,7 @@ def test_a_task_that_is_cancelled_while_its_message_is_held_changes_nothing_for_
         stream = f"cancelled-{uuid.uuid4()}"
         busy(client)
         tasks = [
-            asyncio.ensure_future(client.publish(stream, "a", b"%d" % n, assurance="stored"))
+            asyncio.ensure_future(client.publish_nowait(stream, "a", b"%d" % n, assurance="stored"))
             for n in range(3)
         ]
         client._driver._loop.call_soon(tasks[1].cancel)
@@ -123,8 +123,8 @@ def test_a_refusal_is_the_error_of_each_that_shared_the_command(play: Play) -> N
     async def program(client: malamute.aio.Client, sent: list[int]) -> None:
         busy(client)
         results = await asyncio.gather(
-            *(client.publish("$reserved", "a", b"", assurance="stored") for _ in range(3)),
-            client.publish("s", "a", b"", assurance="stored"),
+            *(client.publish_nowait("$reserved", "a", b"", assurance="stored") for _ in range(3)),
+            client.publish_nowait("s", "a", b"", assurance="stored"),
             return_exceptions=True,
         )
         assert [type(result) for result in results] == [malamute.AccessRefused] * 3 + [int]

@@ -70,7 +70,7 @@ def wire_of(frames):
 
 def busy(client: Client) -> None:
     """Have published, and from now on have a broker that is busy."""
-    client.publish("s", "a", b"0")
+    client.publish_nowait("s", "a", b"0")
     client._driver._iteration_due = float_info.max
     client._driver._backlog.until = inf
 
@@ -95,7 +95,7 @@ def test_the_first_message_does_not_wait_and_those_behind_it_go_together(client,
     busy(client)
     assert sent == [1]
     for number in range(5):
-        client.publish("s", "a", b"%d" % number)
+        client.publish_nowait("s", "a", b"%d" % number)
     assert sent == [1]
     client.flush()
     assert sent == [1, 5, 0]
@@ -105,7 +105,7 @@ def test_nothing_is_held_for_a_broker_that_is_not_busy(client, sender, sent):
     busy(client)
     client._driver._backlog.until = 0.0
     for _ in range(3):
-        client.publish("s", "a", b"")
+        client.publish_nowait("s", "a", b"")
         client._driver._backlog.until = 0.0
     assert sent == [1, 1, 1, 1]
     assert not sender.asked
@@ -113,20 +113,20 @@ def test_nothing_is_held_for_a_broker_that_is_not_busy(client, sender, sent):
 
 def test_a_look_at_the_connection_is_due_in_time_and_sends_what_is_held(client, sender, sent):
     busy(client)
-    client.publish("s", "a", b"1")
+    client.publish_nowait("s", "a", b"1")
     client._driver._iteration_due = 0.0
-    client.publish("s", "a", b"2")
+    client.publish_nowait("s", "a", b"2")
     assert sum(sent) == 3
 
 
 def test_the_sender_sends_what_is_held_for_a_program_that_does_something_else(client, sender, sent):
     busy(client)
-    client.publish("s", "a", b"1")
-    client.publish("s", "a", b"2")
+    client.publish_nowait("s", "a", b"1")
+    client.publish_nowait("s", "a", b"2")
     [driver] = sender.asked
     assert elsewhere(driver.send_lent) is False
     assert sent == [1, 2]
-    client.publish("s", "a", b"3")
+    client.publish_nowait("s", "a", b"3")
     assert len(sender.asked) == 2
     client.flush()
     assert sent == [1, 2, 1, 0]
@@ -142,14 +142,14 @@ def test_the_thread_of_the_process_sends_it(client, sent):
 
     busy(client)
     client._session.outbox.sent = record
-    client.publish("s", "a", b"1")
+    client.publish_nowait("s", "a", b"1")
     assert arrived.wait(60)
     assert sent == [1, 1]
 
 
 def test_the_sender_leaves_alone_who_is_in_a_call(client, sender, sent):
     busy(client)
-    client.publish("s", "a", b"1")
+    client.publish_nowait("s", "a", b"1")
 
     def during() -> None:
         client._session.outbox.publish("s", "a", b"\x92\xc0\xc4\x012", None)
@@ -163,7 +163,7 @@ def test_the_sender_leaves_alone_who_is_in_a_call(client, sender, sent):
 
 def test_what_the_connection_does_not_take_is_tried_again(client, sender, sent, monkeypatch):
     busy(client)
-    client.publish("s", "a", b"1")
+    client.publish_nowait("s", "a", b"1")
     monkeypatch.setattr(client._driver.link, "send", lambda frames: False)
     assert elsewhere(client._driver.send_lent) is True
     monkeypatch.undo()
@@ -199,7 +199,7 @@ def test_a_connection_that_fails_in_the_thread_of_the_process_harms_no_other(cli
     busy(client)
     client._session.outbox.sent = record
     sync_driver.sender().ask(Failing())
-    client.publish("s", "a", b"1")
+    client.publish_nowait("s", "a", b"1")
     assert arrived.wait(60)
 
 
@@ -207,9 +207,9 @@ def test_a_connection_that_fails_in_the_thread_of_the_process_harms_no_other(cli
     "call",
     [
         lambda client: client.query("status"),
-        lambda client: client.publish("t", "a", b""),
-        lambda client: client.publish("s", "a", b"", assurance="stored"),
-        lambda client: client.publish("s", "a", b"x" * 100_000),
+        lambda client: client.publish_nowait("t", "a", b""),
+        lambda client: client.publish_nowait("s", "a", b"", assurance="stored"),
+        lambda client: client.publish_nowait("s", "a", b"x" * 100_000),
         lambda client: client.send("bob", "a", b""),
         lambda client: client.subscribe("s").cancel(),
         lambda client: client.publisher("s"),
@@ -220,34 +220,34 @@ def test_a_connection_that_fails_in_the_thread_of_the_process_harms_no_other(cli
 )
 def test_every_other_call_first_sends_what_is_held(client, sender, sent, call):
     busy(client)
-    client.publish("s", "a", b"1")
-    client.publish("s", "a", b"2")
+    client.publish_nowait("s", "a", b"1")
+    client.publish_nowait("s", "a", b"2")
     call(client)
     assert sent[:2] == [1, 2]
 
 
 def test_a_publish_within_another_call_is_not_held(client, sender, sent):
     busy(client)
-    client._driver.do(lambda: client.publish("s", "a", b"1"))
+    client._driver.do(lambda: client.publish_nowait("s", "a", b"1"))
     assert sent == [1, 1]
     assert not sender.asked
 
 
 def test_a_wrong_message_is_refused_to_its_caller_and_the_others_go(client, sender, sent):
     busy(client)
-    client.publish("s", "a", b"1")
+    client.publish_nowait("s", "a", b"1")
     for subject, error in (("\ud800", errors.InvalidValue), ("x" * 256, errors.TooLarge)):
         with pytest.raises(error):
-            client.publish("s", subject, b"2")
-    client.publish("s", "a", b"3")
+            client.publish_nowait("s", subject, b"2")
+    client.publish_nowait("s", "a", b"3")
     client.flush()
     assert sent == [1, 2, 0]
 
 
 def test_another_thread_is_refused_while_something_is_held(client, sender, sent):
     busy(client)
-    client.publish("s", "a", b"1")
-    for call in (lambda: client.publish("s", "a", b"2"), client.drain, client.flush):
+    client.publish_nowait("s", "a", b"1")
+    for call in (lambda: client.publish_nowait("s", "a", b"2"), client.drain, client.flush):
         assert isinstance(elsewhere(call), errors.LinkError)
     assert sent == [1]
     client.flush()
@@ -257,11 +257,11 @@ def test_another_thread_is_refused_while_something_is_held(client, sender, sent)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_send_what_is_held(client, sender, sent):
     busy(client)
-    client.publish("s", "a", b"1")
+    client.publish_nowait("s", "a", b"1")
     pid = os.fork()
     if pid == 0:
         try:
-            client.publish("s", "a", b"2")
+            client.publish_nowait("s", "a", b"2")
         except errors.LinkError:
             client._driver.send_lent()
             os._exit(0 if sent == [1] else 2)
@@ -273,7 +273,7 @@ def test_a_forked_child_does_not_send_what_is_held(client, sender, sent):
 
 def test_the_sender_does_nothing_for_a_client_that_is_closed(client, sender, sent):
     busy(client)
-    client.publish("s", "a", b"1")
+    client.publish_nowait("s", "a", b"1")
     client.close()
     assert elsewhere(client._driver.send_lent) is False
     assert sent[:2] == [1, 1]
@@ -283,6 +283,6 @@ def test_everything_comes_in_order_whatever_is_held(broker, client):
     with malamute.connect(broker.url, timeout=60) as other:
         messages = other.subscribe("order")
         for number in range(5_000):
-            client.publish("order", "a", b"%d" % number)
+            client.publish_nowait("order", "a", b"%d" % number)
         bodies = [messages.receive(60).body for _ in range(5_000)]
     assert bodies == [b"%d" % number for number in range(5_000)]

@@ -6,8 +6,10 @@ from lab.peers.work import PeerWork
 from malamute.bench import relay, workloads
 from malamute.bench.processes import Measured
 from malamute.bench.workloads import Begin
+from malamute.client.options import SendAssurance
 
-NOT_STORED, STORED = "none", "stored"
+NOT_STORED: SendAssurance = "none"
+STORED: SendAssurance = "stored"
 """How sure a request is to be before its worker has it."""
 
 
