@@ -22,3 +22,7 @@ __all__ = [
     "Work",
     "connect",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

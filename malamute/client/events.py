@@ -108,11 +108,25 @@ _LEVELS: dict[type, int] = {
 }
 
 
+_SENTENCES: dict[type, str] = {
+    Connected: "The session with broker {broker} is open.",
+    Lost: "The session with the broker is interrupted, and the client reconnects: {reason}.",
+    Restored: "Broker {broker} was restored from a backup: later messages may be lost.",
+    Gap: "Messages {first} to {last} of stream {stream!r} are unavailable: {reason}.",
+    Switched: "The subscription to stream {stream!r} is in the state {state} from sequence {sequence} on.",
+    Limited: "The subscription to stream {stream!r} is limited by the rules of the broker.",
+    Slow: "The subscription to stream {stream!r} fell behind: {waiting} messages are unread.",
+    Recalled: "The broker recalled messages {sequences} of queue {queue!r}: {reason}.",
+    Refusal: "The broker refused a command that no call waits for: {error}.",
+}
+
+
 def log_event(event: Event) -> None:
-    """Write an event to the logger `malamute`: failures as warnings, others as information.
+    """Write an event to the logger `malamute` as a sentence: failures as warnings, others as information.
 
     The record has the fields of the event as attributes of its own, so that a formatter for programs, such as
     `structlog.stdlib.ProcessorFormatter` behind `ExtraAdder`, shows them one by one.
     """
     fields = {name: str(value) if name == "error" else value for name, value in event._asdict().items()}
-    _logger.log(_LEVELS[type(event)], "%s", event, extra={"event_type": type(event).__name__, **fields})
+    words = _SENTENCES[type(event)].format(**event._asdict())
+    _logger.log(_LEVELS[type(event)], "%s", words, extra={"event_type": type(event).__name__, **fields})

@@ -38,6 +38,9 @@ Span = float | timedelta
 When = str | int | datetime | timedelta
 """The start of a subscription: words of the protocol, a sequence, a moment, or an age."""
 
+Until = Literal["now"] | int | datetime | timedelta
+"""The end of a history: now, its last sequence, a moment, or an age."""
+
 Criteria = Sequence[tuple[str, Any]]
 """Pairs of a family and a pattern."""
 
@@ -103,6 +106,13 @@ class SubscribeOptions(SelectorOptions, total=False):
     """Whether a message is delivered only when it is durable on the broker. Default: False."""
     existing: bool
     """Whether a missing stream is refused with `NotFound`, and not created. Default: False."""
+
+
+class HistoryOptions(SelectorOptions, total=False):
+    """The options of `history`."""
+
+    where: str
+    """A match expression on the headers. Default: all messages."""
 
 
 class WorkOptions(SelectorOptions, total=False):
@@ -288,6 +298,19 @@ def start_words(name: str, value: When) -> str:
         words = str.__str__(value) if isinstance(value, str) else f"seq:{int.__index__(value)}"
     Start.parse(words)
     return words
+
+
+def end_of(value: Until, now_ns: int) -> tuple[int, int]:
+    """Return the end of a history: the lowest sequence, and the earliest time in ns, behind it."""
+    if isinstance(value, timedelta):
+        return NUMBER_MAX, now_ns - value // _MICROSECOND * 1000
+    if isinstance(value, datetime):
+        return NUMBER_MAX, nanoseconds("until", value)
+    if value == "now":
+        return NUMBER_MAX, NUMBER_MAX
+    if isinstance(value, int) and not isinstance(value, bool):
+        return count("until", value, 0, NUMBER_MAX - 1) + 1, NUMBER_MAX
+    raise _invalid("until", value, "'now', a sequence, a datetime or a timedelta")
 
 
 def _short_text(name: str, value: str) -> str:

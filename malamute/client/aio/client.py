@@ -23,7 +23,7 @@ while it waited for its confirmation is still carried out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
@@ -39,6 +39,7 @@ from malamute.client.options import (
     DEMAND_REFRESH_SECONDS,
     Assurance,
     HandlerOptions,
+    HistoryOptions,
     MailboxOptions,
     PublisherOptions,
     RequestOptions,
@@ -47,6 +48,8 @@ from malamute.client.options import (
     ServiceOptions,
     Span,
     SubscribeOptions,
+    Until,
+    When,
     WorkOptions,
 )
 from malamute.client.session.batch import ABSENT, with_json
@@ -195,6 +198,26 @@ class Client(ClientBase):
 
     async def _subscription(self, call: Coroutine[Any, Any, Any]) -> Subscription:
         return Subscription(self._driver, await call)
+
+    async def history(
+        self,
+        stream: str,
+        *patterns: str,
+        since: When = "first",
+        until: Until = "now",
+        **options: Unpack[HistoryOptions],
+    ) -> AsyncIterator[Message]:
+        """Yield the stored messages of a stream whose subject matches any of the patterns, and end.
+
+        Raises as `malamute.Client.history`.
+        """
+        end = await self._end(stream, until, options.get("timeout"))
+        async with self.subscribe(stream, *patterns, start=since, existing=True, **options) as subscription:
+            more = True
+            while more:
+                messages, more = await subscription._history(end)
+                for message in messages:
+                    yield message
 
     # Mailboxes
 
@@ -428,6 +451,13 @@ class Client(ClientBase):
         Raises as `malamute.Client.change`.
         """
         return await self._ask(topic, arguments, timeout, change=True)
+
+    async def ping(self, timeout: Span | None = None) -> float:
+        """Ask the broker for an answer, and return the seconds until it came.
+
+        Raises as `malamute.Client.ping`.
+        """
+        return await self._ping(timeout)
 
     async def flush(self, timeout: Span | None = None) -> None:
         """Wait until the broker has all messages and commands, confirmed where requested.

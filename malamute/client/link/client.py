@@ -10,11 +10,12 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from malamute.client.events import Event
 from malamute.client.link.connection import Connection
-from malamute.client.link.consumers import MailboxBase, outcome_of
+from malamute.client.link.consumers import HistoryEnd, MailboxBase, outcome_of
 from malamute.client.link.credentials import credentials
 from malamute.client.link.demand import Ask
 from malamute.client.link.driver import Driver
@@ -34,9 +35,11 @@ from malamute.client.options import (
     RequestOptions,
     SendOptions,
     Span,
+    Until,
     When,
     check_name,
     checked,
+    end_of,
     patience,
     properties_of,
     seconds,
@@ -459,6 +462,24 @@ class ClientBase:
         await self._opened(source, timeout)
         return source
 
+    async def _end(self, stream: str, until: Until, timeout: Span | None) -> HistoryEnd:
+        """Return the end of a history that goes up to now at most."""
+        sequence, end_ns = end_of(until, time_ns())
+        source = await self._subscribe(stream, (), credit=1, existing=True, timeout=timeout)
+        self._session.inbox.cancel(source)
+        assert source.first is not None
+        return HistoryEnd(min(sequence, source.first), end_ns)
+
+    async def _ping(self, timeout: Span | None) -> float:
+        timeout = patience("timeout", timeout)
+        self._driver.check()
+        begun = monotonic()
+        ping = self._session.questions.ping()
+        await self._driver.wait_for_broker(lambda: ping.done, timeout, "no answer to a ping")
+        if ping.error is not None:
+            raise ping.error
+        return monotonic() - begun
+
     async def _offer(
         self,
         name: str,
@@ -670,7 +691,7 @@ class ClientBase:
             await self._close(None)
         except MalamuteError as late:
             # The exception of the block must not be hidden by a later one.
-            _log.warning("closing the client: %s", late)
+            _log.warning("Client %r could not be closed cleanly: %s", self.address, late)
 
     def __repr__(self) -> str:
         name = f" {self.address!r}" if self.address else ""

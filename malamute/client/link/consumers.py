@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from time import monotonic
+from time import monotonic, time_ns
+from typing import NamedTuple
 
 from malamute.client.events import Gap
 from malamute.client.link.driver import Driver
@@ -30,8 +31,17 @@ ACK_DELAY = 0.1
 """Maximum seconds that an acknowledgement waits while its consumer continues to receive messages."""
 
 
+Message.clock = time_ns
+
 PROGRESS_SECONDS = 5.0
 """Seconds between progress reports to a broker without an ack timeout."""
+
+
+class HistoryEnd(NamedTuple):
+    """The end of a history: its messages have a lower sequence, and an earlier time in ns."""
+
+    sequence: int
+    time_ns: int
 
 
 class SubscriptionBase:
@@ -154,6 +164,28 @@ class SubscriptionBase:
             messages += islice(self._ready, most - len(messages))
         return messages
 
+    async def _history(self, end: HistoryEnd) -> tuple[list[Message], bool]:
+        """Return the next messages before the end, and whether others may follow them."""
+        driver, source = self._driver, self._source
+        if self.first >= end.sequence:
+            # A subscription that begins at the head never reports that it has arrived there.
+            return [], False
+        self._consume()
+        if not source.waiting:
+            await driver.wait(
+                lambda: source.waiting or source.ended or source.state == "live",
+                driver.timeout,
+                f"no message of {source.stream!r}",
+            )
+        if not source.waiting:
+            if source.error is not None:
+                raise source.error
+            return [], False
+        messages = [*source.pop_messages()]
+        found = [m for m in messages if m.sequence < end.sequence and m.time_ns < end.time_ns]
+        is_there = not source.waiting and (source.last or 0) + 1 >= end.sequence
+        return found, len(found) == len(messages) and not is_there
+
     async def _columns(self, timeout: Span | None, enough: Callable[[], object]) -> Columns | None:
         driver, source = self._driver, self._source
         self._consume()
@@ -233,6 +265,11 @@ class QueueConsumer:
         self._driver = driver
         self._source = source
         self._acknowledged_at = 0.0
+
+    @property
+    def queue(self) -> str:
+        """Return the name of the service or of the mailbox."""
+        return self._source.name or self._driver.session.address
 
     @property
     def waiting(self) -> int:

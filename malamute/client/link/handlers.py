@@ -106,22 +106,44 @@ async def succeeded(consumer: Consumer, message: Message, result: Any) -> None:
         consumer.handled(message)
 
 
-async def failed(consumer: Consumer, message: Message, error: Exception, on_error: str) -> None:
+async def failed(
+    consumer: Consumer, message: Message, error: Exception, handling: Registration, on_error: str
+) -> None:
     """Settle a message whose handler raised an exception. Raises it for a message of a stream."""
-    if not isinstance(message, Mail):
+    if not isinstance(message, Mail) or isinstance(consumer, SubscriptionBase):
         raise error
-    _log_failure(message, error)
+    told = "".join(format_exception(error))
+    fits = fitting(told, LOGGED_BYTES_MAX)
+    # A log handler that writes UTF-8 would lose the whole line for half a surrogate.
+    more = "" if fits == told else f"\n{fits}"
+    _log.error(
+        "Handler %s failed on %s.%s",
+        handling.name,
+        _words_of(consumer, message),
+        more,
+        exc_info=None if more else error,
+        extra=_fields_of(consumer, message),
+    )
     if not message.settled:
         await _ON_ERROR[on_error](consumer, message, error)
 
 
-def _log_failure(message: Message, error: Exception) -> None:
-    told = "".join(format_exception(error))
-    if (fits := fitting(told, LOGGED_BYTES_MAX)) == told:
-        _log.error("the handler of %r failed", message.subject, exc_info=error)
-    else:
-        # A log handler that writes UTF-8 would lose the whole line for half a surrogate.
-        _log.error("the handler of %r failed\n%s", message.subject, fits)
+def _words_of(consumer: WorkerBase | MailboxBase, message: Mail) -> str:
+    kind = "request {!r} to service" if isinstance(message, ServiceRequest) else "mail {!r} to mailbox"
+    return (
+        f"{kind.format(message.subject)} {consumer.queue!r}, sequence {message.sequence}, "
+        f"attempt {message.attempts}"
+    )
+
+
+def _fields_of(consumer: WorkerBase | MailboxBase, message: Mail) -> dict[str, Any]:
+    """Return the attributes of a log record, for formatters that show them one by one."""
+    return {
+        "queue": consumer.queue,
+        "subject": message.subject,
+        "sequence": message.sequence,
+        "attempt": message.attempts,
+    }
 
 
 async def settle(
@@ -136,11 +158,17 @@ async def settle(
         if error is None:
             await _succeeded(consumer, message, result, handling)
         else:
-            await failed(consumer, message, error, handling.on_error)
+            await failed(consumer, message, error, handling, handling.on_error)
     except MalamuteError as late:
-        if not isinstance(message, Mail):
+        if not isinstance(message, Mail) or isinstance(consumer, SubscriptionBase):
             raise
-        _log.warning("message %r was handled, and could not be settled: %s", message.subject, late)
+        _log.warning(
+            "Handler %s is done with %s, but the message could not be settled, and is redelivered: %s",
+            handling.name,
+            _words_of(consumer, message),
+            late,
+            extra=_fields_of(consumer, message),
+        )
 
 
 async def _succeeded(consumer: Consumer, message: Message, result: Any, handling: Registration) -> None:
@@ -155,7 +183,7 @@ async def _succeeded(consumer: Consumer, message: Message, result: Any, handling
         # A retry would have the same result.
         on_error = "reject" if handling.on_error == "nak" else handling.on_error
         wrong = InvalidValue(f"handler {handling.name} returned {type(result).__name__}: {invalid.text}")
-        await failed(consumer, message, wrong, on_error)
+        await failed(consumer, message, wrong, handling, on_error)
 
 
 def untouched(message: Message) -> None:

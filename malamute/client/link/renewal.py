@@ -61,7 +61,7 @@ class Renewal(Thread):
             try:
                 token = token_of({}, self._ask())
             except Exception as error:
-                _log.warning("no newer token: %s: %s", type(error).__name__, error)
+                _log.warning("The program gave no newer token: %s: %s", type(error).__name__, error)
                 continue
             renew = self._renew()
             if renew is None:

@@ -6,9 +6,9 @@ are read. Mail and requests are settled through their *owner*, the consumer that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, overload
 
 from msgspec.json import decode as decode_json
 
@@ -35,6 +35,8 @@ class Message:
 
     __slots__ = ("_opened", "_record", "_ttl", "sender", "sequence", "store", "subject", "time_ns")
 
+    clock: ClassVar[Callable[[], int]]
+    """The time in nanoseconds since 1970: a function of the edge."""
     _ttl: int
     """Milliseconds from its time until it expires, if it does."""
 
@@ -130,6 +132,14 @@ class Message:
     def time(self) -> datetime:
         """Return the time of acceptance, in UTC, to the microsecond; `time_ns` has the nanoseconds."""
         return _EPOCH + timedelta(microseconds=self.time_ns // 1000)
+
+    @property
+    def lag(self) -> float:
+        """Return the seconds since the broker accepted the message, by the clock of this machine; 0 at least.
+
+        A consumer that keeps up has a small one; the clocks of the two machines have to agree as closely.
+        """
+        return max(0, Message.clock() - self.time_ns) / 1e9
 
     @property
     def position(self) -> str:

@@ -6,17 +6,19 @@ does not notice a broken connection: it continues when the client has reconnecte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
+from malamute.client.link.consumers import HistoryEnd
 from malamute.client.link.greenlets import warn_of_greenlets
 from malamute.client.options import (
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
     Assurance,
     HandlerOptions,
+    HistoryOptions,
     MailboxOptions,
     PublisherOptions,
     RequestOptions,
@@ -25,6 +27,8 @@ from malamute.client.options import (
     ServiceOptions,
     Span,
     SubscribeOptions,
+    Until,
+    When,
     WorkOptions,
 )
 from malamute.client.session.batch import ABSENT, with_json
@@ -233,6 +237,35 @@ class Client(ClientBase):
         """
         source = self._driver.run(self._subscribe(stream, patterns, **options))
         return Subscription(self._driver, source)
+
+    def history(
+        self,
+        stream: str,
+        *patterns: str,
+        since: When = "first",
+        until: Until = "now",
+        **options: Unpack[HistoryOptions],
+    ) -> Iterator[Message]:
+        """Yield the stored messages of a stream whose subject matches any of the patterns, and end.
+
+        `since` is as `start` of `subscribe`. `until` is `now`, which are the messages before the call, a last
+        sequence, or a moment or an age before which they were accepted. `HistoryOptions` describes the
+        options. An event `Gap` tells of messages that are no longer there.
+
+        Raises:
+            NotFound: the stream is missing.
+            TimedOut: the broker did not answer in time.
+            InvalidName, InvalidSelector, InvalidValue, AccessRefused: as `subscribe`.
+        """
+        end = self._driver.run(self._end(stream, until, options.get("timeout")))
+        return self._read(self.subscribe(stream, *patterns, start=since, existing=True, **options), end)
+
+    def _read(self, subscription: Subscription, end: HistoryEnd) -> Iterator[Message]:
+        with subscription:
+            more = True
+            while more:
+                messages, more = self._driver.run(subscription._history(end))
+                yield from messages
 
     # Mailboxes
 
@@ -580,6 +613,14 @@ class Client(ClientBase):
             Refused: the broker refused the change.
         """
         return self._driver.run(self._ask(topic, arguments, timeout, change=True))
+
+    def ping(self, timeout: Span | None = None) -> float:
+        """Ask the broker for an answer, and return the seconds until it came.
+
+        Raises:
+            TimedOut: the broker did not answer in time.
+        """
+        return self._driver.run(self._ping(timeout))
 
     def flush(self, timeout: Span | None = None) -> None:
         """Wait until the broker has all messages and commands of this client, confirmed where requested.
