@@ -52,14 +52,14 @@ from malamute.client.options import (
     When,
     WorkOptions,
 )
-from malamute.client.session.batch import ABSENT, with_json
+from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message
 from malamute.protocol.batch import Body, Headers
 
 Answer = TypeVar("Answer")
-ServiceHandler = TypeVar("ServiceHandler", bound=Callable[[Request], Awaitable[Body | None]])
-MailHandler = TypeVar("MailHandler", bound=Callable[[Mail], Awaitable[object]])
-MessageHandler = TypeVar("MessageHandler", bound=Callable[[Message], Awaitable[object]])
+ServiceHandler = TypeVar("ServiceHandler", bound=Callable[..., Awaitable[object]])
+MailHandler = TypeVar("MailHandler", bound=Callable[..., Awaitable[object]])
+MessageHandler = TypeVar("MessageHandler", bound=Callable[..., Awaitable[object]])
 
 if TYPE_CHECKING:
     from malamute.protocol import admin
@@ -115,7 +115,7 @@ class Client(ClientBase):
         self,
         stream: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -128,8 +128,8 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.publish`.
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         return await self._publish(
             stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl, id=id
         )
@@ -138,7 +138,7 @@ class Client(ClientBase):
         self,
         stream: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -149,8 +149,8 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.publish_nowait`.
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         if ttl is not None or not self._publish_fast_path(stream, subject, body, headers):
             await self._publish(stream, subject, body, headers, assurance="none", timeout=timeout, ttl=ttl, id="")
 
@@ -225,7 +225,7 @@ class Client(ClientBase):
         self,
         address: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -237,8 +237,8 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.send`.
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         command, tracking = await self._send(
             self._session.sending.send,
             address,
@@ -308,7 +308,7 @@ class Client(ClientBase):
         self,
         service: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -323,8 +323,8 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.request`.
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         call = self._request(
             service, subject, body, headers, assurance=assurance, timeout=timeout, options=options
         )
@@ -337,7 +337,7 @@ class Client(ClientBase):
         self,
         service: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -349,8 +349,8 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.enqueue`.
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         command, tracking = await self._send(
             self._session.sending.enqueue,
             service,

@@ -13,10 +13,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from malamute.client.aio.receipts import Receipt
 from malamute.client.link.consumers import MailboxBase, ReplyStream, SubscriptionBase, WorkerBase
 from malamute.client.options import Assurance, Span
-from malamute.client.session.batch import ABSENT, with_json
+from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import Closed
-from malamute.protocol.batch import Body, Columns, Headers
+from malamute.protocol.batch import Columns, Headers
 
 
 class _Scope:
@@ -150,7 +150,7 @@ class Request(ServiceRequest):
 
     async def reply(
         self,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -166,8 +166,8 @@ class Request(ServiceRequest):
 
         """
         work: Any = self.answerer()
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(work.codec, json, body, headers)
         receipt: Receipt = await work.answer(self, body, headers, final=final, assurance=assurance)
         return receipt
 
@@ -199,7 +199,7 @@ class Work(WorkerBase, _Scope):
         return Request(*item, self)
 
     async def answer(
-        self, request: Request, body: Body, headers: Headers | None, *, final: bool, assurance: str
+        self, request: Request, body: Any, headers: Headers | None, *, final: bool, assurance: str
     ) -> Receipt:
         """Reply to a request. To be called by the request itself."""
         command = await self._answer(request, body, headers, final=final, assurance=assurance)

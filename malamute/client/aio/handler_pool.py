@@ -45,7 +45,7 @@ class HandlerSlot:
         result: Any = None
         error: Exception | None = None
         try:
-            result = self._registration.handler(message)
+            result = self._registration(message)
             if isawaitable(result):
                 result = await result
         except Exception as failure:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from malamute.client.aio.receipts import Receipt
 from malamute.client.link.publisher import PublisherBase
 from malamute.client.options import Span
-from malamute.client.session.batch import ABSENT, with_json
+from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers
 
@@ -18,7 +18,7 @@ class Publisher(PublisherBase):
     """As `malamute.Publisher`, with a timer for lingering messages."""
 
     async def publish(
-        self, subject: str, body: Body = b"", headers: Headers | None = None, *, json: Any = ABSENT
+        self, subject: str, body: Content = b"", headers: Headers | None = None, *, json: Any = ABSENT
     ) -> Receipt:
         """Publish one message, and return its receipt. The call does not wait, unless the window is full.
 
@@ -26,8 +26,8 @@ class Publisher(PublisherBase):
         message was not refused, the message is published or not as a whole.
         """
         self._driver.check_owner()
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         command, place = await self._publish(subject, body, headers)
         if self._batch.records:
             self._driver.within(self._linger)

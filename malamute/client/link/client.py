@@ -54,6 +54,7 @@ from malamute.client.session.batch import (
     record_of,
     records_of,
 )
+from malamute.client.session.codecs import CodecOption, codec_of
 from malamute.client.session.outbox import Command, StoredSequence
 from malamute.client.session.questions import PendingChange, PendingQuery
 from malamute.client.session.receipts import OutcomeTracking, SentBase
@@ -112,6 +113,10 @@ class ConnectOptions(TypedDict, total=False):
     """Whether readers of streams see the user as the sender, in the form of `Client.signature`: only the
     broker can stamp it. Default: they see the address.
     """
+    codec: CodecOption
+    """The form of bodies that are neither bytes nor text: `json`, `msgpack`, or an object with
+    `content_type`, `encode` and `decode`. Such messages have the header `content-type`. Default: none, and
+    such a body is refused."""
     context: AnyContext | None
     """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""
 
@@ -136,6 +141,7 @@ async def open_driver(
     token: str | AskToken = "",
     act_as: str = "",
     signed: bool = False,
+    codec: CodecOption = None,
     context: AnyContext | None = None,
 ) -> AnyDriver:
     """Connect, and wait until the broker has answered.
@@ -155,6 +161,7 @@ async def open_driver(
         token=token,
         act_as=act_as,
     )
+    given_codec = codec_of(codec)
     patience_seconds, every_seconds = seconds("timeout", timeout), given["heartbeat"]
     # The first byte of a routing id must not be 0: such ids belong to ZeroMQ.
     identity = bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(15)
@@ -175,6 +182,7 @@ async def open_driver(
     route = Route(urls_of(url))
     connection = Connection(context or shared_context(), route, identity, every_seconds, proof.options)
     driver = make(session, connection, patience_seconds)
+    driver.codec = given_codec
     leave_with_the_process()
     try:
         await driver.wait(lambda: session.state is State.READY, patience_seconds, "connecting")
@@ -275,7 +283,7 @@ class ClientBase:
 
     # Messages
 
-    def _publish_fast_path(self, stream: str, subject: str, body: Body, headers: Headers | None) -> bool:
+    def _publish_fast_path(self, stream: str, subject: str, body: Any, headers: Headers | None) -> bool:
         """Publish to the stream of the last message, if nothing is in the way; return whether it did."""
         if stream != self._stream:
             return False
@@ -287,7 +295,7 @@ class ClientBase:
         self,
         stream: str,
         subject: str,
-        body: Body,
+        body: Any,
         headers: Headers | None,
         *,
         assurance: str,
@@ -344,7 +352,7 @@ class ClientBase:
         send: Send,
         target: str,
         subject: str,
-        body: Body,
+        body: Any,
         headers: Headers | None,
         *,
         assurance: str,
@@ -391,7 +399,7 @@ class ClientBase:
         self,
         service: str,
         subject: str,
-        body: Body,
+        body: Any,
         headers: Headers | None,
         *,
         assurance: str,
@@ -570,7 +578,14 @@ class ClientBase:
 
         def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
             self._handlers.append(
-                registration(open_, handler, concurrency=concurrency, on_error=on_error, awaits=self._awaits)
+                registration(
+                    open_,
+                    handler,
+                    concurrency=concurrency,
+                    on_error=on_error,
+                    awaits=self._awaits,
+                    codec=self._driver.codec,
+                )
             )
             return handler
 

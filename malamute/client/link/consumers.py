@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 from time import monotonic, time_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from malamute.client.events import Gap
 from malamute.client.link.driver import Driver
 from malamute.client.options import Span, count, patience, seconds
 from malamute.client.session.batch import is_stored, record_of
+from malamute.client.session.codecs import Codec
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import SentBase
 from malamute.client.session.replies import PendingRequest
 from malamute.client.session.sources import ACKS_MAX, ConsumerSource, Item, StreamSource
 from malamute.errors import Closed, InvalidValue, MalamuteError, TimedOut
-from malamute.protocol.batch import Body, Columns, Headers
+from malamute.protocol.batch import Columns, Headers
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.position import broker_of
 from malamute.protocol.texts import shown
@@ -423,8 +424,13 @@ class WorkerBase(QueueConsumer):
         """Return the broker's limit for one message."""
         return self._driver.session.sending.limits.message_bytes
 
+    @property
+    def codec(self) -> Codec | None:
+        """Return the codec of the client."""
+        return self._driver.codec
+
     async def _answer(
-        self, request: ServiceRequest, body: Body, headers: Headers | None, *, final: bool, assurance: str
+        self, request: ServiceRequest, body: Any, headers: Headers | None, *, final: bool, assurance: str
     ) -> Command:
         stored = is_stored(assurance)
         record = record_of(headers, body)

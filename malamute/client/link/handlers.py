@@ -10,6 +10,10 @@ While a handler is at work, progress is reported every third of the ack timeout,
 as it needs. The broken connection reports a handler that dies with its program; a handler that hangs has to
 be ended by its author.
 
+A handler whose first parameter is a dataclass, a Struct of msgspec or a model of pydantic gets the value of
+the body in place of the message, and the message as a second parameter if it has one. A body that is no such
+value is rejected at once.
+
 The result of a service handler is the body of its reply. If it cannot be one, since it is of another type
 or too large, the handler is wrong, not the moment: the request is rejected at once, with the type and the
 handler in the reason, and is not tried again.
@@ -23,12 +27,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction
+from inspect import isasyncgenfunction, isawaitable, iscoroutine, iscoroutinefunction, signature
 from traceback import format_exception
 from typing import Any, NamedTuple
 
 from malamute.client.link.consumers import MailboxBase, SubscriptionBase, WorkerBase
 from malamute.client.options import checked
+from malamute.client.session.codecs import ABSENT, JSON, Codec, content_of, is_model
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import InvalidValue, MalamuteError, TooLarge
 from malamute.protocol.limits import TEXT_BYTES_MAX, WHERE_BYTES_MAX
@@ -47,14 +52,34 @@ class Registration(NamedTuple):
     """A handler with its options. `open` makes the consumer, once `run` is called."""
 
     open: Callable[[], Any]
-    handler: Callable[[Any], Any]
+    handler: Callable[..., Any]
     concurrency: int
     on_error: str
+    kind: Any = None
+    """The type of the value that the handler takes in place of the message; None for the message."""
+    takes_both: bool = False
+    """Whether it takes the message behind the value."""
+    codec: Codec | None = None
+    """The codec of the client."""
+
+    def __call__(self, message: Message) -> Any:
+        """Call the handler with a message, or with the value of its body."""
+        if self.kind is None:
+            return self.handler(message)
+        try:
+            value = message.value(self.kind, self.codec or JSON)
+        except InvalidValue as invalid:
+            raise Unreadable(f"handler {self.name} takes {self.kind.__name__}: {invalid.text}") from invalid
+        return self.handler(value, message) if self.takes_both else self.handler(value)
 
     @property
     def name(self) -> str:
         """Return the name of the handler, or of its type."""
         return str(getattr(self.handler, "__name__", type(self.handler).__name__))
+
+
+class Unreadable(InvalidValue):
+    """Raised for a message whose body is no value of the type that its handler takes."""
 
 
 def check_handling(*, concurrency: int, on_error: str) -> None:
@@ -71,6 +96,7 @@ def registration(
     concurrency: int,
     on_error: str,
     awaits: bool,
+    codec: Codec | None = None,
 ) -> Registration:
     """Return a checked registration; with `awaits` the result of the handler is awaited.
 
@@ -84,21 +110,33 @@ def registration(
             "invalid handler: it is an `async def`, and this client awaits nothing: expected a plain "
             "function, or a client of malamute.aio.connect"
         )
-    return Registration(open_, handler, concurrency, on_error)
+    return Registration(open_, handler, concurrency, on_error, *_model_of(handler), codec)
+
+
+def _model_of(handler: Callable[..., Any]) -> tuple[Any, bool]:
+    """Return the type of the handler's first parameter if it is of values, and whether there is a second."""
+    try:
+        parameters = [*signature(handler, eval_str=True).parameters.values()]
+    except (NameError, TypeError, ValueError, AttributeError):
+        return None, False  # of a name that is not there at run time, or without a signature
+    required = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+    if not required or not is_model(required[0].annotation):
+        return None, False
+    return required[0].annotation, len(required) > 1
 
 
 def _is_asynchronous(function: object) -> bool:
     return iscoroutinefunction(function) or isasyncgenfunction(function)
 
 
-async def succeeded(consumer: Consumer, message: Message, result: Any) -> None:
+async def succeeded(consumer: Consumer, message: Message, result: Any, handling: Registration) -> None:
     """Settle a message whose handler returned."""
     if isinstance(message, ServiceRequest):
         if not message.settled:
             assert isinstance(consumer, WorkerBase)
-            await consumer._answer(
-                message, b"" if result is None else result, None, final=True, assurance="none"
-            )
+            codec = handling.codec or (None if handling.kind is None else JSON)
+            body, headers = (b"", None) if result is None else content_of(codec, ABSENT, result, None)
+            await consumer._answer(message, body, headers, final=True, assurance="none")
     elif isinstance(message, Mail):
         message.ack()
     else:
@@ -158,7 +196,8 @@ async def settle(
         if error is None:
             await _succeeded(consumer, message, result, handling)
         else:
-            await failed(consumer, message, error, handling, handling.on_error)
+            on_error = _without_retry(handling) if isinstance(error, Unreadable) else handling.on_error
+            await failed(consumer, message, error, handling, on_error)
     except MalamuteError as late:
         if not isinstance(message, Mail) or isinstance(consumer, SubscriptionBase):
             raise
@@ -178,12 +217,15 @@ async def _succeeded(consumer: Consumer, message: Message, result: Any, handling
             if iscoroutine(result):
                 result.close()
             raise InvalidValue("invalid handler: expected a function that awaits nothing")
-        await succeeded(consumer, message, result)
+        await succeeded(consumer, message, result, handling)
     except (InvalidValue, TooLarge) as invalid:
-        # A retry would have the same result.
-        on_error = "reject" if handling.on_error == "nak" else handling.on_error
         wrong = InvalidValue(f"handler {handling.name} returned {type(result).__name__}: {invalid.text}")
-        await failed(consumer, message, wrong, handling, on_error)
+        await failed(consumer, message, wrong, handling, _without_retry(handling))
+
+
+def _without_retry(handling: Registration) -> str:
+    """Return the settlement of a failure that a retry would repeat."""
+    return "reject" if handling.on_error == "nak" else handling.on_error
 
 
 def untouched(message: Message) -> None:

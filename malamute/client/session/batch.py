@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import chain, repeat
 from typing import Any, cast
 
-from msgspec.json import encode as encode_json
-
 from malamute.errors import InvalidValue, TooLarge
 from malamute.protocol.batch import Body, Frame, Headers, pack_plain
 from malamute.protocol.limits import SUBJECT_BYTES_MAX
@@ -26,35 +24,6 @@ _BYTES = frozenset({bytes})
 _TEXT = frozenset({str})
 
 _ASSURANCES = {"none": False, "stored": True}
-
-
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
-"""The default of `json`, as None is a value."""
-
-JSON = "application/json"
-
-
-def with_json(json: Any, body: Body, headers: Headers | None) -> tuple[Body, Headers]:
-    """Return the body and the headers of a message whose body is a value as JSON.
-
-    Values are those of `msgspec.json`, with dataclasses and times, and models of pydantic.
-
-    Raises:
-        InvalidValue: There is a body as well, or the value has no form in JSON.
-    """
-    if type(body) is not bytes or body:
-        raise InvalidValue("invalid message with json and a body: expected one of them")
-    try:
-        encoded = encode_json(json, enc_hook=_of_model)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidValue(f"invalid json {shown(json)}: {error}") from error
-    return encoded, {"content-type": JSON, **(headers or {})}
-
-
-def _of_model(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def is_stored(assurance: str) -> bool:

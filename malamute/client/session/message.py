@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, overload
 
-from msgspec.json import decode as decode_json
-
 from malamute.client.options import Span, milliseconds
+from malamute.client.session.codecs import CONTENT_TYPE, JSON, Codec, decoded
 from malamute.errors import InvalidValue, NotOutstanding
 from malamute.protocol.batch import Frame, readable_record
 from malamute.protocol.bounce import BOUNCED, why_not_bounced
@@ -122,11 +121,22 @@ class Message:
             InvalidValue: The body is not JSON, or none of this kind.
         """
         try:
-            if hasattr(kind, "model_validate_json"):
-                return kind.model_validate_json(self.body)
-            return decode_json(self.body, type=kind)
+            return JSON.decode(self.body, kind)
         except ValueError as error:
             raise InvalidValue(f"body of message {self.sequence}: {error}") from error
+
+    def value(self, kind: Any = Any, *codecs: Codec) -> Any:
+        """Return the body as a value of a type, by its header `content-type`: JSON or MessagePack.
+
+        Other codecs may be given; without that header the first of them counts, or JSON.
+
+        Raises:
+            InvalidValue: The body is of another content type, or no value of this type.
+        """
+        try:
+            return decoded(self.body, kind, codecs or (JSON,), self.headers.get(CONTENT_TYPE))
+        except InvalidValue as error:
+            raise InvalidValue(f"body of message {self.sequence}: {error.text}") from error
 
     @property
     def time(self) -> datetime:

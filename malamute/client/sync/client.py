@@ -31,10 +31,10 @@ from malamute.client.options import (
     When,
     WorkOptions,
 )
-from malamute.client.session.batch import ABSENT, with_json
+from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message
 from malamute.client.session.receipts import SentBase
-from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
+from malamute.client.sync.consumers import Mailbox, Replies, Subscription, Work
 from malamute.client.sync.demand import Demand
 from malamute.client.sync.driver import BlockingDriver, RenewingDriver, run
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from malamute.protocol import admin
 
 Answer = TypeVar("Answer")
-ServiceHandler = TypeVar("ServiceHandler", bound=Callable[[Request], Body | None])
-MailHandler = TypeVar("MailHandler", bound=Callable[[Mail], object])
-MessageHandler = TypeVar("MessageHandler", bound=Callable[[Message], object])
+ServiceHandler = TypeVar("ServiceHandler", bound=Callable[..., object])
+MailHandler = TypeVar("MailHandler", bound=Callable[..., object])
+MessageHandler = TypeVar("MessageHandler", bound=Callable[..., object])
 
 
 def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOptions]) -> Client:
@@ -95,7 +95,7 @@ class Client(ClientBase):
         self,
         stream: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -129,8 +129,8 @@ class Client(ClientBase):
             QuotaExceeded: the quota of the user is used up; `retry_after` has the seconds to wait for a rate.
             ConnectionLost: the broker is away, and the window is full.
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         return self._driver.run(
             self._publish(
                 stream, subject, body, headers, assurance=assurance, timeout=timeout, ttl=ttl, id=id
@@ -141,7 +141,7 @@ class Client(ClientBase):
         self,
         stream: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -158,8 +158,8 @@ class Client(ClientBase):
             TryLater: too much is in flight.
             ConnectionLost: the broker is away, and the window is full.
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         if ttl is not None or not self._publish_fast_path(stream, subject, body, headers):
             self._driver.run(
                 self._publish(stream, subject, body, headers, assurance="none", timeout=timeout, ttl=ttl, id="")
@@ -273,7 +273,7 @@ class Client(ClientBase):
         self,
         address: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -294,8 +294,8 @@ class Client(ClientBase):
             InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
 
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         command, tracking = self._driver.run(
             self._send(
                 self._session.sending.send,
@@ -393,7 +393,7 @@ class Client(ClientBase):
         self,
         service: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -420,8 +420,8 @@ class Client(ClientBase):
             InvalidName, InvalidValue, TooLarge, TryLater, ConnectionLost: as `publish`.
             AccessRefused, QuotaExceeded: as `publish`.
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         pending = self._driver.run(
             self._request(
                 service, subject, body, headers, assurance=assurance, timeout=timeout, options=options
@@ -433,7 +433,7 @@ class Client(ClientBase):
         self,
         service: str,
         subject: str,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -453,8 +453,8 @@ class Client(ClientBase):
             InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
 
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         command, tracking = self._driver.run(
             self._send(
                 self._session.sending.enqueue,

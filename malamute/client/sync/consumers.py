@@ -18,13 +18,13 @@ from malamute.client.link.consumers import (
     WorkerBase,
 )
 from malamute.client.options import Assurance, Span
-from malamute.client.session.batch import ABSENT, with_json
+from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
 from malamute.client.sync.driver import BlockingDriver
 from malamute.client.sync.receipts import Receipt
 from malamute.errors import Closed
-from malamute.protocol.batch import Body, Columns, Headers
+from malamute.protocol.batch import Columns, Headers
 
 
 class _Scope:
@@ -218,7 +218,7 @@ class Request(ServiceRequest):
 
     def reply(
         self,
-        body: Body = b"",
+        body: Content = b"",
         headers: Headers | None = None,
         *,
         json: Any = ABSENT,
@@ -239,8 +239,8 @@ class Request(ServiceRequest):
 
         """
         work: Any = self.answerer()
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(work.codec, json, body, headers)
         receipt: Receipt = work.answer(self, body, headers, final=final, assurance=assurance)
         return receipt
 
@@ -277,7 +277,7 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
         return Request(*self._source.hand_out(), self)
 
     def answer(
-        self, request: Request, body: Body, headers: Headers | None, *, final: bool, assurance: str
+        self, request: Request, body: Any, headers: Headers | None, *, final: bool, assurance: str
     ) -> Receipt:
         """Reply to a request; `Request.reply` calls it. `assurance` is `none` or `stored`.
 

@@ -56,7 +56,7 @@ class Job(NamedTuple):
 
 def _handle(job: Job) -> None:
     try:
-        job.result.set_result(job.slot.registration.handler(job.message))
+        job.result.set_result(job.slot.registration(job.message))
     except BaseException as error:  # the owner raises it, or settles the message by it
         job.result.set_exception(error)
 

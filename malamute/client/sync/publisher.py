@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from malamute.client.link.publisher import PublisherBase
 from malamute.client.options import Span
-from malamute.client.session.batch import ABSENT, with_json
+from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.outbox import Command
 from malamute.client.sync.driver import BlockingDriver
 from malamute.client.sync.receipts import Receipt
@@ -25,7 +25,7 @@ class Publisher(PublisherBase):
     _driver: BlockingDriver
 
     def publish(
-        self, subject: str, body: Body = b"", headers: Headers | None = None, *, json: Any = ABSENT
+        self, subject: str, body: Content = b"", headers: Headers | None = None, *, json: Any = ABSENT
     ) -> Receipt:
         """Publish one message, and return its receipt. The call does not wait, unless the window is full.
 
@@ -39,8 +39,8 @@ class Publisher(PublisherBase):
             Closed: the publisher is closed.
 
         """
-        if json is not ABSENT:
-            body, headers = with_json(json, body, headers)
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
         if self._is_due() or not self._driver.is_owner:
             command, place = self._driver.run(self._publish(subject, body, headers))
         else:

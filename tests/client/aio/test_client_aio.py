@@ -436,7 +436,7 @@ def test_an_event_handler_that_fails_is_reported_to_the_loop_and_harms_nothing(b
         async with malamute.aio.connect(broker.url, timeout=PATIENCE) as client:
             messages = await client.subscribe("s")
             client.on_event = fail
-            await client.publish("$s", "a", b"")
+            await client.publish_nowait("$s", "a", b"")
             async with asyncio.timeout(PATIENCE):
                 context = await told.get()
             client.on_event = lambda event: None

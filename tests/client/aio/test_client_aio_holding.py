@@ -88,11 +88,11 @@ def test_tasks_that_publish_confirmed_share_a_command_and_each_gets_its_sequence
     async def program(client: malamute.aio.Client, sent: list[int]) -> None:
         busy(client)
         stream = f"confirmed-{uuid.uuid4()}"
-        first = await client.publish_nowait(stream, "a", b"first", assurance="stored")
+        first = await client.publish(stream, "a", b"first", assurance="stored")
         sent.clear()
         busy(client)
         sequences = await asyncio.gather(
-            *(client.publish_nowait(stream, "a", b"%d" % n, assurance="stored") for n in range(50))
+            *(client.publish(stream, "a", b"%d" % n, assurance="stored") for n in range(50))
         )
         assert sequences == [*range(first + 1, first + 51)]
         assert sent == [50]
@@ -107,7 +107,7 @@ def test_a_task_that_is_cancelled_while_its_message_is_held_changes_nothing_for_
         stream = f"cancelled-{uuid.uuid4()}"
         busy(client)
         tasks = [
-            asyncio.ensure_future(client.publish_nowait(stream, "a", b"%d" % n, assurance="stored"))
+            asyncio.ensure_future(client.publish(stream, "a", b"%d" % n, assurance="stored"))
             for n in range(3)
         ]
         client._driver._loop.call_soon(tasks[1].cancel)
@@ -123,8 +123,8 @@ def test_a_refusal_is_the_error_of_each_that_shared_the_command(play: Play) -> N
     async def program(client: malamute.aio.Client, sent: list[int]) -> None:
         busy(client)
         results = await asyncio.gather(
-            *(client.publish_nowait("$reserved", "a", b"", assurance="stored") for _ in range(3)),
-            client.publish_nowait("s", "a", b"", assurance="stored"),
+            *(client.publish("$reserved", "a", b"", assurance="stored") for _ in range(3)),
+            client.publish("s", "a", b"", assurance="stored"),
             return_exceptions=True,
         )
         assert [type(result) for result in results] == [malamute.AccessRefused] * 3 + [int]

@@ -208,7 +208,7 @@ def test_a_connection_that_fails_in_the_thread_of_the_process_harms_no_other(cli
     [
         lambda client: client.query("status"),
         lambda client: client.publish_nowait("t", "a", b""),
-        lambda client: client.publish_nowait("s", "a", b"", assurance="stored"),
+        lambda client: client.publish("s", "a", b"", assurance="stored"),
         lambda client: client.publish_nowait("s", "a", b"x" * 100_000),
         lambda client: client.send("bob", "a", b""),
         lambda client: client.subscribe("s").cancel(),
