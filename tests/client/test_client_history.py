@@ -15,6 +15,8 @@ import malamute
 from malamute import aio, errors
 from malamute.client import events
 from malamute.client.events import log_event
+from malamute.client.link.admin import Topics
+from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.testing import Broker
 
 PATIENCE = 60
@@ -167,3 +169,21 @@ def test_each_event_has_a_sentence() -> None:
 def test_dir_has_each_public_name(module: object) -> None:
     assert {*module.__all__} <= {*dir(module)}  # type: ignore[attr-defined]
     assert "connect" in dir(module)
+
+
+def test_each_topic_is_a_method_of_admin() -> None:
+    for topic, kind in {**QUERIES, **CHANGES}.items():
+        assert vars(Topics)[topic.replace(".", "_")].kind is kind
+
+
+def test_admin_makes_queries_and_changes(broker: Broker, client: malamute.Client, stream: str) -> None:
+    assert client.admin.stream(name=stream).last == 5
+    assert client.admin.stream_retain(stream=stream, count=3).count == 3
+    assert stream in {row.name for row in client.admin.streams()}
+
+    async def program() -> None:
+        async with aio.connect(broker.url, timeout=PATIENCE) as other:
+            assert (await other.admin.stream(name=stream)).name == stream
+            assert (await other.admin.stream_delete(stream=stream)).stream == stream
+
+    asyncio.run(program())

@@ -14,6 +14,7 @@ from typing import assert_type
 import malamute
 import malamute.aio
 from malamute.client.events import Event, Gap, Lost
+from malamute.protocol.admin import StreamDetails
 from malamute.testing import Broker
 
 
@@ -75,7 +76,16 @@ def blocking(url: str) -> None:
         weather(messages.receive())
         post(client.receive())
 
+        assert_type(client.ping(), float)
+        assert_type(client.admin.stream(name="weather"), StreamDetails)
+        assert_type(client.enqueue("printer", "bw.A4", b"...", key="desk"), malamute.Sent)
+        for message in client.history("weather", since=timedelta(hours=1), until="now"):
+            assert_type(message.lag, float)
+        client.publish_nowait("weather", "temp.oslo", {"celsius": -3.5})
+
         client.publish("weather", "temp.oslo", 5)  # type: ignore[arg-type]  # pyright: ignore
+        client.publish("weather", "temp.oslo", assurance="some")  # type: ignore[arg-type]  # pyright: ignore
+        client.admin.stream(nme="weather")  # type: ignore[call-arg]  # pyright: ignore
         client.send("bob", "hello", b"", prority=5)  # type: ignore[call-arg]  # pyright: ignore
 
 
@@ -86,6 +96,10 @@ async def asynchronous(url: str) -> None:
         async with client.publisher("weather") as out:
             receipt = await out.publish("temp.oslo", b"")
             assert_type(await receipt.wait(1.0), int)
+        assert_type(await client.ping(), float)
+        assert_type(await client.admin.stream(name="weather"), StreamDetails)
+        async for message in client.history("weather"):
+            assert_type(message, malamute.Message)
         async with client.subscribe("weather", "temp.*") as messages:
             assert_type(messages, malamute.aio.Subscription)
             async for message in messages:

@@ -33,6 +33,7 @@ from malamute.client.aio.driver import AioDriver
 from malamute.client.aio.handler_pool import serve
 from malamute.client.aio.publisher import Publisher
 from malamute.client.aio.receipts import Sent
+from malamute.client.frames import Library, Table
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.options import (
     DEFAULT_URL,
@@ -62,7 +63,8 @@ MailHandler = TypeVar("MailHandler", bound=Callable[..., Awaitable[object]])
 MessageHandler = TypeVar("MessageHandler", bound=Callable[..., Awaitable[object]])
 
 if TYPE_CHECKING:
-    from malamute.protocol import admin
+    from malamute.client.link.admin import AioAdmin
+    from malamute.protocol.admin import AdminChange, AdminQuery
 
 
 class Connecting:
@@ -218,6 +220,24 @@ class Client(ClientBase):
                 messages, more = await subscription._history(end)
                 for message in messages:
                     yield message
+
+    async def frame(
+        self,
+        stream: str,
+        *patterns: str,
+        since: When = "first",
+        until: Until = "now",
+        library: Library = "pandas",
+        **options: Unpack[HistoryOptions],
+    ) -> Any:
+        """Return the history of a stream as a table of Arrow, pandas or polars.
+
+        Raises as `malamute.Client.frame`.
+        """
+        table = Table(library)
+        async for message in self.history(stream, *patterns, since=since, until=until, **options):
+            table.add([message])
+        return table.made()
 
     # Mailboxes
 
@@ -422,14 +442,26 @@ class Client(ClientBase):
 
     # The connection
 
+    @property
+    def admin(self) -> AioAdmin:
+        """Return the queries and changes as methods: `admin.stream(name="weather")` is typed.
+
+        Each topic of the protocol is one, with `_` for its dot, such as `admin.stream_retain`. They raise as
+        `query` and `change`.
+        """
+        # The import is late: most programs never make a query.
+        from malamute.client.link.admin import AioAdmin
+
+        return AioAdmin(lambda topic, *, change: self._ask(topic, {}, None, change=change))
+
     @overload
-    async def query(self, topic: admin.AdminQuery[Answer], *, timeout: Span | None = None) -> Answer: ...
+    async def query(self, topic: AdminQuery[Answer], *, timeout: Span | None = None) -> Answer: ...
 
     @overload
     async def query(self, topic: str, *, timeout: Span | None = None, **arguments: Any) -> Any: ...
 
     async def query(
-        self, topic: str | admin.AdminQuery[Any], *, timeout: Span | None = None, **arguments: Any
+        self, topic: str | AdminQuery[Any], *, timeout: Span | None = None, **arguments: Any
     ) -> Any:
         """Query the broker. docs/protocol.md lists the topics.
 
@@ -438,13 +470,13 @@ class Client(ClientBase):
         return await self._ask(topic, arguments, timeout, change=False)
 
     @overload
-    async def change(self, topic: admin.AdminChange[Answer], *, timeout: Span | None = None) -> Answer: ...
+    async def change(self, topic: AdminChange[Answer], *, timeout: Span | None = None) -> Answer: ...
 
     @overload
     async def change(self, topic: str, *, timeout: Span | None = None, **arguments: Any) -> Any: ...
 
     async def change(
-        self, topic: str | admin.AdminChange[Any], *, timeout: Span | None = None, **arguments: Any
+        self, topic: str | AdminChange[Any], *, timeout: Span | None = None, **arguments: Any
     ) -> Any:
         """Change something in the broker. docs/protocol.md lists the topics.
 

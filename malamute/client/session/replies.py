@@ -32,8 +32,8 @@ could use them, and a program that iterates late, or never, must not fill the br
 
 KEPT_MAX = 10_000
 KEPT_BYTES_MAX = 64 * 1024 * 1024
-"""Maximum replies, and their bytes, that wait here in all. Beyond them the oldest request with waiting
-replies ends with an error: its program has not read them."""
+"""Maximum replies that wait here in all, and bytes of those that are acknowledged. Beyond them the oldest
+request with waiting replies ends with an error: its program has not read them."""
 
 TAKEN_MAX = 1_000
 """Maximum remembered outcomes, as many as the broker sends before they are acknowledged. An older one with a
@@ -77,11 +77,11 @@ class PendingReplies:
         """Number of present waits for an outcome."""
         self.unread = 0
         """Replies received and not popped yet."""
-        self._unread_bytes = 0
         self.abandoned: deque[PendingRequest] = deque()
         """Requests whose replies the program has dropped, in any thread, to be forgotten."""
-        self._early: set[int] = set()
-        """Sequences of unread replies that are already acknowledged."""
+        self._early: dict[int, int] = {}
+        """Unread replies that are already acknowledged: the bytes of each by its sequence."""
+        self._early_bytes = 0
 
     def __bool__(self) -> bool:
         """Return whether any reply or outcome is awaited."""
@@ -111,9 +111,8 @@ class PendingReplies:
         """Return the next reply to a request, and acknowledge it: no other client could use it."""
         self.unread -= 1
         item = pending.waiting.popleft()
-        self._unread_bytes -= len(item.record)
         if item.sequence in self._early:
-            self._early.discard(item.sequence)
+            self._early_bytes -= self._early.pop(item.sequence)
         else:
             mailbox.finish(item.sequence)
         return item
@@ -161,11 +160,11 @@ class PendingReplies:
         pending.complete = bool(properties.get("final", True))
         pending.waiting.append(item)
         self.unread += 1
-        self._unread_bytes += len(item.record)
         if self.unread > UNREAD_MAX:
-            self._early.add(item.sequence)
+            self._early[item.sequence] = len(item.record)
+            self._early_bytes += len(item.record)
             mailbox.finish(item.sequence)
-            if self.unread > KEPT_MAX or self._unread_bytes > KEPT_BYTES_MAX:
+            if self.unread > KEPT_MAX or self._early_bytes > KEPT_BYTES_MAX:
                 self._drop_unread(mailbox)
         return True
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
+from malamute.client.frames import Library, Table
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.link.consumers import HistoryEnd
 from malamute.client.link.greenlets import warn_of_greenlets
@@ -43,7 +44,8 @@ from malamute.client.sync.receipts import Sent
 from malamute.protocol.batch import Body, Headers
 
 if TYPE_CHECKING:
-    from malamute.protocol import admin
+    from malamute.client.link.admin import Admin
+    from malamute.protocol.admin import AdminChange, AdminQuery
 
 Answer = TypeVar("Answer")
 ServiceHandler = TypeVar("ServiceHandler", bound=Callable[..., object])
@@ -259,6 +261,28 @@ class Client(ClientBase):
         """
         end = self._driver.run(self._end(stream, until, options.get("timeout")))
         return self._read(self.subscribe(stream, *patterns, start=since, existing=True, **options), end)
+
+    def frame(
+        self,
+        stream: str,
+        *patterns: str,
+        since: When = "first",
+        until: Until = "now",
+        library: Library = "pandas",
+        **options: Unpack[HistoryOptions],
+    ) -> Any:
+        """Return the history of a stream as a table of Arrow, pandas or polars.
+
+        It has the columns `sequence`, `time`, `sender`, `subject` and `body`, and one for each header. The
+        messages are those of `history`, and have to fit into the memory.
+
+        Raises:
+            NotInstalled: the library is missing.
+            NotFound, TimedOut, InvalidName, InvalidSelector, InvalidValue, AccessRefused: as `history`.
+        """
+        table = Table(library)
+        table.add(self.history(stream, *patterns, since=since, until=until, **options))
+        return table.made()
 
     def _read(self, subscription: Subscription, end: HistoryEnd) -> Iterator[Message]:
         with subscription:
@@ -570,15 +594,25 @@ class Client(ClientBase):
 
     # The connection
 
+    @property
+    def admin(self) -> Admin:
+        """Return the queries and changes as methods: `admin.stream(name="weather")` is typed.
+
+        Each topic of the protocol is one, with `_` for its dot, such as `admin.stream_retain`. They raise as
+        `query` and `change`.
+        """
+        # The import is late: most programs never make a query.
+        from malamute.client.link.admin import Admin
+
+        return Admin(lambda topic, *, change: self._driver.run(self._ask(topic, {}, None, change=change)))
+
     @overload
-    def query(self, topic: admin.AdminQuery[Answer], *, timeout: Span | None = None) -> Answer: ...
+    def query(self, topic: AdminQuery[Answer], *, timeout: Span | None = None) -> Answer: ...
 
     @overload
     def query(self, topic: str, *, timeout: Span | None = None, **arguments: Any) -> Any: ...
 
-    def query(
-        self, topic: str | admin.AdminQuery[Any], *, timeout: Span | None = None, **arguments: Any
-    ) -> Any:
+    def query(self, topic: str | AdminQuery[Any], *, timeout: Span | None = None, **arguments: Any) -> Any:
         """Query the broker.
 
         Topics are `status`, `storage`, `streams`, `stream`, `clients` and more, as docs/protocol.md lists
@@ -592,14 +626,12 @@ class Client(ClientBase):
         return self._driver.run(self._ask(topic, arguments, timeout, change=False))
 
     @overload
-    def change(self, topic: admin.AdminChange[Answer], *, timeout: Span | None = None) -> Answer: ...
+    def change(self, topic: AdminChange[Answer], *, timeout: Span | None = None) -> Answer: ...
 
     @overload
     def change(self, topic: str, *, timeout: Span | None = None, **arguments: Any) -> Any: ...
 
-    def change(
-        self, topic: str | admin.AdminChange[Any], *, timeout: Span | None = None, **arguments: Any
-    ) -> Any:
+    def change(self, topic: str | AdminChange[Any], *, timeout: Span | None = None, **arguments: Any) -> Any:
         """Change something in the broker.
 
         Topics are `cursor.set`, `stream.retain` and more, as docs/protocol.md lists them with their

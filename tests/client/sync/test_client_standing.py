@@ -68,9 +68,9 @@ def test_one_offer_is_drained_while_another_goes_on(client: malamute.Client) -> 
         one.drain()
         client.flush()
         details = client.query(ServiceQuery(name="one"))
-        assert (details.outstanding, details.waiting) == (1, 2)
+        assert (details.in_flight, details.ready) == (1, 2)
         held.reply(b"r")
         assert [reply.body for reply in replies[0]] == [b"r"]
-        assert client.query(ServiceQuery(name="one")).outstanding == 0
+        assert client.query(ServiceQuery(name="one")).in_flight == 0
         asker.request("two", "s", b"x")
         assert two.receive(PATIENCE).body == b"x"
