@@ -17,7 +17,7 @@ FIXED = ("sequence", "time", "sender", "subject", "body")
 """The columns of each table. A header of such a name has the prefix `header.`."""
 
 
-class Table:
+class MessageTable:
     """The columns of messages: the fixed ones, and one for each header, with None where it is absent."""
 
     def __init__(self, library: Library) -> None:

@@ -15,7 +15,7 @@ import malamute
 from malamute import aio, errors
 from malamute.client import events
 from malamute.client.events import log_event
-from malamute.client.link.admin import Topics
+from malamute.client.link.admin import AdminMethods
 from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.testing import Broker
 
@@ -173,7 +173,7 @@ def test_dir_has_each_public_name(module: object) -> None:
 
 def test_each_topic_is_a_method_of_admin() -> None:
     for topic, kind in {**QUERIES, **CHANGES}.items():
-        assert vars(Topics)[topic.replace(".", "_")].kind is kind
+        assert vars(AdminMethods)[topic.replace(".", "_")].kind is kind
 
 
 def test_admin_makes_queries_and_changes(broker: Broker, client: malamute.Client, stream: str) -> None:

@@ -695,7 +695,7 @@ MUTANTS = {
     ),
     "WP16": Mutant(
         "client/session/session.py",
-        "        self.state = State.READY\n",
+        "        self._enter(State.READY)\n",
         "",
         "test_hello_comes_first_and_the_session_is_ready_after_welcome",
     ),

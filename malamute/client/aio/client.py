@@ -33,7 +33,7 @@ from malamute.client.aio.driver import AioDriver
 from malamute.client.aio.handler_pool import serve
 from malamute.client.aio.publisher import Publisher
 from malamute.client.aio.receipts import Sent
-from malamute.client.frames import Library, Table
+from malamute.client.frames import Library, MessageTable
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.options import (
     DEFAULT_URL,
@@ -234,7 +234,7 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.frame`.
         """
-        table = Table(library)
+        table = MessageTable(library)
         async for message in self.history(stream, *patterns, since=since, until=until, **options):
             table.add([message])
         return table.made()

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
 
-class Topic(Generic[P, Answer]):
+class AdminMethod(Generic[P, Answer]):
     """A query or a change as a method, which takes its fields by keywords."""
 
     def __init__(self, kind: Callable[P, admin.AdminTopic[Answer]]) -> None:
@@ -35,65 +35,65 @@ class Topic(Generic[P, Answer]):
         return ask
 
 
-class Topics:
+class AdminMethods:
     """The topics, for both edges. `ask` makes the query, or the change."""
 
     def __init__(self, ask: Callable[..., Any]) -> None:
         self.ask = ask
 
-    access = Topic(admin.AccessQuery)
-    client = Topic(admin.ClientQuery)
-    clients = Topic(admin.ClientsQuery)
-    cursors = Topic(admin.CursorsQuery)
-    demand = Topic(admin.DemandQuery)
-    explain = Topic(admin.ExplainQuery)
-    feed = Topic(admin.FeedQuery)
-    feeds = Topic(admin.FeedsQuery)
-    groups = Topic(admin.GroupsQuery)
-    mailboxes = Topic(admin.MailboxesQuery)
-    message = Topic(admin.MessageQuery)
-    messages = Topic(admin.MessagesQuery)
-    metrics = Topic(admin.MetricsQuery)
-    options = Topic(admin.OptionsQuery)
-    quotas = Topic(admin.QuotasQuery)
-    selector = Topic(admin.SelectorQuery)
-    selectors = Topic(admin.SelectorsQuery)
-    service = Topic(admin.ServiceQuery)
-    services = Topic(admin.ServicesQuery)
-    status = Topic(admin.StatusQuery)
-    storage = Topic(admin.StorageQuery)
-    stored = Topic(admin.StoredQuery)
-    stream = Topic(admin.StreamQuery)
-    streams = Topic(admin.StreamsQuery)
-    totals = Topic(admin.TotalsQuery)
-    users = Topic(admin.UsersQuery)
-    broker_reload = Topic(admin.BrokerReload)
-    client_disconnect = Topic(admin.ClientDisconnect)
-    cursor_delete = Topic(admin.CursorDelete)
-    cursor_set = Topic(admin.CursorSet)
-    feed_delete = Topic(admin.FeedDelete)
-    feed_disable = Topic(admin.FeedDisable)
-    feed_enable = Topic(admin.FeedEnable)
-    feed_set = Topic(admin.FeedSet)
-    group_add = Topic(admin.GroupAdd)
-    group_remove = Topic(admin.GroupRemove)
-    group_set = Topic(admin.GroupSet)
-    journal_backup = Topic(admin.JournalBackup)
-    queue_delete = Topic(admin.QueueDelete)
-    queue_purge = Topic(admin.QueuePurge)
-    queue_redrive = Topic(admin.QueueRedrive)
-    stream_create = Topic(admin.StreamCreate)
-    stream_delete = Topic(admin.StreamDelete)
-    stream_purge = Topic(admin.StreamPurge)
-    stream_retain = Topic(admin.StreamRetain)
-    user_add = Topic(admin.UserAdd)
-    user_remove = Topic(admin.UserRemove)
-    user_set = Topic(admin.UserSet)
+    access = AdminMethod(admin.AccessQuery)
+    client = AdminMethod(admin.ClientQuery)
+    clients = AdminMethod(admin.ClientsQuery)
+    cursors = AdminMethod(admin.CursorsQuery)
+    demand = AdminMethod(admin.DemandQuery)
+    explain = AdminMethod(admin.ExplainQuery)
+    feed = AdminMethod(admin.FeedQuery)
+    feeds = AdminMethod(admin.FeedsQuery)
+    groups = AdminMethod(admin.GroupsQuery)
+    mailboxes = AdminMethod(admin.MailboxesQuery)
+    message = AdminMethod(admin.MessageQuery)
+    messages = AdminMethod(admin.MessagesQuery)
+    metrics = AdminMethod(admin.MetricsQuery)
+    options = AdminMethod(admin.OptionsQuery)
+    quotas = AdminMethod(admin.QuotasQuery)
+    selector = AdminMethod(admin.SelectorQuery)
+    selectors = AdminMethod(admin.SelectorsQuery)
+    service = AdminMethod(admin.ServiceQuery)
+    services = AdminMethod(admin.ServicesQuery)
+    status = AdminMethod(admin.StatusQuery)
+    storage = AdminMethod(admin.StorageQuery)
+    stored = AdminMethod(admin.StoredQuery)
+    stream = AdminMethod(admin.StreamQuery)
+    streams = AdminMethod(admin.StreamsQuery)
+    totals = AdminMethod(admin.TotalsQuery)
+    users = AdminMethod(admin.UsersQuery)
+    broker_reload = AdminMethod(admin.BrokerReload)
+    client_disconnect = AdminMethod(admin.ClientDisconnect)
+    cursor_delete = AdminMethod(admin.CursorDelete)
+    cursor_set = AdminMethod(admin.CursorSet)
+    feed_delete = AdminMethod(admin.FeedDelete)
+    feed_disable = AdminMethod(admin.FeedDisable)
+    feed_enable = AdminMethod(admin.FeedEnable)
+    feed_set = AdminMethod(admin.FeedSet)
+    group_add = AdminMethod(admin.GroupAdd)
+    group_remove = AdminMethod(admin.GroupRemove)
+    group_set = AdminMethod(admin.GroupSet)
+    journal_backup = AdminMethod(admin.JournalBackup)
+    queue_delete = AdminMethod(admin.QueueDelete)
+    queue_purge = AdminMethod(admin.QueuePurge)
+    queue_redrive = AdminMethod(admin.QueueRedrive)
+    stream_create = AdminMethod(admin.StreamCreate)
+    stream_delete = AdminMethod(admin.StreamDelete)
+    stream_purge = AdminMethod(admin.StreamPurge)
+    stream_retain = AdminMethod(admin.StreamRetain)
+    user_add = AdminMethod(admin.UserAdd)
+    user_remove = AdminMethod(admin.UserRemove)
+    user_set = AdminMethod(admin.UserSet)
 
 
-class Admin(Topics):
+class Admin(AdminMethods):
     """The topics of a blocking client: each method returns the answer."""
 
 
-class AioAdmin(Topics):
+class AioAdmin(AdminMethods):
     """The topics of a client on an event loop: each method returns the awaitable answer."""

@@ -16,7 +16,7 @@ from malamute.client.events import Gap
 from malamute.client.link.driver import Driver
 from malamute.client.options import Span, count, patience, seconds
 from malamute.client.session.batch import is_stored, record_of
-from malamute.client.session.codecs import Codec
+from malamute.client.session.codecs import BodyCodec
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
 from malamute.client.session.receipts import SentBase
@@ -425,7 +425,7 @@ class WorkerBase(QueueConsumer):
         return self._driver.session.sending.limits.message_bytes
 
     @property
-    def codec(self) -> Codec | None:
+    def codec(self) -> BodyCodec | None:
         """Return the codec of the client."""
         return self._driver.codec
 

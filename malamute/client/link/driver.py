@@ -25,7 +25,7 @@ from malamute.client.link.connection import Connection
 from malamute.client.link.link import Link
 from malamute.client.link.renewal import Renewal
 from malamute.client.options import Span
-from malamute.client.session.codecs import Codec
+from malamute.client.session.codecs import BodyCodec
 from malamute.client.session.pacing import Backlog
 from malamute.client.session.session import ClientSession, State
 from malamute.errors import AccessRefused, Closed, ConnectionLost, InvalidValue, LinkError, TimedOut, TryLater
@@ -46,7 +46,7 @@ class Driver:
 
     hold_seconds = inf
     """Maximum seconds until held commands are sent, where anything runs while the caller is busy."""
-    codec: Codec | None = None
+    codec: BodyCodec | None = None
     """The form of bodies that are neither bytes nor text."""
     closed = True
     """Also before `__init__` has run."""

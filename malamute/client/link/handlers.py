@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from malamute.client.link.consumers import MailboxBase, SubscriptionBase, WorkerBase
 from malamute.client.options import checked
-from malamute.client.session.codecs import ABSENT, JSON, Codec, content_of, is_model
+from malamute.client.session.codecs import ABSENT, JSON, BodyCodec, content_of, is_model
 from malamute.client.session.message import Mail, Message, ServiceRequest
 from malamute.errors import InvalidValue, MalamuteError, TooLarge
 from malamute.protocol.limits import TEXT_BYTES_MAX, WHERE_BYTES_MAX
@@ -59,7 +59,7 @@ class Registration(NamedTuple):
     """The type of the value that the handler takes in place of the message; None for the message."""
     takes_both: bool = False
     """Whether it takes the message behind the value."""
-    codec: Codec | None = None
+    codec: BodyCodec | None = None
     """The codec of the client."""
 
     def __call__(self, message: Message) -> Any:
@@ -96,7 +96,7 @@ def registration(
     concurrency: int,
     on_error: str,
     awaits: bool,
-    codec: Codec | None = None,
+    codec: BodyCodec | None = None,
 ) -> Registration:
     """Return a checked registration; with `awaits` the result of the handler is awaited.
 

@@ -40,7 +40,7 @@ Content = Body | Struct | DataclassValue | ModelValue | Mapping[str, Any] | Sequ
 """The body of a message: bytes, text, or a sequence of bytes; with a codec another value, too."""
 
 
-class Codec(Protocol):
+class BodyCodec(Protocol):
     """A form of values in bodies. Both methods may raise `ValueError` and `TypeError`."""
 
     content_type: str
@@ -93,13 +93,13 @@ def _of_model(value: Any) -> Any:
 
 
 JSON = JsonCodec()
-CODECS: Mapping[str, Codec] = {"json": JSON, "msgpack": MsgpackCodec()}
+CODECS: Mapping[str, BodyCodec] = {"json": JSON, "msgpack": MsgpackCodec()}
 """The codecs that have a name."""
 
-CodecOption = Codec | Literal["json", "msgpack"] | None
+CodecOption = BodyCodec | Literal["json", "msgpack"] | None
 
 
-def codec_of(codec: CodecOption) -> Codec | None:
+def codec_of(codec: CodecOption) -> BodyCodec | None:
     """Return the codec of an option. Raises `InvalidValue` for an unknown one."""
     if codec is None:
         return None
@@ -115,7 +115,7 @@ def codec_of(codec: CodecOption) -> Codec | None:
 
 
 def content_of(
-    codec: Codec | None, json: Any, body: Any, headers: Headers | None
+    codec: BodyCodec | None, json: Any, body: Any, headers: Headers | None
 ) -> tuple[Body, Headers | None]:
     """Return the body to send, and its headers: of `json`, or of a value that needs the codec.
 
@@ -137,7 +137,7 @@ def _is_plain(body: Any) -> bool:
     return isinstance(body, bytes | bytearray | memoryview | str)
 
 
-def _encoded(codec: Codec, value: Any, headers: Headers | None) -> tuple[Body, Headers]:
+def _encoded(codec: BodyCodec, value: Any, headers: Headers | None) -> tuple[Body, Headers]:
     try:
         body = codec.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -145,7 +145,7 @@ def _encoded(codec: Codec, value: Any, headers: Headers | None) -> tuple[Body, H
     return body, {CONTENT_TYPE: codec.content_type, **(headers or {})}
 
 
-def decoded(body: bytes, kind: Any, codecs: Sequence[Codec], content_type: object) -> Any:
+def decoded(body: bytes, kind: Any, codecs: Sequence[BodyCodec], content_type: object) -> Any:
     """Return the value of a body by the codec of its content type; without one, by the first of the codecs.
 
     Raises:
@@ -168,5 +168,5 @@ def is_model(kind: Any) -> bool:
     )
 
 
-def _name_of(codec: Codec) -> str:
+def _name_of(codec: BodyCodec) -> str:
     return codec.content_type.rpartition("/")[2]

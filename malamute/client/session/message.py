@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, overload
 
 from malamute.client.options import Span, milliseconds
-from malamute.client.session.codecs import CONTENT_TYPE, JSON, Codec, decoded
+from malamute.client.session.codecs import CONTENT_TYPE, JSON, BodyCodec, decoded
 from malamute.errors import InvalidValue, NotOutstanding
 from malamute.protocol.batch import Frame, readable_record
 from malamute.protocol.bounce import BOUNCED, why_not_bounced
@@ -125,7 +125,7 @@ class Message:
         except ValueError as error:
             raise InvalidValue(f"body of message {self.sequence}: {error}") from error
 
-    def value(self, kind: Any = Any, *codecs: Codec) -> Any:
+    def value(self, kind: Any = Any, *codecs: BodyCodec) -> Any:
         """Return the body as a value of a type, by its header `content-type`: JSON or MessagePack.
 
         Other codecs may be given; without that header the first of them counts, or JSON.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from malamute.client.frames import Library, Table
+from malamute.client.frames import Library, MessageTable
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.link.consumers import HistoryEnd
 from malamute.client.link.greenlets import warn_of_greenlets
@@ -280,7 +280,7 @@ class Client(ClientBase):
             NotInstalled: the library is missing.
             NotFound, TimedOut, InvalidName, InvalidSelector, InvalidValue, AccessRefused: as `history`.
         """
-        table = Table(library)
+        table = MessageTable(library)
         table.add(self.history(stream, *patterns, since=since, until=until, **options))
         return table.made()
 
