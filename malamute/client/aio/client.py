@@ -154,7 +154,7 @@ class Client(ClientBase):
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
         if ttl is not None or not self._publish_fast_path(stream, subject, body, headers):
-            await self._publish(stream, subject, body, headers, assurance="none", timeout=timeout, ttl=ttl, id="")
+            await self._publish(stream, subject, body, headers, assurance="none", timeout=timeout, ttl=ttl)
 
     async def publish_batch(
         self,

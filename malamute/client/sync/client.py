@@ -164,7 +164,7 @@ class Client(ClientBase):
             body, headers = content_of(self._driver.codec, json, body, headers)
         if ttl is not None or not self._publish_fast_path(stream, subject, body, headers):
             self._driver.run(
-                self._publish(stream, subject, body, headers, assurance="none", timeout=timeout, ttl=ttl, id="")
+                self._publish(stream, subject, body, headers, assurance="none", timeout=timeout, ttl=ttl)
             )
 
     def publish_batch(
