@@ -236,14 +236,21 @@ class Dispatcher:
 
     # Messages
 
-    def dispatch(self, sequences: Iterable[int]) -> None:
+    def dispatch(self, sequences: Sequence[int]) -> None:
         """Give each message to a consumer that waits for it, or let it wait for one."""
         if not self.consumers:
             self._states.wait([*map(self._entries.__getitem__, sequences)])
         elif self._options:
             self._dispatch_by_options(sequences)
-        else:
+        elif len(sequences) != 1 or not self._dispatch_one(self._entries[sequences[0]]):
             self._dispatch_in_order(sequences)
+
+    def _dispatch_one(self, entry: Entry) -> bool:
+        """Give a message in memory to a consumer that waits. Returns False if none does."""
+        consumer = self.take(entry) if self.waiters and entry.record is not None else None
+        if consumer is not None:
+            self._assign(consumer, (entry,))
+        return consumer is not None
 
     def take(self, entry: Entry) -> Consumer | None:
         """Return the consumer that waits longest for a message without options, which uses its credit."""

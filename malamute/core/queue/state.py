@@ -206,8 +206,16 @@ class MessageStates:
     def _move(self, event: Event, messages: Sequence[Stateful]) -> None:
         """Apply an event. Most messages of a batch are in one state, so a run of them is counted at once."""
         step, counts = _NEXT[event], self.counts
+        if len(messages) == 1:
+            (message,) = messages
+            after = step[message.state]
+            counts[message.state] -= 1
+            counts[after] += 1
+            assert counts[message.state] >= 0, f"fewer than no messages are {message.state}"
+            message.state = after
+            return
         before: State = PENDING
-        after: State = PENDING
+        after = PENDING
         count = 0
         for message in messages:
             if message.state is not before or not count:
