@@ -36,7 +36,9 @@
 
         client.enqueue("printer", "bw.A4", b"...")               # a job that wants no reply
 
-        client.query("status")                       # the state of the broker
+        for message in client.history("weather", since="first"): ...     # ends with what is there now
+        client.admin.status()                        # the state of the broker, typed
+        client.query("status")                       # the same, as a map
         client.flush(timeout=5.0)                    # until everything numbered has its answer
         client.drain()                               # graceful shutdown: consume no more
         client.on_event = print                      # Connected, Lost, Gap, Recalled and others
@@ -52,5 +54,6 @@ The packages, each of which imports only those before it:
     link/        the socket, one connection after the other, and all that waits, written once as coroutines
     sync/, aio/  the two edges, with equal file names: signatures, and the one method by which each waits
 
-`events` and `options` have the values of a program; `tracing` is for OpenTelemetry.
+`events` and `options` have the values of a program; `tracing` is for OpenTelemetry, and `frames` makes tables
+of messages.
 """
