@@ -301,8 +301,9 @@ class Core(Engines):
             self._deliver()
         if effects.events or effects.events_dropped or self.queue_limits.settlement_log.pending:
             self._publish_events()
-        if self.sessions.confirmations.pending:
-            self.sessions.confirmations.flush()
+        confirmations = self.sessions.confirmations
+        if confirmations.pending or confirmations.at_once:
+            confirmations.flush()
         if self.commands.refused_peers:
             self.commands.refused_peers.clear()
         if self.answers.given:

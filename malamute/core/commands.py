@@ -282,12 +282,14 @@ class ClientCommands:
                 taken -= large_bytes(records)
             self._hold(session, taken)
             stream = stream or self.streams.get(message.stream, session.may.principal.user)
+        # Messages that wait for sequences wait for the disk, and an id for the message that had it first.
+        waits = stream.journaled or stream.progress.next > stream.progress.reserved or message.id
         first = stream.publish(session.sender, message.subjects, records, message.ttl)
         session.sent += len(records)
         if session.quotas:
             consume_rates(session.quotas, amounts, self.effects.now)
         if message.number:
-            self.confirmations.accept(session, message, len(records), first)
+            self.confirmations.accept(session, message, len(records), first, in_memory=not waits)
         if message.id:
             self.streams.duplicates.add(session.may.principal.user, stream, message, first)
 
@@ -326,7 +328,7 @@ class ClientCommands:
             if grants and isinstance(offer := session.sources.get(message.source), QueueSource):
                 offer.grant(message.credit, message.credit_bytes)
 
-    def _numbered(self, session: Session, message: Any, execute: Callable[[Session, Any], None]) -> None:
+    def _numbered(self, session: Session, message: Any, execute: Callable[[Session, Any], bool]) -> None:
         if message.number and not self.confirmations.admit(session, message.number):
             return
         records = message.records
@@ -337,12 +339,12 @@ class ClientCommands:
             amounts = len(records), size_bytes
             check_rates(quotas, amounts, self.effects.now)
         self._hold(session, size_bytes + ENTRY_BYTES * len(records))
-        execute(session, message)
+        in_memory = execute(session, message)
         session.sent += len(records)
         if quotas:
             consume_rates(quotas, amounts, self.effects.now)
         if message.number:
-            self.confirmations.accept(session, message, 0, 0)
+            self.confirmations.accept(session, message, 0, 0, in_memory=in_memory)
 
     def _check_size(self, records: Sequence[Frame]) -> int:
         size_bytes = sum(map(len, records))
@@ -358,13 +360,13 @@ class ClientCommands:
         A session may have as much there as it leaves to others, so the one that has least always gets
         through. A session with nothing there may send one command.
         """
-        effects = self.effects
+        stage = self.effects.stage
         held = session.backlog_bytes + size_bytes
-        if effects.stage.backlog_bytes + held + size_bytes > self._backlog_bytes_max:
+        if stage.backlog_bytes + held + size_bytes > self._backlog_bytes_max:
             self._check_backlog(session.backlog_bytes)
         session.backlog_bytes = held
         if not session.new_bytes:
-            effects.stage.backlog_shares.append(session)
+            stage.backlog_shares.append(session)
         session.new_bytes += size_bytes
 
     def _check_backlog(self, held: int) -> None:

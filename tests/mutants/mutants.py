@@ -275,7 +275,7 @@ MUTANTS = {
     ),
     "XU11": Mutant(
         "core/stream/table.py",
-        "return self._policy_of(name)._replace(journal=self._started_with(name).journal)",
+        "return self._policy_of(name)._replace(journal=journal)",
         "return self._policy_of(name)",
         "test_a_name_resolves_to_one_store_and_is_found_there_again",
     ),
@@ -401,8 +401,8 @@ MUTANTS = {
     ),
     "WP26": Mutant(
         "core/commands.py",
-        "if effects.stage.backlog_bytes + held + size_bytes > self._backlog_bytes_max:",
-        "if effects.stage.backlog_bytes > 100 * self._backlog_bytes_max:",
+        "if stage.backlog_bytes + held + size_bytes > self._backlog_bytes_max:",
+        "if stage.backlog_bytes > 100 * self._backlog_bytes_max:",
         "test_behind_a_hanging_write_no_more_than_the_backlog_is_accepted",
     ),
     "WP29": Mutant(

@@ -251,10 +251,15 @@ class Book:
         # A change that could not be taken back is answered, and made again if nobody knows of it any more.
         self.answers = {key: value for key, value in self.answers.items() if key[0] not in self._unnoted}
         self._unnoted.clear()
-        # A refusal is remembered beside what is stored; one that nobody heard of may be forgotten.
         for order in self.each_order():
-            if order.outcome is False and order.command is not None and not order.command.done:
+            if order.command is None or order.command.done:
+                continue
+            # A refusal is remembered beside what is stored; one that nobody heard of may be forgotten.
+            if order.outcome is False:
                 order.outcome = None
+            # Nothing is stored of what is in memory only: it is published again.
+            elif order.kind == "publish" and order.target == NO_JOURNAL:
+                order.twice = True
 
     def each_order(self) -> Iterator[Order]:
         """Every order that has a number."""

@@ -209,6 +209,11 @@ class Effects:
         """Give up this iteration: nothing of it is stored, and all that wait for that learn it."""
         self._fault = self.fault(what, error)
 
+    @property
+    def spoiled(self) -> bool:
+        """Whether nothing of this iteration is stored."""
+        return self._fault is not None
+
     def notice(self, event: str, **details: Any) -> None:
         """Notify the operator."""
         self.notices.append(Notice(event, details))

@@ -73,8 +73,8 @@ def _put(
     quotas: QuotaUsages,
     chosen: Mapping[int, Options] | None = None,
 ) -> None:
-    confirmed = command.number > 0
-    plain = not (confirmed or chosen)
+    confirmed = command.number > 0 and not queue.usage.in_memory
+    plain = not (command.number or chosen)
     if not quotas:
         queue.put(entries, confirmed=confirmed, options=chosen, plain=plain)
         return

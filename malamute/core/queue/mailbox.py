@@ -45,8 +45,11 @@ class Mailboxes(QueueTable):
         # A private one goes with its session, which counts.
         return self.create(name, () if name.startswith(RESERVED_PREFIX) else quotas)
 
-    def send(self, session: Session, message: Send) -> None:
-        """Put messages into a mailbox. Raises as `enqueue`, `NotFound`, or `AccessRefused`."""
+    def send(self, session: Session, message: Send) -> bool:
+        """Put messages into a mailbox. Returns whether they are in memory only.
+
+        Raises as `enqueue`, `NotFound`, or `AccessRefused`.
+        """
         if not message.address.startswith(RESERVED_PREFIX):
             session.may.require_there("mailbox", message.address, self.by_name)
         mailbox = self.get(message.address, quotas=session.quotas)
@@ -55,6 +58,7 @@ class Mailboxes(QueueTable):
         except MalamuteError:
             self.drop_unused(mailbox)
             raise
+        return mailbox.usage.in_memory
 
     def source(self, session: Session) -> QueueSource:
         """The mailbox of a session as a source of it, from its first credit on."""

@@ -50,8 +50,11 @@ class Services(QueueTable):
                 if entry.sender in requesters:
                     self.mailboxes.get_or_create(entry.sender)
 
-    def request(self, session: Session, message: Request) -> None:
-        """Enqueue requests. Raises as `enqueue`, or `AccessRefused`, for the mailbox of a reply too."""
+    def request(self, session: Session, message: Request) -> bool:
+        """Enqueue requests. Returns whether they are in memory only.
+
+        Raises as `enqueue`, or `AccessRefused`, for the mailbox of a reply too.
+        """
         requesters = _requesters(session, message)
         for name in requesters:
             if name != session.mailbox:
@@ -72,6 +75,7 @@ class Services(QueueTable):
                     self.mailboxes.drop_unused(mailbox)
             self.drop_unused(queue)
             raise
+        return queue.usage.in_memory
 
     def _check_answerable(self, mailbox: Queue) -> None:
         """Raise `TryLater` if a mailbox is full: a reply to a request would have no room."""
@@ -80,8 +84,10 @@ class Services(QueueTable):
         except TryLater as error:
             raise TryLater(f"no space for the reply: {error.text}") from None
 
-    def reply(self, session: Session, message: Reply) -> None:
+    def reply(self, session: Session, message: Reply) -> bool:
         """Pass replies on, and complete the requests whose final reply is among them.
+
+        Returns whether all of that is in memory only.
 
         Raises `NotFound`, `NotOutstanding` or, if some are not final, `TryLater`; then none was passed on.
         """
@@ -96,16 +102,20 @@ class Services(QueueTable):
         self._check_room(posts)
         # A tracked request ends with its outcome stored, and its reply with it, or does not end. So does each
         # if the memory could not hold replies that the disk does not take.
-        bound = (
+        in_memory = offer.queue.usage.in_memory and all(mailbox.usage.in_memory for mailbox, _ in posts)
+        bound = not in_memory and (
             message.number > 0 or bool(offer.queue.settlement.tracked(finals)) or self.limits.short_of_memory
         )
         # A reply to a request that the store knows is stored with its removal.
         unwritten = offer.queue.unwritten.entries
-        plain = not bound and (offer.queue.usage.in_memory or all(s in unwritten for s in finals))
+        plain = not (bound or message.number) and (
+            offer.queue.usage.in_memory or all(s in unwritten for s in finals)
+        )
         for mailbox, messages in posts:
             mailbox.put(messages, confirmed=bound, reserved=True, plain=plain)
         if finals:
             offer.complete(finals, bound=bound)
+        return in_memory
 
     def _check_room(self, posts: Sequence[Post]) -> None:
         """Raise `TryLater` unless there is room for the replies that are not final.

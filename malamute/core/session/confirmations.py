@@ -2,12 +2,14 @@
 
 `admit` says whether a command is new. Its handler calls `accept` or `refuse`; a change begins and is decided.
 At the end of the iteration, `flush` stores the numbers of these sessions beside the messages, and confirms
-the commands when that is durable. If the disk refuses it, each command is refused.
+the commands when that is durable. If the disk refuses it, each command is refused. Commands whose messages
+are in memory only are confirmed at once, and nothing is stored of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.iteration.effects import Effects
@@ -73,10 +75,13 @@ class Confirmations:
     def __init__(self, effects: Effects, limits: Limits, by_peer: Mapping[bytes, Session]) -> None:
         """`by_peer` are the sessions as they come and go."""
         self.effects = effects
+        self._stage = effects.stage
         self.limits = limits
         self.by_peer = by_peer
         self.pending: dict[Session, list[Run]] = {}
         """The confirmations of this iteration: none for a session with a change alone."""
+        self.at_once: dict[Session, list[Run]] = {}
+        """The commands of this iteration that leave nothing to be stored."""
 
     def admit(self, session: Session, number: int) -> bool:
         """Whether a numbered command is to be executed; if it was before, it is answered again.
@@ -99,14 +104,19 @@ class Confirmations:
             self.effects.send(session.peer, Stored([[number, number, 0]]))
         return False
 
-    def accept(self, session: Session, message: Numbered, count: int, sequence: int) -> None:
-        """A numbered command was executed: confirm it once this iteration is stored.
+    def accept(
+        self, session: Session, message: Numbered, count: int, sequence: int, *, in_memory: bool = False
+    ) -> None:
+        """Confirm a numbered command that was executed, once this iteration is stored, or at once.
 
         `sequence` is that of the first of its `count` stream messages; both are 0 for other commands.
         A duplicate has the negative of its first one's sequence, and is in no run with others.
         """
-        confirmations = self.pending
-        session.numbers.next = message.number + 1
+        confirmations = self.at_once if in_memory else self.pending
+        numbers = session.numbers
+        numbers.next = message.number + 1
+        if not in_memory:
+            numbers.unstored = message.number
         runs = confirmations.get(session)
         if runs is None:
             runs = confirmations[session] = []
@@ -192,7 +202,7 @@ class Confirmations:
             self._answer(session, Ok(CHANGE, number, value if error is None else otherwise))
 
         if final:
-            self.effects.stage.when_stored(stored)
+            self._stage.when_stored(stored)
 
     def fail_change(self, session: Session, number: int, error: MalamuteError) -> None:
         """A change was refused, and nothing was changed."""
@@ -209,7 +219,11 @@ class Confirmations:
 
     def flush(self) -> None:
         """Store the numbers of this iteration beside the messages, and confirm them when that is done."""
+        if self.at_once:
+            self._confirm_at_once()
         confirmations, self.pending = self.pending, {}
+        if not confirmations:
+            return
         try:
             for session in confirmations:
                 self._store(session)
@@ -217,22 +231,39 @@ class Confirmations:
             self.effects.spoil("the numbers of a session", error)
         # Behind the append that `_store` waits for: a failure has to be known when the numbers are stored
         # again.
-        self.effects.stage.when_stored(lambda error: self._confirm(confirmations, error))
+        self._stage.when_stored(lambda error: self._confirm(confirmations, error))
+
+    def _confirm_at_once(self) -> None:
+        confirmations, self.at_once = self.at_once, {}
+        if self.effects.spoiled:
+            # Nothing of this iteration happens, so these are refused with all others.
+            for session, runs in confirmations.items():
+                both = sorted([*self.pending.get(session, ()), *runs], key=attrgetter("first"))
+                session.numbers.unstored = both[-1].last
+                self.pending[session] = both
+            return
+        for session, runs in confirmations.items():
+            for run in runs:
+                session.numbers.confirm_at_once(run.first, run.last)
+            self._send(session, runs)
+
+    def _send(self, session: Session, runs: list[Run]) -> None:
+        self.effects.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
 
     def _store(self, session: Session) -> None:
         if not self._lives(session):
             return
         numbers = session.numbers
         session.durable = True
-        self.effects.stage.store(PutValue(SESSIONS, (session.peer, NUMBERS), numbers.pack()))
+        self._stage.store(PutValue(SESSIONS, (session.peer, NUMBERS), numbers.pack()))
         if numbers.refused_changed:
             numbers.refused_changed = False
-            self.effects.stage.store(PutValue(SESSIONS, (session.peer, REFUSALS), numbers.refused.pack()))
-            self.effects.stage.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
+            self._stage.store(PutValue(SESSIONS, (session.peer, REFUSALS), numbers.refused.pack()))
+            self._stage.when_stored(lambda error: self._refusals_stored(numbers, error), awaited=False)
         if numbers.outcomes_changed:
             numbers.outcomes.changed = False
-            self.effects.stage.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
-            self.effects.stage.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
+            self._stage.store(PutValue(SESSIONS, (session.peer, OUTCOMES), numbers.outcomes.pack()))
+            self._stage.when_stored(lambda error: self._outcomes_stored(numbers, error), awaited=False)
 
     def store_again(self, stranded: Stranded) -> None:
         """A store has lost this: sessions that are in it are stored once more.
@@ -259,9 +290,10 @@ class Confirmations:
         for session, runs in confirmations.items():
             if not self._lives(session):
                 continue
+            if runs:
+                session.numbers.decide(runs[-1].last, stored=error is None)
             if error is None and runs:
-                session.numbers.stored = runs[-1].last
-                self.effects.send(session.peer, Stored([[run.first, run.last, run.sequence] for run in runs]))
+                self._send(session, runs)
             elif error is not None:
                 self._unstored(session, runs, error)
                 # Sessions handed out meanwhile have these numbers as stored.

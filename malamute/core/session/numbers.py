@@ -41,6 +41,10 @@ class Numbers:
         self.by = by
         self.next = next_number
         self.stored = next_number - 1
+        self.unstored = 0
+        """The last number that waits for the disk, or 0 if none does."""
+        self._ahead: list[tuple[int, int]] = []
+        """Runs of numbers that were confirmed before others in front of them, which wait for the disk."""
         self.floor = 1
         self.settled = array("Q")
         """Runs of numbers, each by its first and last, whose answers the client had when it said HELLO."""
@@ -91,7 +95,26 @@ class Numbers:
 
     def is_settled(self, number: int) -> bool:
         """Whether the outcome of a number before the next one is known, and it was not refused."""
-        return number <= self.stored
+        return number <= self.stored or any(first <= number <= last for first, last in self._ahead)
+
+    def confirm_at_once(self, first: int, last: int) -> None:
+        """Note that numbers are confirmed that nothing is stored of."""
+        if not self.unstored:
+            self.stored = last
+        elif self._ahead and self._ahead[-1][1] == first - 1:
+            self._ahead[-1] = self._ahead[-1][0], last
+        else:
+            self._ahead.append((first, last))
+
+    def decide(self, last: int, *, stored: bool) -> None:
+        """Note that the disk has taken, or has refused, what waited for it up to a number."""
+        if stored:
+            self.stored = last
+        if last >= self.unstored:
+            self.unstored = 0
+            if self._ahead:
+                self.stored = max(self.stored, self._ahead[-1][1])
+                self._ahead.clear()
 
     def pack(self) -> bytes:
         """The form that is stored with each command. New refusals and outcomes are stored apart."""

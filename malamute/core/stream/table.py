@@ -106,14 +106,20 @@ class Streams:
         first_kept, last = (state.first, state.last) if state else (begin + 1, 0)
         progress = StreamProgress(max(begin, self.incarnation), first_kept, last)
         never_used = (1, 0) if state else (self.deleted.last(name) + 1, begin)
-        stream = Stream(name, self.policy(name), self.shared, progress, never_used, state)
+        policy = self.policy(name)
+        if last:
+            # The durable store has it, whatever the rule says of new streams.
+            policy = policy._replace(journal=True)
+        stream = Stream(name, policy, self.shared, progress, never_used, state)
         if state is None and not stream.journaled:
             progress.reserved = max(progress.reserved, self.epoch_end)
         return stream
 
     def policy(self, name: str) -> StreamPolicy:
-        """The policy of a stream. Its journal is as it was when the broker started."""
-        return self._policy_of(name)._replace(journal=self._started_with(name).journal)
+        """Return the policy of a stream. The store that it lies in is that of the start."""
+        found = self.by_name.get(name)
+        journal = self._started_with(name).journal if found is None else found.journaled
+        return self._policy_of(name)._replace(journal=journal)
 
     def retention(self, name: str) -> StreamRetention:
         """How much of a stream is kept: as it was set at run time, or else as it is configured."""
