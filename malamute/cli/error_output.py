@@ -10,6 +10,9 @@ from malamute.errors import MalamuteError
 JSON = "malamute.json"
 """The key of `click.Context.meta` under which a command notes a request for JSON."""
 
+WIDE = "malamute.wide"
+"""The key of a request for all columns."""
+
 
 class BadInput(MalamuteError):
     """Raised when a command cannot use a file or standard input."""

@@ -20,7 +20,7 @@ class Lazy(NamedTuple):
     help: str
 
 
-VALUES = ("--url", "-u", "--context", "--address", "--act-as", "--timeout")
+VALUES = ("--url", "-u", "--context", "--address", "--act-as", "--timeout", "--output", "-o")
 """Options that may stand before a command, with a value."""
 
 FLAGS = ("--json",)

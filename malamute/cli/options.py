@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from malamute.cli.error_output import JSON, print_error
+from malamute.cli.error_output import JSON, WIDE, print_error
 from malamute.cli.escaping import printable, to_json
 from malamute.cli.units import DurationRange
 from malamute.client.contexts import Context, InvalidContext, file_of, load
@@ -295,12 +295,29 @@ def _context_of(ctx: click.Context) -> tuple[str, Context]:
     return (name, contexts.get(name)) if name else ("", Context())
 
 
+def _note_output(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    ctx.meta[JSON], ctx.meta[WIDE] = value == "json", value == "wide"
+
+
 def _note_json(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
-    ctx.meta[JSON] = value
-    return value
+    ctx.meta[JSON] = value or ctx.meta[JSON]
+    return bool(ctx.meta[JSON])
 
 
-json_option = click.option(
+_json_option = click.option(
     "--json", "as_json", is_flag=True, callback=_note_json, help="Print JSON, for errors as well."
 )
-"""Adds --json; the command gets it as `as_json`."""
+_output_option = click.option(
+    "--output",
+    "-o",
+    type=click.Choice(["json", "wide"]),
+    callback=_note_output,
+    expose_value=False,
+    is_eager=True,
+    help="json, as --json; or wide: all columns of a table, whatever the terminal holds.",
+)
+
+
+def json_option(function: Function) -> Function:
+    """Add --json and --output; the command gets `as_json`."""
+    return _output_option(_json_option(function))

@@ -1,4 +1,7 @@
-"""Tables: by rich on a terminal, and as plain aligned text elsewhere."""
+"""Tables: by rich on a terminal, and as plain aligned text elsewhere.
+
+A terminal shows the columns that it has room for: those of `DROPPED_FIRST` go first, then the last ones.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,27 @@ from typing import Any
 
 import click
 
+from malamute.cli.error_output import WIDE
 from malamute.cli.printing import printable, to_json
+from malamute.protocol.quantities import shown_size, shown_span
 
 TIMES = frozenset({"since", "last_heard", "configured_at"})
 """Columns in seconds since the epoch."""
+
+SIZES = frozenset({"bytes", "size", "high_water", "streams_budget"})
+"""Columns in bytes, beside those whose names end with `_bytes`."""
+
+SPANS = frozenset({"oldest_age", "uptime", "seconds", "retain_age"})
+"""Columns in seconds, beside those whose names end with `_seconds`, and with `_ms` for milliseconds."""
+
+DROPPED_FIRST = (
+    *("settled_rate", "arrival_rate", "published_rate", "delayed", "skipped", "first", "software"),
+    *("last_heard", "since", "attempts", "headers", "time", "delivered", "credit_bytes", "bytes"),
+)
+"""Columns that a narrow terminal lacks before others. The first column always stays."""
+
+TEXT_CHARACTERS = 24
+"""Characters of a text for which a column has to have room: longer ones go on in the next line."""
 
 GAP = "  "
 
@@ -27,11 +47,23 @@ def cell(column: str, value: Any) -> str:
         return ", ".join(cell(column, item) for item in value)
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if isinstance(value, str):
+        return printable(value)
+    return _quantity(column, value)
+
+
+def _quantity(column: str, value: Any) -> str:
     if column in TIMES:
         return cell(column, datetime.fromtimestamp(value, UTC))
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return printable(str(value))
+    if column.startswith("retain_") and not value:
+        return "-"
+    if column.endswith("_ms"):
+        return shown_span(value / 1000)
+    if column in SPANS or column.endswith("_seconds"):
+        return shown_span(value)
+    if column in SIZES or column.endswith("_bytes"):
+        return "unlimited" if value < 0 else shown_size(value)
+    return f"{value:,.1f}" if isinstance(value, float) else printable(str(value))
 
 
 def criteria_words(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +110,7 @@ def show_table(
     """Print rows of texts; `right` are the columns aligned to the right."""
     titles = [_words(column) for column in columns]
     if sys.stdout.isatty():
-        _show_rich(titles, rows, right, title)
+        _show_rich(columns, rows, right, title)
         return
     if title:
         click.echo(title)
@@ -89,23 +121,44 @@ def show_table(
 
 
 def _show_rich(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], title: str
+    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], title: str
 ) -> None:
     from rich.box import SIMPLE
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    context = click.get_current_context(silent=True)
+    is_wide = context is not None and context.meta.get(WIDE, False)
+    widths = [max(map(cell_len, cells)) for cells in zip(map(_words, columns), *rows, strict=True)]
+    console = Console(highlight=False, width=sum(widths) + 3 * len(widths) + 1 if is_wide else None)
+    places = [*range(len(columns))] if is_wide else fitting(columns, widths, right, console.width)
     table = Table(box=SIMPLE, title=title or None, title_justify="left")
-    for name, to_right in zip(titles, right, strict=True):
-        table.add_column(name, justify="right" if to_right else "left", overflow="fold")
+    for place in places:
+        justify: Any = "right" if right[place] else "left"
+        table.add_column(_words(columns[place]), justify=justify, overflow="fold", no_wrap=right[place])
     for row in rows:
-        table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+        table.add_row(*(Text(row[place]) for place in places))
+    console.print(table)
+    if missing := [_words(column) for place, column in enumerate(columns) if place not in places]:
+        console.print(Text(f"not shown: {', '.join(missing)} (-o wide)", "dim"))
+
+
+def fitting(columns: Sequence[str], widths: Sequence[int], right: Sequence[bool], width: int) -> list[int]:
+    """Return the places of the columns for which a terminal has room, in their order."""
+    needed = [w if r else min(w, TEXT_CHARACTERS) for w, r in zip(widths, right, strict=True)]
+    first = [columns.index(name) for name in DROPPED_FIRST if name in columns]
+    dropped = [*first, *(place for place in reversed(range(len(columns))) if place not in first)]
+    kept = [*range(len(columns))]
+    # A column has a space at each side, and one between it and the next.
+    while len(kept) > 1 and sum(needed[place] + 3 for place in kept) >= width:
+        kept.remove(next(place for place in dropped if place in kept and place))
+    return kept
 
 
 def _words(column: str) -> str:
-    return column.replace("_", " ")
+    return column.removesuffix("_ms").replace("_seconds", " time").replace("_", " ")
 
 
 def _numeric(rows: Sequence[Mapping[str, Any]]) -> list[bool]:

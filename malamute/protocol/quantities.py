@@ -90,6 +90,39 @@ def format_duration(seconds: float) -> str:
     return f"{seconds!r}s"
 
 
+_SHOWN_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_SPANS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def shown_size(value: float | None) -> str:
+    """Return bytes with a unit, for people: "1.5 KiB"; a dash for None."""
+    if value is None:
+        return "-"
+    unit = _SHOWN_UNITS[0]
+    for unit in _SHOWN_UNITS:
+        if abs(value) < 1024 or unit == _SHOWN_UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:,.0f} {unit}" if unit == "B" or value >= 100 else f"{value:,.1f} {unit}"
+
+
+def shown_span(seconds: float | None) -> str:
+    """Return a duration in its two largest units, for people: "2 h 5 m"; a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return (
+            "0 s" if seconds < 0.0005 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms"
+        )
+    parts: list[str] = []
+    left = int(seconds)
+    for unit, length in _SPANS:
+        many, left = divmod(left, length)
+        if many or parts:
+            parts.append(f"{many} {unit}")
+    return " ".join(parts[:2])
+
+
 def quantity(value: Any, units: Mapping[str, Decimal]) -> Decimal:
     """Return a number in the unit whose factor is 1. Raises `ValueError`."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):

@@ -13,6 +13,7 @@ import msgspec
 
 from malamute.gateway.bodies import is_readable
 from malamute.protocol.batch import pack_plain
+from malamute.protocol.quantities import shown_size, shown_span
 from malamute.protocol.time_units import to_seconds
 
 BODY_CHARACTERS = 160
@@ -31,8 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _OPENS = ("{", "[")
 _JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-SPANS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+size, span = shown_size, shown_span
 
 
 def count(value: float | None) -> str:
@@ -47,35 +47,6 @@ def count(value: float | None) -> str:
 def some(number: int, noun: str) -> str:
     """Return a number of things in words."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
-
-
-def size(value: float | None) -> str:
-    """Return bytes with a unit."""
-    if value is None:
-        return "-"
-    unit = UNITS[0]
-    for unit in UNITS:
-        if abs(value) < 1024 or unit == UNITS[-1]:
-            break
-        value /= 1024
-    return f"{value:,.0f} {unit}" if unit == "B" or value >= 100 else f"{value:,.1f} {unit}"
-
-
-def span(seconds: float | None) -> str:
-    """Return a duration in its two largest units."""
-    if seconds is None:
-        return "-"
-    if seconds < 10:
-        return (
-            "0 s" if seconds < 0.0005 else f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms"
-        )
-    parts: list[str] = []
-    left = int(seconds)
-    for unit, length in SPANS:
-        many, left = divmod(left, length)
-        if many or parts:
-            parts.append(f"{many} {unit}")
-    return " ".join(parts[:2])
 
 
 def moment(seconds: float | None) -> str:
