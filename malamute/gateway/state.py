@@ -19,17 +19,15 @@ from malamute.gateway.settings import GatewaySettings, is_loopback
 from malamute.gateway.shared_events import SharedEventsTable
 from malamute.gateway.users import Identity, ProvedUser, Users, identity_of
 
-FORWARDED = (
-    "forwarded",
-    "via",
-    "x-real-ip",
-    "x-client-ip",
-    "true-client-ip",
-    "client-ip",
-    "x-cluster-client-ip",
+FORWARDED = frozenset(
+    {"forwarded", "via", "cdn-loop", "x-varnish", "akamai-origin-hop", "x-cloud-trace-context"}
 )
-FORWARDED_PREFIXES = ("x-forwarded", "cf-", "x-original-", "x-envoy-", "fly-", "x-azure-", "x-appengine-")
-"""Headers that proxies add, and prefixes of others: a request with one may come from anywhere."""
+FORWARDED_PREFIXES = (
+    *("x-forwarded", "x-original-", "x-proxy", "x-envoy-", "x-azure-", "x-appengine-", "x-amzn-", "x-arr-"),
+    *("cf-", "fly-", "fastly-"),
+)
+FORWARDED_ENDINGS = ("-ip", "clientip")
+"""Headers that proxies add, and how others begin or end: a request with one may come from anywhere."""
 
 
 def is_local(connection: HTTPConnection) -> bool:
@@ -40,7 +38,11 @@ def is_local(connection: HTTPConnection) -> bool:
     ends = (connection.scope.get("client"), connection.scope.get("server"))
     if not all(end and is_loopback(end[0]) for end in ends):
         return False
-    return not any(name in FORWARDED or name.startswith(FORWARDED_PREFIXES) for name in connection.headers)
+    return not any(map(_is_of_a_proxy, connection.headers))
+
+
+def _is_of_a_proxy(name: str) -> bool:
+    return name in FORWARDED or name.startswith(FORWARDED_PREFIXES) or name.endswith(FORWARDED_ENDINGS)
 
 
 class Gateway:
