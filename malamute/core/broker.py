@@ -75,6 +75,36 @@ class Core(Engines):
         )
         self.groups = GroupDirectory(self.effects, lambda: self.review.groups_changed())
         self.quotas = QuotaTable(settings.access, self.accounts.groups_of)
+        self._make_queues_and_streams(settings, recovered, caches)
+        self._make_sessions(settings, recovered)
+        self.recovery = Recovery(self.effects)
+        self.feeds = Feeds(
+            limits,
+            self.streams,
+            self.mailboxes,
+            self.services,
+            self.selectors,
+            self.recovery,
+            lambda source, rule: self.review.feed_selector(source, rule),
+        )
+        startup.restore(self, recovered)
+        if settings.unjournaled:
+            self.streams.begin_epoch()
+        self._make_reports(settings)
+        reserved = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
+        self.access = AccessControl(reserved, settings.access, self.accounts, self.groups)
+        self.review = Review(self.effects, self.access, self.sessions, self.sources, self.feeds)
+        for feed in self.feeds.by_name.values():
+            self.feeds.review(feed)
+        self.old_key_connections = 0
+        """How many connections came by the key that the broker had before."""
+        self.commands = ClientCommands(self)
+        # The loop calls them there: a method of this class would be one call more for each command.
+        self.receive, self.refuse = self.commands.receive, self.commands.refuse
+        startup.report(self, recovered)
+
+    def _make_queues_and_streams(self, settings: Settings, recovered: Recovered, caches: CacheBudget) -> None:
+        limits = settings.limits
         held, cursors_held = (
             Holdings(name, self._quotas_of, self.accounts.there_are) for name in ("streams", "cursors")
         )
@@ -103,9 +133,11 @@ class Core(Engines):
         self.services = Services(self.queue_limits, self.mailboxes)
         self.queues = {"mailbox": self.mailboxes, "service": self.services}
         self.sources = Sources(self.effects, self.timers, self.selectors, self.streams)
+
+    def _make_sessions(self, settings: Settings, recovered: Recovered) -> None:
         self.sessions = Sessions(
             self.effects,
-            limits,
+            settings.limits,
             broker_id=recovered.broker_id,
             incarnation=recovered.incarnation,
             software=settings.software,
@@ -118,40 +150,18 @@ class Core(Engines):
             ),
             quotas=self.quotas,
         )
-        self.recovery = Recovery(self.effects)
-        self.feeds = Feeds(
-            limits,
-            self.streams,
-            self.mailboxes,
-            self.services,
-            self.selectors,
-            self.recovery,
-            lambda source, rule: self.review.feed_selector(source, rule),
-        )
-        startup.restore(self, recovered)
-        if settings.unjournaled:
-            self.streams.begin_epoch()
+
+    def _make_reports(self, settings: Settings) -> None:
         self.events = Events(
             self.effects,
-            limits,
+            settings.limits,
             self.streams,
             self.queue_limits.settlement_log,
             lifecycle=settings.lifecycle_events,
             settled=settings.settled_events,
         )
         self.audit = Audit(self.effects, self.timers, self.streams, on=settings.audit)
-        reserved = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
-        self.access = AccessControl(reserved, settings.access, self.accounts, self.groups)
-        self.review = Review(self.effects, self.access, self.sessions, self.sources, self.feeds)
-        for feed in self.feeds.by_name.values():
-            self.feeds.review(feed)
-        self.old_key_connections = 0
-        """How many connections came by the key that the broker had before."""
         self.refusals = RefusalReports(self.effects, self.timers, self.quotas, self.audit)
-        self.commands = ClientCommands(self)
-        # The loop calls them there: a method of this class would be one call more for each command.
-        self.receive, self.refuse = self.commands.receive, self.commands.refuse
-        startup.report(self, recovered)
 
     def _quotas_of(self, user: str) -> QuotaUsages:
         return self.quotas.of(user, (), self.effects.now)
