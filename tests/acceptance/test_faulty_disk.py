@@ -177,7 +177,7 @@ def test_a_store_that_cannot_be_opened_again_ends_the_broker_with_an_exit_code_o
         data.rename(aside)
         data.mkdir(0o700)
         faults(10**6)
-        client.publish("weather", "temp", b"lost")
+        client.publish_nowait("weather", "temp", b"lost")
         assert broker.wait(PATIENCE) == STORE_LOST
         with pytest.raises(TimedOut):  # it says goodbye to nobody
             client.close(0.1)

@@ -194,7 +194,7 @@ def test_wp5_a_start_finds_what_was_published_a_moment_ago(client: malamute.Clie
     """WP7, WP39: without waiting for its confirmation."""
     other = connect()
     for number in range(1, 101):
-        client.publish("s", f"n.{number % 3}", b"%d" % number)
+        client.publish_nowait("s", f"n.{number % 3}", b"%d" % number)
         client.flush(PATIENCE)
         start = ("last", "first", "last-per-subject", "since:1h")[number % 4]
         with other.subscribe("s", start=start) as messages:

@@ -97,8 +97,8 @@ def proxy(broker: Broker) -> Iterator[Proxy]:
 
 def test_what_is_published_arrives_as_it_was(client):
     with client.subscribe("weather", "temp.*") as messages:
-        client.publish("weather", "temp.oslo", [b"-3", b"5"], {"unit": "C", "n": 1, "ok": None})
-        client.publish("weather", "wind.oslo", b"9")
+        client.publish_nowait("weather", "temp.oslo", [b"-3", b"5"], {"unit": "C", "n": 1, "ok": None})
+        client.publish_nowait("weather", "wind.oslo", b"9")
         sequence = client.publish("weather", "temp.rome", b"x" * 200_000, assurance="stored")
         first, second = messages.receive(10), messages.receive(10)
     assert (first.subject, first.sender, first.frames) == ("temp.oslo", "alice", [b"-3", b"5"])
@@ -288,7 +288,7 @@ def test_an_outage_is_bridged_up_to_a_bound(broker):
         refusal = None
         while refusal is None:
             try:
-                client.publish("s", "a", b"x" * 100, timeout=0.01)
+                client.publish_nowait("s", "a", b"x" * 100, timeout=0.01)
                 sent += 1
             except errors.ConnectionLost as error:
                 refusal = error
@@ -305,7 +305,7 @@ def test_an_outage_is_bridged_up_to_a_bound(broker):
 
 def test_columns_come_as_they_were_published_and_end_when_there_is_enough(client):
     for number in range(2500):
-        client.publish("s", f"a.{number % 3}", b"%d" % number)
+        client.publish_nowait("s", f"a.{number % 3}", b"%d" % number)
     # A subscription to what is on its way to the disk is live from there on, and has had nothing yet.
     client.publish("s", "end", b"", assurance="stored")
     live: list[Event] = []
@@ -355,13 +355,13 @@ def test_messages_expire_for_programs_of_both_kinds(client: malamute.Client, bro
     assert body == b"new"
     assert not more
     with client.subscribe("quotes", start="last") as quotes:
-        client.publish("quotes", "eur", b"for ever")
+        client.publish_nowait("quotes", "eur", b"for ever")
         found = [quotes.receive(timeout=10) for _ in range(2)]
     assert [message.expires for message in found] == [expires, None]
     assert expires == found[0].time + timedelta(hours=1)
     for ttl in (0, -1, 11 * 365 * 86_400, "1s"):
         with pytest.raises(errors.InvalidValue):
-            client.publish("quotes", "eur", b"", ttl=ttl)
+            client.publish_nowait("quotes", "eur", b"", ttl=ttl)
 
 
 def test_a_stream_at_rest_loses_what_is_too_old(tmp_path: Path) -> None:

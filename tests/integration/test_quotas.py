@@ -64,7 +64,7 @@ def test_an_unconfirmed_message_that_is_refused_is_an_event() -> None:
     with broker_with(RATE) as broker, malamute.connect(broker.url) as client:
         client.on_event = note
         client.publish_batch("s", *BATCH)
-        client.publish("s", "a", b"y")
+        client.publish_nowait("s", "a", b"y")
         client.query(StatusQuery())
         assert [type(error) for error in refused] == [malamute.QuotaExceeded]
         assert refused[0].retry_after > 0

@@ -145,7 +145,7 @@ def test_while_a_write_hangs_a_stream_without_a_journal_is_delivered_and_nothing
     client = connect()
     client.publish("live.1", "a", b"0", assurance="stored")
     rig.gate.shut()
-    client.publish("s", "a", b"held")
+    client.publish_nowait("s", "a", b"held")
     assert rig.gate.waiting.wait(PATIENCE)
     for stream in ("live.1", "live.2"):
         live = connect().subscribe(stream)
@@ -166,11 +166,11 @@ def test_wp36_only_the_first_messages_of_a_new_stream_wait_for_a_commit(rig: Rig
     new, live = client.subscribe("new"), client.subscribe("live.new")
     client.flush()
     rig.gate.shut()
-    client.publish("s", "a", b"held")
+    client.publish_nowait("s", "a", b"held")
     assert rig.gate.waiting.wait(PATIENCE)
     for body in (b"1", b"2"):
-        client.publish("new", "a", body)
-        client.publish("live.new", "a", body)
+        client.publish_nowait("new", "a", body)
+        client.publish_nowait("live.new", "a", body)
     client.query("status")  # the broker has dealt with all that came before
     assert [live.receive(PATIENCE).body for _ in range(2)] == [b"1", b"2"]
     with pytest.raises(TimedOut):
@@ -179,7 +179,7 @@ def test_wp36_only_the_first_messages_of_a_new_stream_wait_for_a_commit(rig: Rig
     assert [new.receive(PATIENCE).sequence for _ in range(2)] == [1, 2]
     client.publish("new", "a", b"3", assurance="stored")
     rig.gate.shut()
-    client.publish("new", "a", b"4")
+    client.publish_nowait("new", "a", b"4")
     assert rig.gate.waiting.wait(PATIENCE)
     assert [new.receive(PATIENCE).sequence for _ in range(2)] == [3, 4]
 
