@@ -16,7 +16,7 @@ SAMPLES = 900
 SERIES_MAX = 200
 """Maximum streams, or queues of a kind, with figures over time: the first that have any traffic."""
 
-POINTS = 120
+POINTS = 90
 """Maximum points of a chart."""
 
 RANGES = (5, 15, 30)
@@ -59,7 +59,7 @@ class SeriesTable:
         )
         return [row for row in rows if not isnan(row[1])][-SAMPLES:]
 
-    def recent(self, name: str, count: int = 60) -> list[float]:
+    def recent(self, name: str, count: int = 30) -> list[float]:
         """Return the last values of the first figure."""
         known = self._by_name.get(name, array("f"))
         return [value for value in known[-count * self._width :: self._width] if not isnan(value)]
@@ -74,4 +74,9 @@ def charted(rows: Sequence[Sequence[float]], minutes: int) -> str:
     columns = zip(
         *([sum(column) / len(run) for column in zip(*run, strict=True)] for run in runs), strict=True
     )
-    return json.dumps([[round(value, 3) for value in column] for column in columns], separators=(",", ":"))
+    return json.dumps([[_short(value) for value in column] for column in columns], separators=(",", ":"))
+
+
+def _short(value: float) -> float:
+    """Return a value with the digits that a chart shows: the page has hundreds of them."""
+    return int(value) if value >= 1000 else round(value, 1 if value >= 10 else 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -207,24 +207,23 @@ def points(values: Sequence[float], width: int = 100, height: int = 24) -> str:
     )
 
 
-_FUNCTIONS = (
-    body,
-    count,
-    credit,
-    criteria,
-    excerpt,
-    header_lines,
-    is_readable,
-    is_text,
-    moment,
-    moment_ns,
-    plain,
-    points,
-    pretty,
-    header_text,
-    size,
-    spaced,
-    span,
-)
-FILTERS = {function.__name__: function for function in _FUNCTIONS}
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "body": body,
+    "count": count,
+    "credit": credit,
+    "criteria": criteria,
+    "excerpt": excerpt,
+    "header_lines": header_lines,
+    "header_text": header_text,
+    "is_readable": is_readable,
+    "is_text": is_text,
+    "moment": moment,
+    "moment_ns": moment_ns,
+    "plain": plain,
+    "points": points,
+    "pretty": pretty,
+    "size": size,
+    "spaced": spaced,
+    "span": span,
+}
 """The filters of the templates."""
