@@ -1,7 +1,7 @@
 """The commands of clients: their states, permissions and handlers.
 
 `STATES` is the protocol: the commands of each state of a session, and their handlers. An absent key is an
-error of the protocol. `access.ACCESS` beside it has the permission that each of them needs.
+error of the protocol. `needs.ACCESS` beside it has the permission that each of them needs.
 
 An engine executes each command. The common part of all commands is here: numbers, sizes and rates, the share
 of the backlog, and errors.

@@ -11,7 +11,8 @@ from core_bench import Bench, ack, mail_credit, offer, peer_id, publish, request
 from malamute.access import AccessRule, Account, Accounts, Policy
 from malamute.core.commands import STATES
 from malamute.core.identity import access
-from malamute.core.identity.access import ACCESS, ANONYMOUS, CHANGES, AccessControl, Principal
+from malamute.core.identity.access import ANONYMOUS, AccessControl, Principal
+from malamute.core.identity.needs import ACCESS, CHANGES
 from malamute.errors import AccessRefused
 from malamute.protocol import admin
 from malamute.protocol.admin.topic import arguments_of

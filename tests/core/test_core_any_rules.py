@@ -20,7 +20,8 @@ from test_core_fuzz import ASKED, COMMANDS, NAMES, asked, columns, commands
 
 from malamute.access import ACTIONS, AccessRule, Policy, User
 from malamute.access.rule import WITH_SUBJECT, Thing, needed_rule
-from malamute.core.identity.access import ACCESS, CHANGES, QUERIES, Principal
+from malamute.core.identity.access import Principal
+from malamute.core.identity.needs import ACCESS, CHANGES, QUERIES
 from malamute.protocol.messages import Answer, Change, Error, Hello, Publish, Query, Request, Send
 
 TOPICS = {Query: ("view", QUERIES), Change: ("admin", CHANGES)}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from malamute.access import AccessRule, Account, Accounts, Policy, User
 from malamute.core.configuration import CONFIGURE_WORK
 from malamute.core.identity import access
-from malamute.core.identity.access import QUERIES, Principal
+from malamute.core.identity.access import Principal
+from malamute.core.identity.needs import QUERIES
 from malamute.core.iteration.effects import WORK_MAX
 from malamute.core.queue import table
 from malamute.core.review import REVIEW_WORK, Review

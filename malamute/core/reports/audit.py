@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from malamute.core.identity.access import CHANGES
+from malamute.core.identity.needs import CHANGES
 from malamute.core.iteration.effects import Effects
 from malamute.core.iteration.timers import Timers
 from malamute.core.reports.events import SENDER
