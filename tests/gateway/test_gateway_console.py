@@ -556,8 +556,10 @@ def test_a_consumer_has_its_states_over_time_its_credit_and_its_lag(
 
 
 def _series(page: str) -> list[list[float]]:
-    [text] = re.findall(r'data-series="([^"]*)"', page)
-    columns: list[list[float]] = json.loads(html.unescape(text))
+    """The columns of the charts of a page; none while the watch knows nothing of its subject."""
+    columns: list[list[float]] = []
+    for text in re.findall(r'data-series="([^"]*)"', page):
+        columns = json.loads(html.unescape(text))
     return columns
 
 
