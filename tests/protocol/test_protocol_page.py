@@ -120,11 +120,14 @@ def test_the_page_has_a_section_for_each_command_and_no_other() -> None:
     assert sections == {(spec.name, spec.opcode) for spec in SPECS}
 
 
-def test_the_table_of_opcodes_is_that_of_the_specs() -> None:
-    refs = [spec.message._fields[spec.ref] if spec.ref >= 0 else "" for spec in SPECS]
-    assert page.table(page.section("Opcodes"), "opcode") == [
-        [str(spec.opcode), spec.name, spec.frames, ref] for spec, ref in zip(SPECS, refs, strict=True)
-    ]
+def test_answers_repeat_the_field_that_the_page_names() -> None:
+    found = {
+        name: field
+        for field, names in re.findall(r"^- the `(\w+)` of (.+)[;.]$", page.section("Opcodes"), re.MULTILINE)
+        for name in re.findall(r"[A-Z]+", names)
+    }
+    clients = [spec for spec in SPECS if spec.opcode < 64 and spec.ref >= 0]
+    assert found == {spec.name: spec.message._fields[spec.ref] for spec in clients}
     assert len(BY_OPCODE) == len(SPECS)
 
 

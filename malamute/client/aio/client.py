@@ -446,7 +446,7 @@ class Client(ClientBase):
     def admin(self) -> AioAdmin:
         """Return the queries and changes as methods: `admin.stream(name="weather")` is typed.
 
-        Each topic of the protocol is one, with `_` for its dot, such as `admin.stream_retain`. They raise as
+        Each topic of the protocol is one, with `_` for its dot, such as `admin.stream_retain`. Both raise as
         `query` and `change`.
         """
         # The import is late: most programs never make a query.

@@ -273,8 +273,8 @@ class Client(ClientBase):
     ) -> Any:
         """Return the history of a stream as a table of Arrow, pandas or polars.
 
-        It has the columns `sequence`, `time`, `sender`, `subject` and `body`, and one for each header. The
-        messages are those of `history`, and have to fit into the memory.
+        The table has the columns `sequence`, `time`, `sender`, `subject` and `body`, and one for each header.
+        The messages are those of `history`, and have to fit into the memory.
 
         Raises:
             NotInstalled: the library is missing.
@@ -598,7 +598,7 @@ class Client(ClientBase):
     def admin(self) -> Admin:
         """Return the queries and changes as methods: `admin.stream(name="weather")` is typed.
 
-        Each topic of the protocol is one, with `_` for its dot, such as `admin.stream_retain`. They raise as
+        Each topic of the protocol is one, with `_` for its dot, such as `admin.stream_retain`. Both raise as
         `query` and `change`.
         """
         # The import is late: most programs never make a query.
