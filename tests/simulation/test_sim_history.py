@@ -164,8 +164,8 @@ def _refuse_some(core, token, now):
         core.store_failed(token, StorageFull("the disk is full"), now)
 
 
-def _confirm_the_next_one(sessions, session, message, count, sequence):
-    _ACCEPT(sessions, session, message, count, sequence and sequence + 1)
+def _confirm_the_next_one(sessions, session, message, count, sequence, **more):
+    _ACCEPT(sessions, session, message, count, sequence and sequence + 1, **more)
 
 
 def _delete_nothing(store, operations):
