@@ -77,7 +77,7 @@ class _Connection(NamedTuple):
     since: float
 
 
-class _Found(NamedTuple):
+class _Served(NamedTuple):
     """Bytes of a connection in one check."""
 
     came: int
@@ -85,7 +85,7 @@ class _Found(NamedTuple):
     held: int
 
 
-class _Mark(NamedTuple):
+class _Progress(NamedTuple):
     """The state of a check, when a connection had its last command."""
 
     came: int
@@ -111,8 +111,8 @@ class Intake:
         """Memory after the last check of all connections, or less."""
         self._left: list[bytes] = []
         """Connections still to be checked."""
-        self._found: dict[bytes, _Found] = {}
-        self._marks: dict[bytes, _Mark] = {}
+        self._found: dict[bytes, _Served] = {}
+        self._marks: dict[bytes, _Progress] = {}
         self._came: dict[bytes, int] = {}
         """Bytes of each connection in its last check."""
         self._all_came = 0
@@ -200,7 +200,7 @@ class Intake:
                 held = came - taken - int(UNCOUNTED_BYTES * (now - connection.since))
                 self._all_came += came - self._came.get(peer, 0)
                 self._came[peer] = came
-                self._found[peer] = _Found(came, taken, max(0, held))
+                self._found[peer] = _Served(came, taken, max(0, held))
                 if held > self._allowance.peer_bytes:
                     self._give_up(peer)
 
@@ -220,7 +220,7 @@ class Intake:
             if peer in self.taken:
                 mark = marks.get(peer)
                 if mark is None or mark.taken != taken:
-                    mark = _Mark(came, taken, self._least, self._all_came)
+                    mark = _Progress(came, taken, self._least, self._all_came)
                 self._marks[peer] = mark
                 pieces[peer] = (came - mark.came) * FRAME_BYTES // 2
         for peer in [peer for peer, size in pieces.items() if 2 * size > max(pieces.values())]:
