@@ -102,6 +102,11 @@ async def publish(request: Request, arguments: Arguments) -> Response:
     gateway = gateway_of(request)
     body = await gateway.body(request)
     found = await gateway.contents(request, body, arguments["subject"])
+    if arguments["subject"] is None and not all(content.subject for content in found):
+        raise InvalidValue(
+            "a message without a subject: expected ?subject=temp.oslo, or `subject` in each message; "
+            "?subject= is the empty one"
+        )
     name, ttl, timeout = arguments["name"], arguments["ttl"], gateway.settings.timeout_seconds
     async with gateway.session(request) as client:
         with (

@@ -18,7 +18,7 @@ from threading import Event, Thread
 
 import pytest
 import zmq
-from depth import some
+from depth import nightly, some
 from lab.attacks import ATTACKS, READERS, attack
 from lab.raw_peer import RawPeer
 from rig_daemon import MIB, Daemon
@@ -199,6 +199,7 @@ def test_an_attack_costs_the_others_nothing(broker: Daemon, what: str) -> None:
     attack_beside_a_load(broker, [what])
 
 
+@nightly
 def test_all_attacks_together_cost_the_others_nothing(broker: Daemon) -> None:
     attack_beside_a_load(broker, list(ATTACKS))
 

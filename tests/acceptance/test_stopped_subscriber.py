@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
+from depth import nightly
 from rig_daemon import MIB, Daemon, small
 from rig_programs import SUBSCRIBER, Program
 from rig_waiting import PATIENCE, eventually
@@ -106,6 +107,7 @@ def test_while_one_stands_still_nine_others_have_everything_and_it_gets_the_rest
     assert [*ranges_of(stopped.lines())] == [("had", 1, COUNT)]
 
 
+@nightly
 def test_one_that_stood_still_until_its_connection_was_given_up_is_notified_of_the_gap(
     daemon: Daemon, connect: Connect, run: Run
 ) -> None:

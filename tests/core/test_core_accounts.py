@@ -497,7 +497,8 @@ def test_accounts_of_the_file_and_of_the_store_are_listed_in_order_and_each_once
     assert [*core.accounts.names_after("")] == names
     for place, name in enumerate(names, 1):
         assert [*core.accounts.names_after(name)] == names[place:]
-    assert [row.name for row in users(core, UsersQuery(after_name="ann2", limit=2))] == ["bob", "carl"]
+    rows = users(core.effects, core.accounts, core.quotas, UsersQuery(after_name="ann2", limit=2))
+    assert [row.name for row in rows] == ["bob", "carl"]
 
 
 @pytest.mark.parametrize("place", ["store", "file"])

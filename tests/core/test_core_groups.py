@@ -192,7 +192,17 @@ def test_the_audit_of_a_removed_group_has_what_was_stored_of_it():
     bench.core.configure(bench.settings, bench.now)
     bench.settle()
     found: list[Any] = []
-    remove_group(bench.core, None, GroupRemove(name="a"), lambda _, before: found.append(before), None)  # type: ignore[arg-type]
+    core, wanted = bench.core, GroupRemove(name="a")
+    remove_group(
+        core.effects,
+        core.access,
+        core.groups,
+        core.recovery,
+        None,  # type: ignore[arg-type]
+        wanted,
+        lambda _, before: found.append(before),
+        None,  # type: ignore[arg-type]
+    )
     assert [(row.source, row.access_rules) for row in found] == [("store", ["publish stream/stored"])]
 
 

@@ -78,7 +78,7 @@ def test_it_serves_with_a_certificate(settings: GatewaySettings, tmp_path: Path)
     with RunningGateway(settings, **files) as gateway:
         assert gateway.url.startswith("https://")
         with gateway.client(verify=ssl.create_default_context(cafile=files["ssl_certfile"])) as http:
-            assert http.post(WEATHER, content=b"x").status_code == 201
+            assert http.post(f"{WEATHER}?subject=", content=b"x").status_code == 201
 
 
 @pytest.mark.parametrize("path", ["/live", "/none", WEATHER + "?limit=0"])
@@ -94,9 +94,9 @@ def test_every_answer_has_the_headers_of_security(http: httpx.Client, path: str)
 
 def test_a_body_at_the_limit_is_taken_and_one_past_it_is_not(start: Callable[..., RunningGateway]) -> None:
     with start(body_bytes=100).client() as http:
-        assert http.post(WEATHER, content=b"x" * 100).status_code == 201
+        assert http.post(f"{WEATHER}?subject=", content=b"x" * 100).status_code == 201
         for content in (b"x" * 101, iter([b"x" * 100, b"x"])):
-            answer = http.post(WEATHER, content=content)
+            answer = http.post(f"{WEATHER}?subject=", content=content)
             assert (answer.status_code, answer.json()["code"]) == (413, 413)
         assert len(http.get(WEATHER).json()["messages"]) == 1
 
@@ -119,7 +119,7 @@ def _talk(gateway: RunningGateway, *parts: bytes, finish: bool = False) -> bytes
     return found
 
 
-HEAD = b"POST /v1/streams/weather/messages HTTP/1.1\r\nhost: localhost\r\n"
+HEAD = b"POST /v1/streams/weather/messages?subject= HTTP/1.1\r\nhost: localhost\r\n"
 
 
 def test_a_body_that_does_not_come_in_time_is_a_problem_and_publishes_nothing(
@@ -363,7 +363,7 @@ def test_what_a_proxy_has_forwarded_needs_credentials_on_loopback_too(
     start: Callable[..., RunningGateway], header: str
 ) -> None:
     with start().client(headers={header: "for=192.0.2.1"}) as http:
-        answer = http.post(WEATHER, content=b"x")
+        answer = http.post(f"{WEATHER}?subject=", content=b"x")
         assert (answer.status_code, answer.json()["code"]) == (401, 905)
         assert http.get("/console/streams").headers["location"].startswith("/console/sign-in")
         assert http.get("/live").status_code == 200
@@ -382,7 +382,7 @@ async def main():
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            posted = await http.post("{WEATHER}", content=b"x")
+            posted = await http.post("{WEATHER}?subject=", content=b"x")
             page = await http.get("{WEATHER}")
             print(posted.status_code, page.json()["messages"][0]["body"], (await http.get("/")).status_code)
 

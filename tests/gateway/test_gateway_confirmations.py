@@ -31,7 +31,7 @@ Confirmed = list[tuple[str, dict[str, Any]]]
 def _post(gateway: RunningGateway, name: str, enough: Event, killed: Event) -> Confirmed:
     """Post until the broker is gone. Returns what was confirmed: its body, and the answer."""
     found: Confirmed = []
-    path = "/v1/mailboxes/bob/messages" if name == "mail" else "/v1/streams/weather/messages"
+    path = "/v1/mailboxes/bob/messages" if name == "mail" else "/v1/streams/weather/messages?subject="
     with gateway.client() as http:
         for number in range(100_000):
             body = f"{name} {number}"

@@ -878,7 +878,7 @@ def test_a_tail_and_the_watch_end_with_their_session(secured: RunningGateway) ->
             http.post("/console/sign-out", data={"csrf": csrf})
             assert ann not in watches
             with secured.client(auth=("ann", "geheim")) as api:
-                api.post("/v1/streams/ann/messages", content=b"after")
+                api.post("/v1/streams/ann/messages?subject=a", content=b"after")
             assert not [line for line in lines if "after" in line]
 
 

@@ -129,7 +129,7 @@ def test_who_sends_a_body_after_its_refusal_gets_the_refusal_and_may_go_on(secur
         assert answer_of(connection).startswith(b"HTTP/1.1 401")
         for _ in range(10):
             connection.sendall(bytes(100))
-        connection.sendall(head(BOBS, 3, basic(*BOB)) + b"abc")
+        connection.sendall(head(f"{BOBS}?subject=", 3, basic(*BOB)) + b"abc")
         assert answer_of(connection).startswith(b"HTTP/1.1 201")
 
 
@@ -143,7 +143,9 @@ def test_all_bodies_have_a_limit_together_and_each_user_a_share(tmp_path: Path) 
             connection = stack.enter_context(
                 socket.create_connection((gateway.host, gateway.port), WAIT_SECONDS)
             )
-            connection.sendall(head(f"/v1/streams/{auth[0]}/messages", length, basic(*auth)) + bytes(sent))
+            connection.sendall(
+                head(f"/v1/streams/{auth[0]}/messages?subject=", length, basic(*auth)) + bytes(sent)
+            )
             return connection
 
         shares = gateway.state.bodies.shares
@@ -172,11 +174,9 @@ def test_a_body_has_so_many_pieces_at_the_most(
     monkeypatch.setattr(server, "BODY_PIECES_MAX", 50)
     gateway = start()
     with socket.create_connection((gateway.host, gateway.port), WAIT_SECONDS) as connection:
-        chunked = "Transfer-Encoding: chunked\r\n"
         connection.sendall(
-            f"POST /v1/streams/weather/messages HTTP/1.1\r\nHost: localhost\r\n{chunked}\r\n".encode()
-            + b"1\r\nx\r\n" * pieces
-            + b"0\r\n\r\n"
+            b"POST /v1/streams/weather/messages?subject= HTTP/1.1\r\nHost: localhost\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * pieces + b"0\r\n\r\n"
         )
         assert answer_of(connection).startswith(b"HTTP/1.1 " + status)
 
@@ -203,7 +203,7 @@ def test_what_stands_behind_a_body_has_the_limit_of_a_head(
 ) -> None:
     gateway = start(head_bytes=1000)
     with socket.create_connection((gateway.host, gateway.port), WAIT_SECONDS) as connection:
-        lines = "POST /v1/streams/weather/messages HTTP/1.1\r\nHost: localhost\r\n"
+        lines = "POST /v1/streams/weather/messages?subject= HTTP/1.1\r\nHost: localhost\r\n"
         lines += "Transfer-Encoding: chunked\r\n\r\n"
         trailers = b"A: " + b"x" * 94 + b"\r\n"
         connection.sendall(lines.encode() + b"1\r\nx\r\n0\r\n" + trailers * count + b"\r\n")
@@ -248,8 +248,8 @@ def test_wrong_logins_hold_no_place_of_right_ones(
     threads = [started(lambda number=number: guess(number)) for number in range(16)]
     try:
         with secured.client(auth=BOB) as http, secured.client(auth=ANN) as other:
-            assert http.post(BOBS, content=b"x").status_code == 201
-            assert other.post("/v1/streams/ann/messages", content=b"x").status_code == 201
+            assert http.post(f"{BOBS}?subject=", content=b"x").status_code == 201
+            assert other.post("/v1/streams/ann/messages?subject=a", content=b"x").status_code == 201
     finally:
         stopped.set()
         for thread in threads:
@@ -265,7 +265,7 @@ def test_who_guesses_at_one_user_has_to_wait_and_others_have_not(secured: Runnin
     assert "too many wrong" in answers[10].text
     assert answers[10].headers["retry-after"] == "60"
     with secured.client(auth=BOB) as http:
-        assert http.post(BOBS, content=b"x").status_code == 201
+        assert http.post(f"{BOBS}?subject=", content=b"x").status_code == 201
 
 
 def test_strangers_share_the_places_by_address_and_who_was_proved_waits_for_none() -> None:
@@ -339,11 +339,11 @@ def test_a_user_with_many_tokens_has_the_share_of_one_user(tmp_path: Path) -> No
 
         create = {"authorization": f"Bearer {issuer.token('carl')}"}
         with gateway.client(headers=create) as http:
-            assert http.post("/v1/streams/carl/messages", content=b"x").status_code == 201
+            assert http.post("/v1/streams/carl/messages?subject=a", content=b"x").status_code == 201
         statuses = [follow(issuer.token("carl", 3600 + number)) for number in range(5)]
         assert statuses == [200] * 4 + [503]
         with gateway.client(auth=BOB) as http:
-            assert http.post(BOBS, content=b"x").status_code == 201
+            assert http.post(f"{BOBS}?subject=", content=b"x").status_code == 201
 
 
 def test_a_rate_is_that_of_a_user_and_not_of_a_token(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_idle_connections_leave_files_for_others(broker: Broker, tmp_path: Path)
         with httpx.Client(base_url=gateway.url, timeout=WAIT_SECONDS, trust_env=False) as http:
             for _ in range(3):
                 assert http.get("/live").status_code == 200
-            assert http.post("/v1/streams/weather/messages", content=b"x").status_code == 201
+            assert http.post("/v1/streams/weather/messages?subject=a", content=b"x").status_code == 201
         ended, _, _ = select.select(idle[:10], [], [], WAIT_SECONDS)
         assert ended
         assert gateway.log.count("connections is reached") == 1
@@ -514,7 +514,8 @@ async def main():
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(at)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            posted = await http.post("/v1/streams/weather/messages", content=b"x", headers={headers!r})
+            path = "/v1/streams/weather/messages?subject="
+            posted = await http.post(path, content=b"x", headers={headers!r})
             print(posted.status_code)
 
 asyncio.run(main())
@@ -530,7 +531,7 @@ def _peak_growth(broker: Broker, directory: Path, *posts: tuple[str, str, bytes]
     """How many MiB a gateway grows by these bodies, and what it answers."""
     with gateway_process(broker.url, directory) as gateway:
         with httpx.Client(base_url=gateway.url, timeout=WAIT_SECONDS, trust_env=False) as http:
-            assert http.post("/v1/streams/weather/messages", content=b"x").status_code == 201
+            assert http.post("/v1/streams/weather/messages?subject=a", content=b"x").status_code == 201
             before = gateway.peak_mib
             statuses = [
                 http.post(path, content=body, headers={"content-type": kind}).status_code
@@ -790,7 +791,7 @@ def test_answers_that_nobody_takes_are_so_large_at_the_most_and_end(
     gateway = start(answers_bytes=12 * MIB)
     with gateway.client() as http:
         for _ in range(8):
-            assert http.post("/v1/streams/big/messages", content=b"x" * 700_000).status_code == 201
+            assert http.post("/v1/streams/big/messages?subject=a", content=b"x" * 700_000).status_code == 201
         expected = http.get("/v1/streams/big/messages")
         assert len(expected.content) > 5 * MIB
         request = b"GET /v1/streams/big/messages HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -31,9 +31,9 @@ def _exported(http: httpx.Client, client: malamute.Client) -> dict[str, set[str]
     http.post("/v1/mailboxes/bob/messages", content=b"x").raise_for_status()
     lease = http.post("/v1/mailboxes/bob/leases", params={"wait": 30}).json()["messages"][0]["lease"]
     http.post(f"/v1/mailboxes/bob/leases/{lease}/acknowledge").raise_for_status()
-    http.post("/v1/streams/weather/messages", content=b"x").raise_for_status()
+    http.post("/v1/streams/weather/messages?subject=a", content=b"x").raise_for_status()
     client.change(StreamPurge(stream="weather"))
-    http.post("/v1/streams/weather/messages", content=b"x").raise_for_status()
+    http.post("/v1/streams/weather/messages?subject=a", content=b"x").raise_for_status()
     assert http.get("/v1/streams/weather/messages", params={"start": "seq:1"}).json()["gaps"]
     assert http.get("/metrics", params={"stream": "none"}).status_code == 404
     text = http.get("/metrics", params={"stream": "weather"}).text
@@ -94,7 +94,7 @@ def test_in_the_pod_the_monitor_scrapes_and_does_nothing_else(pod: RunningGatewa
     with pod.client(auth=MONITOR) as http:
         assert http.get("/metrics").status_code == 200
         assert http.get("/metrics", params={"stream": "none"}).status_code == 404
-        refused = http.post("/v1/streams/weather/messages", content=b"x")
+        refused = http.post("/v1/streams/weather/messages?subject=a", content=b"x")
         assert (refused.status_code, refused.json()["code"]) == (403, malamute.AccessRefused.code)
 
 

@@ -68,7 +68,7 @@ def test_a_quota_of_the_broker_is_too_many_requests_with_its_time(tmp_path: Path
     path = "/v1/streams/weather/messages"
     lines = {"content-type": "application/x-ndjson"}
     with gateway_before(config) as gateway, gateway.client(auth=("ann", "x")) as http:
-        answers = [http.post(path, content=b"{}\n" * 50, headers=lines) for _ in range(3)]
+        answers = [http.post(f"{path}?subject=", content=b"{}\n" * 50, headers=lines) for _ in range(3)]
         refused = answers[-1]
         assert (refused.status_code, refused.json()["code"]) == (429, 430)
         assert int(refused.headers["retry-after"]) >= refused.json()["retry_after"] > 0

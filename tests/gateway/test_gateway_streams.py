@@ -34,13 +34,17 @@ def test_one_message_is_published_as_it_is_and_confirmed(http: httpx.Client, cli
     assert _held(client, "weather", 1) == [(1, "temp.oslo", b"\x00-3.5\xff", expected)]
 
 
-def test_a_message_without_a_subject_has_the_empty_one(http: httpx.Client, client: malamute.Client) -> None:
-    assert http.post(WEATHER, content=b"plain").status_code == 201
+def test_a_message_without_a_subject_is_refused_and_the_empty_one_is_said(
+    http: httpx.Client, client: malamute.Client
+) -> None:
+    lines = {"content-type": "application/x-ndjson"}
+    for content, headers in ((b"plain", {}), (b"", {}), (b'{"subject": "a"}\n{}\n', lines)):
+        answer = http.post(WEATHER, content=content, headers=headers)
+        _refused(answer, 400, 416)
+        assert "?subject=temp.oslo" in answer.json()["detail"]
+    assert "weather" not in [row.name for row in client.query(StreamsQuery())]
     assert http.post(WEATHER, params={"subject": ""}, content=b"said").status_code == 201
-    assert [(subject, body) for _, subject, body, _ in _held(client, "weather", 2)] == [
-        ("", b"plain"),
-        ("", b"said"),
-    ]
+    assert [(subject, body) for _, subject, body, _ in _held(client, "weather", 1)] == [("", b"said")]
 
 
 @pytest.mark.parametrize("path", ["messages", "events"])
@@ -53,13 +57,13 @@ def test_what_only_reads_makes_no_stream(http: httpx.Client, client: malamute.Cl
 
 def test_messages_that_expired_stand_in_the_gaps_of_a_page(http: httpx.Client) -> None:
     for ttl in (0.001, 0.001, 3600):
-        assert http.post(WEATHER, params={"ttl": ttl}, content=b"x").status_code == 201
+        assert http.post(WEATHER, params={"subject": "", "ttl": ttl}, content=b"x").status_code == 201
     end = time.monotonic() + 2
     while not (page := http.get(WEATHER, params={"start": "seq:1"}).json())["gaps"]:
         assert time.monotonic() < end
     assert [message["sequence"] for message in page["messages"]] == [3]
     assert page["gaps"] == [{"first": 1, "last": 2, "reason": "expired"}]
-    _refused(http.post(WEATHER, params={"ttl": 0}, content=b"x"), 400, 416)
+    _refused(http.post(WEATHER, params={"subject": "", "ttl": 0}, content=b"x"), 400, 416)
 
 
 def test_lines_are_published_as_one_command_in_their_order(
@@ -84,7 +88,7 @@ def test_lines_are_published_as_one_command_in_their_order(
 
 def test_a_batch_may_have_as_many_lines_as_a_command_and_not_one_more(http: httpx.Client) -> None:
     headers = {"content-type": "application/x-ndjson"}
-    answer = http.post(WEATHER, content=b"{}\n" * BATCH_MESSAGES_MAX, headers=headers)
+    answer = http.post(f"{WEATHER}?subject=", content=b"{}\n" * BATCH_MESSAGES_MAX, headers=headers)
     assert (answer.status_code, answer.json()["count"]) == (201, BATCH_MESSAGES_MAX)
     for content in (b"{}\n" * (BATCH_MESSAGES_MAX + 1), b"{}\n" * BATCH_MESSAGES_MAX + b"{}"):
         _refused(http.post(WEATHER, content=content, headers=headers), 413, 413)
@@ -173,7 +177,7 @@ def test_text_in_headers_is_utf_8_or_latin_1(http: httpx.Client, client: malamut
     }
     for raw in sent:
         headers = [(b"Malamute-Header-city", raw), (b"content-type", b"text/plain; name=" + raw)]
-        assert http.post(WEATHER, content=b"", headers=headers).status_code == 201
+        assert http.post(f"{WEATHER}?subject=", content=b"", headers=headers).status_code == 201
     with client.subscribe("weather", start="first") as found:
         messages = [found.receive(60) for _ in sent]
     assert [message.headers["city"] for message in messages] == [*sent.values()]
@@ -191,7 +195,7 @@ def test_attributes_of_events_are_percent_encoded_or_raw(http: httpx.Client, cli
 
 def test_a_key_with_other_letters_is_the_same_however_it_is_sent(http: httpx.Client) -> None:
     answers = [
-        http.post(WEATHER, content=b"x", headers=[(b"idempotency-key", raw)]).json()["first"]
+        http.post(f"{WEATHER}?subject=", content=b"x", headers=[(b"idempotency-key", raw)]).json()["first"]
         for raw in ("ä".encode(), "ä".encode("latin-1"), "ö".encode())
     ]
     assert answers == [1, 1, 2]
@@ -244,7 +248,8 @@ def test_a_bad_line_is_refused_and_nothing_of_the_batch_is_published(
     http: httpx.Client, content: bytes, status: int, code: int
 ) -> None:
     body = b"{}\n" + content + b"\n" if content else b"\n"
-    _refused(http.post(WEATHER, content=body, headers={"content-type": "application/x-ndjson"}), status, code)
+    lines = {"content-type": "application/x-ndjson"}
+    _refused(http.post(f"{WEATHER}?subject=", content=body, headers=lines), status, code)
     assert http.get(WEATHER).status_code == 404
 
 
@@ -293,7 +298,7 @@ def test_names_may_have_any_character_that_a_stream_may_have(
 ) -> None:
     name = "a/b ä?#%2F"
     path = "/v1/streams/a%2Fb%20%C3%A4%3F%23%252F/messages"
-    assert http.post(path, content=b"x").status_code == 201
+    assert http.post(f"{path}?subject=", content=b"x").status_code == 201
     assert _held(client, name, 1) == [(1, "", b"x", {})]
     assert len(http.get(path).json()["messages"]) == 1
 
@@ -405,11 +410,14 @@ def test_what_a_page_has_not_is_told_as_gaps(
 
 def test_a_repeated_request_with_its_key_is_published_once(http: httpx.Client) -> None:
     headers = {"idempotency-key": "k1"}
-    answers = [http.post(WEATHER, content=b"x", headers=headers) for _ in range(3)]
+    answers = [http.post(f"{WEATHER}?subject=", content=b"x", headers=headers) for _ in range(3)]
     assert {(answer.status_code, answer.text) for answer in answers} == {(201, answers[0].text)}
     assert len(http.get(WEATHER).json()["messages"]) == 1
-    assert http.post("/v1/streams/other/messages", content=b"y", headers=headers).status_code == 201
-    _refused(http.post(WEATHER, content=b"y", headers=headers), 422, 907)
-    _refused(http.post(WEATHER, content=b"x", headers={"idempotency-key": "k" * 256}), 400, 414)
-    _refused(http.post(WEATHER, content=b"x", headers={"idempotency-key": ""}), 400, 414)
-    assert http.post(WEATHER, content=b"x", headers={"idempotency-key": "k" * 255}).status_code == 201
+    assert http.post("/v1/streams/other/messages?subject=a", content=b"y", headers=headers).status_code == 201
+    _refused(http.post(f"{WEATHER}?subject=", content=b"y", headers=headers), 422, 907)
+    _refused(http.post(f"{WEATHER}?subject=", content=b"x", headers={"idempotency-key": "k" * 256}), 400, 414)
+    _refused(http.post(f"{WEATHER}?subject=", content=b"x", headers={"idempotency-key": ""}), 400, 414)
+    assert (
+        http.post(f"{WEATHER}?subject=", content=b"x", headers={"idempotency-key": "k" * 255}).status_code
+        == 201
+    )

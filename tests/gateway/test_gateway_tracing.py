@@ -26,9 +26,11 @@ def test_a_trace_goes_from_http_into_the_messages(
     gateway: RunningGateway, http: httpx.Client, client: malamute.Client, telemetry: Telemetry
 ) -> None:
     path = "/v1/streams/weather/messages"
-    http.post(path, content=b"-3.5", headers=HEADERS).raise_for_status()
+    http.post(f"{path}?subject=", content=b"-3.5", headers=HEADERS).raise_for_status()
     lines = {"content-type": "application/x-ndjson", **HEADERS}
-    http.post(path, content=b'{"headers": {"unit": "C"}}\n{}\n', headers=lines).raise_for_status()
+    http.post(
+        f"{path}?subject=", content=b'{"headers": {"unit": "C"}}\n{}\n', headers=lines
+    ).raise_for_status()
     found = client.subscribe("weather", start="first")
     headers = [found.receive(60).headers for _ in range(3)]
     gateway.stop()

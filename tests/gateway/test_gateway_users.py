@@ -32,18 +32,18 @@ def secured(tmp_path: Path) -> Iterator[RunningGateway]:
 def test_passwords_go_to_the_broker_encrypted_where_the_gateway_has_its_key(tmp_path: Path) -> None:
     with secured_gateway(tmp_path, dict((BOB, ANN)), [RULE], curve=True) as gateway:
         with gateway.client(auth=BOB) as http:
-            assert http.post("/v1/streams/bob/messages", content=b"x").status_code == 201
+            assert http.post("/v1/streams/bob/messages?subject=a", content=b"x").status_code == 201
         with gateway.client(auth=("bob", "wrong")) as http:
             assert http.get("/v1/streams/bob/messages").status_code == 401
 
 
 def test_a_user_may_do_what_the_broker_allows_that_user(secured: RunningGateway) -> None:
     with secured.client(auth=BOB) as http:
-        assert http.post("/v1/streams/bob/messages", content=b"x").status_code == 201
-        refused = http.post("/v1/streams/ann/messages", content=b"x")
+        assert http.post("/v1/streams/bob/messages?subject=a", content=b"x").status_code == 201
+        refused = http.post("/v1/streams/ann/messages?subject=a", content=b"x")
         assert (refused.status_code, refused.json()["code"]) == (403, 401)
     with secured.client(auth=ANN) as http:
-        assert http.post("/v1/streams/ann/messages", content=b"x").status_code == 201
+        assert http.post("/v1/streams/ann/messages?subject=a", content=b"x").status_code == 201
         refused = http.get("/v1/streams/bob/events")
         assert (refused.status_code, refused.json()["code"]) == (403, 401)
     # One of bob, and two of ann: she has asked for an answer without end.
@@ -65,13 +65,13 @@ def test_wrong_credentials_have_to_log_in_and_keep_no_session(
 def test_wrong_credentials_take_the_place_of_nobody(secured: RunningGateway) -> None:
     with RunningGateway(replace(secured.state.settings, users=1)) as gateway:
         with gateway.client(auth=BOB) as http, gateway.client(auth=("bob", "wrong")) as guesser:
-            assert http.post("/v1/streams/bob/messages", content=b"x").status_code == 201
+            assert http.post("/v1/streams/bob/messages?subject=a", content=b"x").status_code == 201
             [session] = gateway.state.users._entries.values()
             assert [guesser.get("/v1/streams/bob/messages").status_code for _ in range(3)] == [401] * 3
             assert [*gateway.state.users._entries.values()] == [session]
         # Who has right ones gets the answer that there is no place, and others still that theirs are wrong.
         with gateway.client(auth=ANN) as http:
-            assert http.post("/v1/streams/ann/messages", content=b"x").status_code == 201
+            assert http.post("/v1/streams/ann/messages?subject=a", content=b"x").status_code == 201
         with gateway.client(auth=ANN) as http, http.stream("GET", "/v1/streams/ann/events") as following:
             assert following.status_code == 200
             assert http.get("/v1/streams/ann/messages").status_code == 503
@@ -89,8 +89,8 @@ def test_a_token_of_an_issuer_is_its_user_at_every_path_and_in_the_console(tmp_p
     issuer = SigningIssuer(tmp_path)
     with secured_gateway(tmp_path, {}, [RULE, "view stream/{user}"], issuer.known) as gateway:
         with gateway.client(headers={"authorization": f"Bearer {issuer.token('carl')}"}) as http:
-            assert http.post("/v1/streams/carl/messages", content=b"of carl").status_code == 201
-            assert http.post("/v1/streams/ann/messages", content=b"x").status_code == 403
+            assert http.post("/v1/streams/carl/messages?subject=a", content=b"of carl").status_code == 201
+            assert http.post("/v1/streams/ann/messages?subject=a", content=b"x").status_code == 403
         with gateway.client(headers={"authorization": f"Bearer {issuer.token('carl', -60)}"}) as http:
             answer = http.get("/v1/streams/carl/messages")
             assert (answer.status_code, answer.json()["code"]) == (401, 905)

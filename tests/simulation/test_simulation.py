@@ -12,7 +12,7 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
-from depth import DEPTH
+from depth import DEPTH, nightly
 from sim_admin import CHANGED, LEFT_OUT, VALUES, changing
 from sim_client import FEED_STARTS, SUBJECTS
 from sim_clock import Wall
@@ -723,6 +723,7 @@ def test_a_broken_promise_is_noticed(fault):
         assert any(failure_of(plan) is not None for plan in _plans(fault))
 
 
+@nightly
 def test_a_failing_run_is_shrunk_to_what_it_needs():
     target, substitute = BROKEN["a delivery takes no credit"]
     with patch(target, substitute):

@@ -230,5 +230,5 @@ def test_what_the_clients_measured(spark: SparkSession, measured: tuple[Measured
     happened = {(row["event"], row["name"]): row["times"] for row in events}
     assert happened["service.settled", SERVICE] == 5
     assert happened["mailbox.expired", "nobody"] == 1
-    for event, presence in (("redelivered", 3), ("dead", 2)):
-        assert happened[f"service.{event}", SERVICE] == clients.service[event] == presence
+    for event, field, presence in (("redelivered", "redelivered", 3), ("dead", "dead_letters", 2)):
+        assert happened[f"service.{event}", SERVICE] == clients.service[field] == presence

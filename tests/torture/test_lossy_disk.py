@@ -12,7 +12,7 @@ from pathlib import Path
 
 import lossy_disk
 import pytest
-from depth import NIGHT
+from depth import NIGHT, nightly
 from lossy_disk import BLOCK, NO_BLOCKS, SECTOR, LossyDisk
 from rig_daemon import Daemon, small
 from rig_load import read_back
@@ -131,6 +131,7 @@ def test_an_inspection_that_a_page_ends_is_the_last_one_it_does(disk: LossyDisk,
     daemon.stop()
 
 
+@nightly
 def test_an_export_says_that_it_cannot_read_and_goes_on_once_it_can(disk: LossyDisk, tmp_path: Path) -> None:
     """Beside a broker. Of what it had read, and not finished, nothing is taken for good."""
     out = tmp_path / "out"
