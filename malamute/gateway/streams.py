@@ -98,7 +98,11 @@ def published_once(key: str | None) -> Iterator[str]:
 
 
 async def publish(request: Request, arguments: Arguments) -> Response:
-    """Publish the messages of a body as one command, and answer when they are durable."""
+    """Publish the messages of a body as one command, and answer when they are durable.
+
+    Raises:
+        InvalidValue: a message has no subject, and the request gives none to all.
+    """
     gateway = gateway_of(request)
     body = await gateway.body(request)
     found = await gateway.contents(request, body, arguments["subject"])
