@@ -43,9 +43,8 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 run: $(RUNS) ## start a broker on ./malamute-data with its console at http://127.0.0.1:8080/; ARGS="..." adds options
 	@exec $(BIN)/malamute broker run --console $(ARGS)
 
-# Many tests wait for processes, so there are more workers than cores.
 test: setup ## run the tests; ARGS="-k name" runs some
-	@$(BIN)/python -m pytest -n 6 $(ARGS)
+	@$(BIN)/python -m pytest -n 4 $(ARGS)
 
 quick: setup ## run the tests of the pure parts: about a minute, for the inner loop
 	@$(BIN)/python -m pytest -n 4 tests/access tests/client/session tests/core tests/matching tests/protocol \
