@@ -11,14 +11,20 @@ from typing import Any
 
 import pytest
 import uvloop
+from depth import some
 from scenario_world import Daemon, World
 
 from malamute.client.sync.driver import run
 from malamute.testing import Broker
 
 PLACES = ("in process", "in process, restarted", "daemon, restarted")
-# To a client a broker is the same wherever it is: another event loop needs to be seen with one of them.
-CASES = [*product(("sync", "asyncio"), PLACES), ("uvloop", "in process, restarted")]
+# To a client a broker is the same wherever it is: each edge needs to be seen with one of them.
+CASES = some(
+    product(("sync", "asyncio", "uvloop"), PLACES),
+    ("sync", "in process, restarted"),
+    ("asyncio", "daemon, restarted"),
+    ("uvloop", "in process"),
+)
 
 
 @pytest.fixture(params=CASES, ids=", ".join)
