@@ -8,8 +8,6 @@ import logging
 import re
 import select
 import socket
-import subprocess
-import sys
 import threading
 import time
 from base64 import b64encode
@@ -26,16 +24,18 @@ import pytest
 from gateway_process import answer_of, gateway_process
 from hypothesis import given
 from hypothesis import strategies as st
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway, client_of
 from secured_gateway import secured_gateway
 from token_issuer import SigningIssuer
 
 from malamute.door.shares import Shares, share_of
 from malamute.errors import Malformed, TooLarge, TryLater
 from malamute.gateway import door, elements, forms, openings, server
+from malamute.gateway.app import make_app
 from malamute.gateway.connections import Connections, files_for
 from malamute.gateway.openings import Openings
 from malamute.gateway.restms.documents import RESTMS_XML, read
+from malamute.gateway.settings import GatewaySettings
 from malamute.gateway.ws import JSON, PageSocket
 from malamute.testing import Broker
 
@@ -98,7 +98,7 @@ def test_who_has_no_name_is_everybody() -> None:
 
 
 def test_the_bodies_of_strangers_are_not_read(secured: RunningGateway, tmp_path: Path) -> None:
-    """60 connections with made-up credentials send 16 MiB each: before, 50 MiB became 965."""
+    """20 connections with made-up credentials send 16 MiB each: all of it was kept before."""
     broker = secured.state.settings.broker
     with gateway_process(broker, tmp_path, "--require-credentials") as gateway:
         before = gateway.peak_mib
@@ -115,10 +115,10 @@ def test_the_bodies_of_strangers_are_not_read(secured: RunningGateway, tmp_path:
                     pass
                 answers.append(answer_of(connection)[:12])
 
-        threads = [started(lambda number=number: send(number)) for number in range(60)]
+        threads = [started(lambda number=number: send(number)) for number in range(20)]
         for thread in threads:
             thread.join(WAIT_SECONDS)
-        assert answers == [b"HTTP/1.1 401"] * 60
+        assert answers == [b"HTTP/1.1 401"] * 20
         grown = gateway.peak_mib - before
         assert grown < 100, grown
 
@@ -424,25 +424,21 @@ def test_files_are_for_connections_sessions_and_a_few_to_spare() -> None:
 
 
 def test_idle_connections_leave_files_for_others(broker: Broker, tmp_path: Path) -> None:
-    """With the hard limit at 1,024: before, `/live` failed, and nothing was logged."""
+    """With the hard limit at 1,024: before, `/live` failed, and nothing was logged. A lower one is raised."""
     with ExitStack() as stack:
-        gateway = stack.enter_context(gateway_process(broker.url, tmp_path, files="ulimit -n 1024"))
+        limit = "ulimit -n 1024 && ulimit -Sn 128"
+        gateway = stack.enter_context(gateway_process(broker.url, tmp_path, files=limit))
+        limits = Path(f"/proc/{gateway.pid}/limits").read_text()
+        [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
+        assert line.split()[3:5] == ["1024", "1024"]
         idle = [stack.enter_context(gateway.connect()) for _ in range(1100)]
-        with httpx.Client(base_url=gateway.url, timeout=WAIT_SECONDS, trust_env=False) as http:
+        with client_of(gateway.url) as http:
             for _ in range(3):
                 assert http.get("/live").status_code == 200
             assert http.post("/v1/streams/weather/messages?subject=a", content=b"x").status_code == 201
         ended, _, _ = select.select(idle[:10], [], [], WAIT_SECONDS)
         assert ended
         assert gateway.log.count("connections is reached") == 1
-
-
-def test_the_soft_limit_of_files_is_raised(broker: Broker, tmp_path: Path) -> None:
-    with gateway_process(broker.url, tmp_path, files="ulimit -Sn 128") as gateway:
-        limits = Path(f"/proc/{gateway.pid}/limits").read_text()
-        [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
-        soft, hard = line.split()[3:5]
-        assert soft == hard
 
 
 # Logs
@@ -474,54 +470,50 @@ def test_a_line_says_how_many_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> 
 # Where a request comes from
 
 
-@pytest.mark.parametrize(
-    ("client", "listener", "headers", "status"),
-    [
-        ("127.0.0.1", "127.0.0.1", {}, 201),
-        ("::1", "::1", {}, 201),
-        ("192.0.2.1", "127.0.0.1", {}, 401),
-        ("127.0.0.1", "192.0.2.7", {}, 401),
-        ("", "127.0.0.1", {}, 401),
-        ("127.0.0.1", "127.0.0.1", {"X-Real-IP": "1.2.3.4"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"Via": "1.1 proxy"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"Forwarded": "for=1.2.3.4"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"X-Forwarded-Proto": "https"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"Fastly-Client-IP": "1.2.3.4"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"Ali-CDN-Real-IP": "1.2.3.4"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"X-Sucuri-ClientIP": "1.2.3.4"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"CDN-Loop": "example"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"X-Amzn-Trace-Id": "Root=1"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"CF-Ray": "1"}, 401),
-    ],
-)
-def test_in_any_server_who_is_not_local_needs_credentials(
-    broker: Broker, client: str, listener: str, headers: dict[str, str], status: int
-) -> None:
-    code = f"""
-import asyncio, sys
-import httpx
-from malamute.gateway.app import make_app
-from malamute.gateway.settings import GatewaySettings
+LOCAL = "127.0.0.1"
+COMERS: list[tuple[str, str, dict[str, str], int]] = [
+    (LOCAL, LOCAL, {}, 201),
+    ("::1", "::1", {}, 201),
+    ("192.0.2.1", LOCAL, {}, 401),
+    (LOCAL, "192.0.2.7", {}, 401),
+    ("", LOCAL, {}, 401),
+    (LOCAL, LOCAL, {"X-Real-IP": "1.2.3.4"}, 401),
+    (LOCAL, LOCAL, {"Via": "1.1 proxy"}, 401),
+    (LOCAL, LOCAL, {"Forwarded": "for=1.2.3.4"}, 401),
+    (LOCAL, LOCAL, {"X-Forwarded-Proto": "https"}, 401),
+    (LOCAL, LOCAL, {"Fastly-Client-IP": "1.2.3.4"}, 401),
+    (LOCAL, LOCAL, {"Ali-CDN-Real-IP": "1.2.3.4"}, 401),
+    (LOCAL, LOCAL, {"X-Sucuri-ClientIP": "1.2.3.4"}, 401),
+    (LOCAL, LOCAL, {"CDN-Loop": "example"}, 401),
+    (LOCAL, LOCAL, {"X-Amzn-Trace-Id": "Root=1"}, 401),
+    (LOCAL, LOCAL, {"CF-Ray": "1"}, 401),
+]
+"""The address of a client, that of the listener, the headers, and the status of the answer."""
 
-async def main():
-    app = make_app(GatewaySettings(broker="{broker.url}"))
 
-    async def at(scope, receive, send):
-        scope["client"] = ({client!r}, 1) if {client!r} else None
-        scope["server"] = ({listener!r}, 80)
-        await app(scope, receive, send)
+def test_in_any_server_who_is_not_local_needs_credentials(broker: Broker) -> None:
+    async def statuses() -> list[int]:
+        app = make_app(GatewaySettings(broker=broker.url))
+        found: list[int] = []
+        async with app.router.lifespan_context(app):
+            for client, listener, headers, _ in COMERS:
 
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(at)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            path = "/v1/streams/weather/messages?subject="
-            posted = await http.post(path, content=b"x", headers={headers!r})
-            print(posted.status_code)
+                async def at(
+                    scope: Any, receive: Any, send: Any, client: str = client, listener: str = listener
+                ) -> None:
+                    scope["client"] = (client, 1) if client else None
+                    scope["server"] = (listener, 80)
+                    await app(scope, receive, send)
 
-asyncio.run(main())
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.stdout.split() == [str(status)], run.stderr
+                transport = httpx.ASGITransport(at)
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                    posted = await http.post(
+                        "/v1/streams/weather/messages?subject=", content=b"x", headers=headers
+                    )
+                    found.append(posted.status_code)
+        return found
+
+    assert asyncio.run(statuses()) == [status for *_, status in COMERS]
 
 
 # Elements, before they are built
@@ -530,7 +522,7 @@ asyncio.run(main())
 def _peak_growth(broker: Broker, directory: Path, *posts: tuple[str, str, bytes]) -> tuple[float, list[int]]:
     """How many MiB a gateway grows by these bodies, and what it answers."""
     with gateway_process(broker.url, directory) as gateway:
-        with httpx.Client(base_url=gateway.url, timeout=WAIT_SECONDS, trust_env=False) as http:
+        with client_of(gateway.url) as http:
             assert http.post("/v1/streams/weather/messages?subject=a", content=b"x").status_code == 201
             before = gateway.peak_mib
             statuses = [

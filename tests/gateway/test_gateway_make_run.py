@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from free_ports import free_port
-from running_gateway import WAIT_SECONDS
+from running_gateway import WAIT_SECONDS, client_of
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = ".venv/.runs"
@@ -34,7 +34,7 @@ def test_make_run_starts_a_broker_and_its_console_and_prints_where(tmp_path: Pat
         try:
             assert running.stdout is not None
             assert f"  console    http://{console}/\n" in iter(running.stdout.readline, "")
-            with httpx.Client(base_url=f"http://{console}", trust_env=False) as http:
+            with client_of(f"http://{console}") as http:
                 until = time.monotonic() + WAIT_SECONDS
                 while not _is_ready(http):
                     assert time.monotonic() < until
@@ -54,7 +54,7 @@ def test_a_broker_and_its_console_end_together_and_without_a_word(tmp_path: Path
     with _run("--console", console, "--listen", f"tcp://127.0.0.1:{free_port()}", cwd=tmp_path) as running:
         assert running.stdout is not None
         assert f"  console    http://{console}/\n" in iter(running.stdout.readline, "")
-        with httpx.Client(base_url=f"http://{console}", trust_env=False) as http:
+        with client_of(f"http://{console}") as http:
             until = time.monotonic() + WAIT_SECONDS
             while not _is_ready(http):
                 assert time.monotonic() < until
@@ -70,7 +70,7 @@ def test_a_gateway_outlives_no_broker_that_is_killed(tmp_path: Path) -> None:
     options = "--console", console, "--listen", f"tcp://127.0.0.1:{free_port()}"
     with (
         _run(*options, cwd=tmp_path) as running,
-        httpx.Client(base_url=f"http://{console}", trust_env=False) as http,
+        client_of(f"http://{console}") as http,
     ):
         until = time.monotonic() + 3 * WAIT_SECONDS
         while not _is_ready(http):

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from running_gateway import gateway_before
 
 from malamute.gateway.app import ENDPOINTS
 from malamute.gateway.openapi import document
 from malamute.gateway.routes import Endpoint
+from malamute.testing import Broker
 
 NOT_WAITING = {"prefer": "respond-async"}
 WITHOUT_END = ("text/event-stream",)
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    """A client of one gateway for all paths: a description holds whatever was done before."""
+    with Broker() as broker, gateway_before(broker) as gateway, gateway.client() as client:
+        yield client
 
 
 def test_the_description_is_served_with_every_path_and_a_page_beside_it(http: httpx.Client) -> None:
