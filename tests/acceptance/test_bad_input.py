@@ -15,6 +15,7 @@ import msgpack
 import page
 import pytest
 import zmq
+from depth import NIGHT
 from rig_daemon import Daemon
 from rig_peer import Peer, peer
 from rig_waiting import PATIENCE, eventually
@@ -30,6 +31,9 @@ from malamute.server.guard import PENDING_BYTES_MAX
 
 RECORD = msgpack.packb([None, b"body"])
 LONG_NAME = "x" * 256
+FRAMES = 3_000 if NIGHT else 1_000
+"""Frames that are no command, of chance."""
+
 STABLE = ("sessions", "streams", "mailboxes", "services")
 
 
@@ -254,7 +258,7 @@ def test_random_cut_and_mutated_frames_get_an_error_each_and_change_nothing(
     with conversation(daemon) as watcher:
         before = state_of(watcher)
         codes = set()
-        for frames in bad_frames(chance, 3_000):
+        for frames in bad_frames(chance, FRAMES):
             answers = bad.errors_to(frames)
             assert len(answers) == 1, frames
             codes.add(answers[0][0])

@@ -90,60 +90,40 @@ def test_by_the_defaults_who_hangs_is_given_up_in_time() -> None:
     assert listen.heartbeat_interval + listen.heartbeat_timeout + probe_interval < GIVEN_UP_SECONDS
 
 
-def test_a_stopped_mailbox_reader_gives_back_what_it_holds(url: str, connect_to: Connect, run: Run) -> None:
-    stuck = run(RECIPIENT, url, "bob")
-    alice = connect_to(url, "alice")
-    alice.send("bob", "hello", b"1", assurance="stored").wait(PATIENCE)
-    assert stuck.line() == ["got", "1", "1"]
-    stuck.wait_stopped()
-    noticed(alice, "bob")
-    stuck.send_signal(signal.SIGCONT)
-    stuck.tell("go on")
-    eventually(lambda: alice.query("client", id="bob")["connected"], "bob is back")
-
-
-def test_a_stopped_reader_with_full_buffers_is_noticed_too(url: str, connect_to: Connect, run: Run) -> None:
-    """No heartbeat gets out to it any more: much was sent when it had just stopped."""
-    stuck = run(RECIPIENT, url, "bob")
-    alice = connect_to(url, "alice")
-    alice.send("bob", "hello", b"1", assurance="stored").wait(PATIENCE)
-    assert stuck.line() == ["got", "1", "1"]
-    stuck.wait_stopped()
-    for _ in range(7):
-        alice.send("bob", "more", bytes(MIB), assurance="stored").wait(PATIENCE)
-    noticed(alice, "bob")
-    assert alice.query("mailboxes")[0]["in_flight"] == 0
-
-
-def test_a_stopped_worker_with_full_buffers_gives_its_requests_back(
+def test_stopped_peers_are_given_up_and_what_they_hold_is_given_back(
     url: str, connect_to: Connect, run: Run
 ) -> None:
-    stuck = run(
-        WORKER.replace("client.work(service)", "client.work(service, credit=100)"), url, "svc", "stuck"
-    )
-    assert stuck.line() == ["ready"]
-    client = connect_to(url)
-    first = client.request("svc", "do", b"this", timeout=2 * PATIENCE)
-    client.flush()
-    assert stuck.line() == ["got", "this", "1"]
-    stuck.wait_stopped()
-    others = [client.request("svc", "do", bytes(MIB), timeout=2 * PATIENCE) for _ in range(7)]
-    client.flush()
+    """Two mailbox readers and a worker. No heartbeat gets out any more to those to whom much is sent then."""
+    alice = connect_to(url, "alice")
+    readers = {name: run(RECIPIENT, url, name) for name in ("bob", "full")}
+    for name, reader in readers.items():
+        alice.send(name, "hello", b"1", assurance="stored").wait(PATIENCE)
+        assert reader.line() == ["got", "1", "1"]
+    more_credit = WORKER.replace("client.work(service)", "client.work(service, credit=100)")
+    worker = run(more_credit, url, "svc", "stuck")
+    assert worker.line() == ["ready"]
+    asked = [alice.request("svc", "do", b"this", timeout=2 * PATIENCE)]
+    alice.flush()
+    assert worker.line() == ["got", "this", "1"]
+    for stuck in (*readers.values(), worker):
+        stuck.wait_stopped()
     stopped = time.monotonic()
-    other = connect_to(url, "other")
-    with other.work("svc") as requests:
+    for _ in range(7):
+        alice.send("full", "more", bytes(MIB), assurance="stored").wait(PATIENCE)
+        asked.append(alice.request("svc", "do", bytes(MIB), timeout=2 * PATIENCE))
+    alice.flush()
+    with connect_to(url, "other").work("svc") as requests:
         for _ in range(8):
             requests.receive(PATIENCE).reply(b"done")
-        other.flush()
         in_time("with the other worker", stopped)
-        assert [[reply.body for reply in replies] for replies in (first, *others)] == [[b"done"]] * 8
-
-
-def noticed(client: malamute.Client, address: str) -> None:
-    """Wait until the broker has given a client up."""
-    stopped = time.monotonic()
-    eventually(lambda: not client.query("client", id=address)["connected"], f"{address} is given up")
-    in_time(f"{address} was given up", stopped)
+    for name in ("bob", "full", "stuck"):
+        eventually(lambda n=name: not alice.query("client", id=n)["connected"], f"{name} is given up")
+        in_time(f"{name} was given up", stopped)
+    assert [row["in_flight"] for row in alice.query("mailboxes") if row["name"] in readers] == [0, 0]
+    assert [[reply.body for reply in replies] for replies in asked] == [[b"done"]] * 8
+    readers["bob"].send_signal(signal.SIGCONT)
+    readers["bob"].tell("go on")
+    eventually(lambda: alice.query("client", id="bob")["connected"], "bob is back")
 
 
 def test_workers_that_are_busy_for_long_keep_their_requests(

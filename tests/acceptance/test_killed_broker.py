@@ -5,19 +5,20 @@ import time
 from collections.abc import Callable
 
 import pytest
+from depth import NIGHT
 from rig_daemon import Daemon
 from rig_load import ROLES, STREAM, Load, check_numbering, check_taken_back, read_back
 from rig_waiting import PATIENCE, eventually
 
 import malamute
 
-KILLS = 20
+KILLS = 20 if NIGHT else 8
 PAUSE_MAX = 0.25
 """Seconds at most from the first confirmations of a life to its end."""
 
 
 @pytest.mark.parametrize("seed", [20])
-def test_twenty_kills_under_load_lose_nothing_that_was_confirmed_and_double_nothing(
+def test_kills_under_load_lose_nothing_that_was_confirmed_and_double_nothing(
     new_daemon: Callable[[], Daemon], seed: int
 ) -> None:
     """WP27, WP29, WP30, WP31, WP32, WP43, WP45."""

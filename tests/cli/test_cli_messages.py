@@ -248,7 +248,7 @@ def test_a_pattern_in_brackets_that_is_no_json_is_wrong_usage(run: Run) -> None:
 def test_a_time_out_ends_every_wait_and_wait_comes_before_it(
     run: Run, broker: Broker, command: tuple[str, ...], exit_code: int
 ) -> None:
-    run(*command, "--timeout", "5", exit_code=exit_code)
+    run(*command, "--timeout", "2", exit_code=exit_code)
     run(*command, "--timeout", "600", "--wait", "0.01", exit_code=exit_code)
 
 
