@@ -1,9 +1,10 @@
 """A connection that reconnects: one link after the other, by the URLs and the backoff of the route.
 
-    TRYING ──connected──▶ UP
-       │ ▲                 │
-       ▼ └───its time──┐   ▼
-    (no answer) ─────▶ BROKEN
+    LOOKING ──address──▶ TRYING ──connected──▶ UP
+      │  ▲                │  ▲                  │
+      │  └────────────────│──┴────its time──┐   │
+      ▼                   ▼                 │   ▼
+    (no address) ───▶ (no answer) ────────▶ BROKEN
 
 A connection alone is no answer: libzmq shakes hands also for a broker that hangs. So with several URLs, UP is
 final only when the broker has `answered`.
@@ -28,11 +29,15 @@ from malamute.errors import AccessRefused, OutOfSockets
 ATTEMPT_SECONDS = 3.0
 """Time for the answer of one URL before the next one is tried."""
 
+LOOKING_SECONDS = 0.01
+"""Time between two looks whether the address of a host is known. Most are known at the first."""
+
 CHANCE = SystemRandom()
 """The system's random numbers: a client must not change the numbers of a program that seeds `random`."""
 
 
 class _Phase(enum.Enum):
+    LOOKING = "looking"
     TRYING = "trying"
     UP = "up"
     BROKEN = "broken"
@@ -67,8 +72,18 @@ class Connection:
         self._begun()
 
     def _begun(self) -> None:
-        self.due = monotonic() + ATTEMPT_SECONDS
+        self._ends = monotonic() + ATTEMPT_SECONDS
+        self._phase = _Phase.LOOKING
+        self._look(monotonic())
+
+    def _look(self, now: float) -> None:
+        """Go on with the address of the host, if it is known."""
+        if self.link.is_looking and now < self._ends:
+            self.due = min(now + LOOKING_SECONDS, self._ends)
+            return
         self._phase = _Phase.TRYING
+        known = not self.link.is_looking and self.link.go_on()
+        self.due = self._ends if known else now
 
     def changes(self, now: float) -> Iterator[bool]:
         """Yield changes: True for a new connection, False for a broken one. Begins the next attempt.
@@ -76,6 +91,8 @@ class Connection:
         Raises:
             AccessRefused: the broker refuses this client.
         """
+        if self._phase is _Phase.LOOKING:
+            self._look(now)
         for up in self.link.changes():
             if up:
                 self._phase = _Phase.UP

@@ -15,6 +15,8 @@ import socket
 import threading
 from contextlib import closing
 
+from malamute.client.link.lookup import lookup_of, with_address
+
 ANSWER_SECONDS = 1.0
 """Time for the listener's answer."""
 
@@ -83,6 +85,11 @@ _OTHERS = {
 def _connect(url: str, seconds: float) -> socket.socket:
     kind, _, place = url.partition("://")
     if kind == "tcp":
+        lookup = lookup_of(url)
+        if lookup is not None:
+            if not lookup.over.wait(seconds) or not lookup.address:
+                raise socket.gaierror(f"no address of {lookup.host}")
+            place = with_address(url, lookup.address).partition("://")[2]
         host, _, port = place.rpartition(":")
         return socket.create_connection((host.strip("[]"), int(port)), seconds)
     connection = socket.socket(socket.AF_UNIX)

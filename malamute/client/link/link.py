@@ -21,6 +21,7 @@ from zmq import backend
 
 from malamute.client.link.credentials import SocketOptions
 from malamute.client.link.greeting import Inquiry
+from malamute.client.link.lookup import lookup_of, with_address
 from malamute.errors import AccessRefused, InvalidValue, OutOfSockets
 from malamute.protocol.batch import Frame
 from malamute.protocol.limits import RECORD_LARGE_BYTES
@@ -107,6 +108,8 @@ class Link:
 
     Every `heartbeat` seconds the broker is pinged, which is a sign of life of the client, too: HELLO promises
     it. The time to live that libzmq could announce would be cancelled by the client's next command.
+
+    A URL with the name of a host is connected by `go_on`, once the link `is_looking` no more.
     """
 
     def __init__(
@@ -149,13 +152,30 @@ class Link:
         self._has_input = [(self.socket, _POLLIN)]
         self._reading = [(self.socket, _POLLIN), (self._monitor, _POLLIN)]
         self._writing = [(self.socket, _POLLIN | _POLLOUT), (self._monitor, _POLLIN)]
+        self._lookup = lookup_of(url)
+        if self._lookup is None:
+            self._connect(url)
+
+    def _connect(self, url: str) -> None:
         try:
             self.socket.connect(url)
         except zmq.ZMQError as error:
             self.close()
             raise InvalidValue(
-                f"invalid URL {url!r}: expected one such as tcp://HOST:9999 ({error})"
+                f"invalid URL {self._url!r}: expected one such as tcp://HOST:9999 ({error})"
             ) from error
+
+    @property
+    def is_looking(self) -> bool:
+        """Return whether the address of the host is still looked up."""
+        return self._lookup is not None and not self._lookup.over.is_set()
+
+    def go_on(self) -> bool:
+        """Connect after the lookup. Return False if the name of the host is not known."""
+        lookup, self._lookup = self._lookup, None
+        if lookup is not None and lookup.address:
+            self._connect(with_address(self._url, lookup.address))
+        return lookup is None or lookup.address != ""
 
     @property
     def files(self) -> tuple[int, int]:
