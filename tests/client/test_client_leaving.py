@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -153,6 +154,28 @@ def test_a_loss_is_said_on_standard_error_and_by_a_warning(module: str, text: st
     assert "ResourceWarning: malamute: the client of" in said
 
 
+def collect_and_leave() -> None:
+    """Collect dropped clients, and wait for those that leave in threads."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "malamute-leaving":
+            thread.join(60)
+
+
+def test_the_collector_does_not_wait_for_a_broker_that_is_away() -> None:
+    with Broker() as broker:
+        client = malamute.connect(broker.url, timeout=30)
+        broker.stop()
+        client.publish_nowait("s", "a", b"late")
+        del client
+        gc.collect()
+        assert "malamute-leaving" in {thread.name for thread in threading.enumerate()}
+        broker.start()
+        collect_and_leave()
+        with malamute.connect(broker.url) as other, other.subscribe("s", start="first") as messages:
+            assert messages.receive(timeout=30).body == b"late"
+
+
 def test_a_refusal_that_nobody_has_seen_is_said(
     malamute_broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +185,7 @@ def test_a_refusal_that_nobody_has_seen_is_said(
 
     publish()
     with pytest.warns(ResourceWarning, match="messages were refused"):
-        gc.collect()
+        collect_and_leave()
     assert "messages were refused" in capsys.readouterr().err
 
 

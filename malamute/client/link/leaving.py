@@ -27,9 +27,19 @@ ADVICE = "close the client, or use `with malamute.connect() as client`"
 
 
 def dropped(driver: Driver) -> None:
-    """Leave a client that its program has dropped."""
-    if not (driver.closed or driver.thread == FORKED):
-        leave(driver)
+    """Leave a client that its program has dropped: in a thread, if the broker may lack something.
+
+    The garbage collector may call this in the middle of anything, which must not wait for a broker that is
+    away. The end of a program waits for the thread.
+    """
+    if driver.closed or driver.thread == FORKED:
+        return
+    if driver.session.error is None and _owes(driver):
+        # No thread can begin while the interpreter shuts down.
+        with suppress(RuntimeError):
+            threading.Thread(target=leave, args=(driver,), name="malamute-leaving", daemon=False).start()
+            return
+    leave(driver)
 
 
 def leave(driver: Driver) -> None:
