@@ -158,6 +158,11 @@ def _messages(rows: IO[bytes], subject: str, headers: dict[str, Any]) -> list[Ou
     multiple=True,
     help="Only of senders whose address matches; implies --shared, and may be repeated.",
 )
+@click.option(
+    "--temporary",
+    is_flag=True,
+    help="Create MAILBOX, which is removed with its last consumer; implies --shared.",
+)
 @connects
 @prints_messages(as_line)
 def recv(
@@ -169,6 +174,7 @@ def recv(
     bounce: str | None,
     shared: bool,
     senders: tuple[str, ...],
+    temporary: bool,
     connection: ConnectionOptions,
     render: Render,
 ) -> None:
@@ -183,13 +189,15 @@ def recv(
     if not mailbox and not connection.address:
         raise click.UsageError("no mailbox: give MAILBOX or --address")
     connection, mailbox = connection.to(mailbox or connection.address, "mailbox")
-    shared = shared or bool(senders)
+    shared = shared or temporary or bool(senders)
     with until_stopped(), (connection if shared else replace(connection, address=mailbox)).open() as client:
         # More credit than requested would count as an attempt for messages that are not acknowledged.
         credit = min(count or CREDIT_MESSAGES, CREDIT_MESSAGES)
         if shared:
             # Messages fetched ahead are not available to other consumers.
-            mails = client.consume(mailbox, *senders, auto_ack=False, credit=1 if ack else credit)
+            mails = client.consume(
+                mailbox, *senders, auto_ack=False, credit=1 if ack else credit, temporary=temporary
+            )
         else:
             mails = client.mailbox(auto_ack=False, credit=credit)
         for _ in range(count or sys.maxsize):

@@ -123,6 +123,14 @@ class WorkOptions(SelectorOptions, total=False):
     the broker's."""
 
 
+class ConsumeOptions(WorkOptions, total=False):
+    """The options of `consume`."""
+
+    temporary: bool
+    """Whether the mailbox is created as a temporary one: it is removed with its last consumer, and so are the
+    messages in it. Default: False."""
+
+
 class MailboxOptions(TypedDict, total=False):
     """The credit for mail. The options of `mailbox`."""
 
@@ -364,6 +372,7 @@ _OPTIONS: dict[str, Callable[[str, Any], Any]] = {
     "cursor": _cursor,
     "committed": flag,
     "existing": flag,
+    "temporary": flag,
     "auto_ack": flag,
     "address": text,
     "software": text,

@@ -128,11 +128,11 @@ class Core(Engines):
         )
         self.queue_limits.grace_period = grace_period
         self.clock_note = ClockNote(self.effects, grace_period)
-        self.mailboxes = Mailboxes(self.queue_limits)
+        self.mailboxes = Mailboxes(self.queue_limits, settings.session_expiry)
         self.queue_limits.trackers = Trackers(self.mailboxes)
         self.services = Services(self.queue_limits, self.mailboxes)
         self.queues = {"mailbox": self.mailboxes, "service": self.services}
-        self.sources = Sources(self.effects, self.timers, self.selectors, self.streams)
+        self.sources = Sources(self.effects, self.timers, self.selectors, self.streams, self.mailboxes)
 
     def _make_sessions(self, settings: Settings, recovered: Recovered) -> None:
         self.sessions = Sessions(

@@ -401,7 +401,7 @@ class ClientCommands:
             raise InvalidSelector(
                 "invalid criteria of an offer: expected families of subjects, not of headers"
             )
-        queue = table.get(message.service, quotas=session.quotas)
+        queue = table.offered(message.service, session, temporary=message.temporary)
         offer = QueueSource(session, message.source, queue, selector, message.ack_timeout / 1000)
         session.sources[message.source] = offer
         self._acquire_selector(session, message.source, cost)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from malamute.core.queue.source import QueueSource
@@ -12,6 +13,7 @@ from malamute.protocol.messages import BY_TYPE, Offer, Subscribe, error_message
 if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.timers import Timers
+    from malamute.core.queue.mailbox import Mailboxes
     from malamute.core.session.selectors import SelectorBudget
     from malamute.core.session.session import Session, SessionSource
     from malamute.core.stream.table import Streams
@@ -21,20 +23,33 @@ if TYPE_CHECKING:
 class Sources:
     """The sources of all sessions, as far as they end."""
 
-    def __init__(self, effects: Effects, timers: Timers, selectors: SelectorBudget, streams: Streams) -> None:
+    def __init__(
+        self,
+        effects: Effects,
+        timers: Timers,
+        selectors: SelectorBudget,
+        streams: Streams,
+        mailboxes: Mailboxes,
+    ) -> None:
         self._effects = effects
         self._timers = timers
         self._selectors = selectors
         self._streams = streams
+        self._mailboxes = mailboxes
 
-    def end(self, session: Session, source: SessionSource) -> None:
-        """End a source of a session: nothing of the broker refers to it then."""
+    def end(self, session: Session, source: SessionSource, *, lost: bool = False) -> None:
+        """End a source of a session: nothing of the broker refers to it then.
+
+        A source that is `lost` with its connection may be opened again by the session.
+        """
         if isinstance(source, QueueSource):
             report_worker("left", source)
         self._selectors.acquire(-source.cost_bytes, session)
         source.cancel()
         if isinstance(source, Subscription):
             self._streams.left(source)
+        elif isinstance(source, QueueSource) and source.queue.users is not None:
+            self._mailboxes.left(source.queue, session, lost=lost)
 
     def dismiss(self, session: Session, number: int, error: MalamuteError) -> None:
         """End a subscription or an offer that its client has not ended, and send the client the reason."""
@@ -50,4 +65,5 @@ class Sources:
         sources = list(session.sources.values())
         session.sources.clear()
         for source in sources:
-            self._effects.guard("the end of a source", self.end, session, source)
+            end = partial(self.end, session, source, lost=not session.ending)
+            self._effects.guard("the end of a source", end)

@@ -67,7 +67,7 @@ _GROWN: dict[type[Any], tuple[slice, slice, tuple[Any, ...]]] = {
         (Hello, 4),
         (Error, 1),
         (Subscribe, 2),
-        (Offer, 1),
+        (Offer, 2),
         (Reject, 1),
         (Commit, 1),
         (Welcome, 1),

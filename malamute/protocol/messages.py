@@ -178,7 +178,8 @@ class Offer(NamedTuple):
 
     An offer of the kind `mailbox` receives from the mailbox of this name, beside its owner and others, and
     its criteria match the address of the sender. A delivery without settlement or PROGRESS within
-    `ack_timeout` milliseconds is requeued; 0 is the configured timeout.
+    `ack_timeout` milliseconds is requeued; 0 is the configured timeout. A `temporary` offer creates a mailbox
+    that is removed with its last consumer.
     """
 
     source: NewSource
@@ -188,6 +189,7 @@ class Offer(NamedTuple):
     credit_bytes: CreditCount = UNLIMITED
     ack_timeout: Duration = 0
     kind: QueueKind = "service"
+    temporary: Boolean = False
 
 
 class Cancel(NamedTuple):

@@ -71,6 +71,9 @@ MEMORY_QUEUES = "memory-queues"
 """Of (kind, name): the messages of a queue in memory, counted at the last graceful shutdown and lost at the
 next start; or -1 since its first message."""
 
+TEMPORARY = "temporary-mailboxes"
+"""Of (mailbox,): the sessions that a temporary mailbox is kept for."""
+
 CLOCK = "clock"
 """Of ("",): the broker's clock at the last commit, in nanoseconds UTC."""
 
@@ -96,6 +99,7 @@ TABLES = {
     ACCOUNTS: Table(),
     GROUPS: Table(),
     MEMORY_QUEUES: Table(gives_room=True),
+    TEMPORARY: Table(gives_room=True),
     CLOCK: Table(),
     SEQUENCES: Table(),
     STORES: Table(),

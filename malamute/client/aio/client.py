@@ -39,6 +39,7 @@ from malamute.client.options import (
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
     Assurance,
+    ConsumeOptions,
     HandlerOptions,
     HistoryOptions,
     MailboxOptions,
@@ -299,7 +300,7 @@ class Client(ClientBase):
         return self._mailbox
 
     def consume(
-        self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[WorkOptions]
+        self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[ConsumeOptions]
     ) -> Opening[Mailbox, Mail]:
         """Consume from any mailbox, as one of several consumers: each message goes to one of them.
 

@@ -499,6 +499,7 @@ class ClientBase:
         credit: float = 1,
         credit_bytes: float = UNLIMITED,
         ack_timeout: Span | None = None,
+        temporary: bool = False,
         timeout: Span | None = None,
     ) -> ConsumerSource:
         self._driver.check()
@@ -507,7 +508,7 @@ class ClientBase:
             name,
             _criteria_of(patterns, family, criteria),
             kind=kind,
-            **checked(credit=credit, credit_bytes=credit_bytes, ack_timeout=ack_timeout),
+            **checked(credit=credit, credit_bytes=credit_bytes, ack_timeout=ack_timeout, temporary=temporary),
         )
         await self._opened(source, timeout)
         return source

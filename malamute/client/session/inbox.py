@@ -110,6 +110,7 @@ class Inbox:
         credit_bytes: int,
         ack_timeout: int = 0,
         kind: Kind = "service",
+        temporary: bool = False,
     ) -> ConsumerSource:
         """Offer to work for a service, or to consume from a mailbox.
 
@@ -126,6 +127,7 @@ class Inbox:
                 credit_bytes,
                 ack_timeout=ack_timeout,
                 kind=kind,
+                temporary=temporary,
             )
         )
         source = ConsumerSource(self._next_source, Window(offer.credit, offer.credit_bytes), offer)

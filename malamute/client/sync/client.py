@@ -18,6 +18,7 @@ from malamute.client.options import (
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
     Assurance,
+    ConsumeOptions,
     HandlerOptions,
     HistoryOptions,
     MailboxOptions,
@@ -374,18 +375,19 @@ class Client(ClientBase):
         return self._mailbox
 
     def consume(
-        self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[WorkOptions]
+        self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[ConsumeOptions]
     ) -> Mailbox:
         """Consume from any mailbox, as one of several consumers: each message goes to one of them.
 
         Without patterns of `senders` all messages match, otherwise those whose sender's address matches any
         of them. Each call is another consumer. The credit is the number of unacknowledged messages here, by
-        default one; `WorkOptions` describes the options. At the end of its block unacknowledged messages go
-        to another consumer.
+        default one; `ConsumeOptions` describes the options. At the end of its block unacknowledged messages
+        go to another consumer, unless the mailbox is temporary and this was the last one.
 
         Raises:
             InvalidName: the name of the mailbox is invalid.
             AccessRefused: the client may not receive from it.
+            InUse: the mailbox is to be temporary, and exists and is not.
             InvalidSelector: a pattern is wrong.
             InvalidValue: another option is wrong.
             TooMany, QuotaExceeded: a limit on offers or patterns is reached.

@@ -87,12 +87,16 @@ def _deletion(
         if error is not None:
             break
         otherwise = some
+    is_gone = False
+    """Whether a temporary mailbox has gone with its last consumer."""
     try:
         _check_empty(queues, feeds, queue)
         if cascade and queue.consumers:
             otherwise = some
             yield from _end_consumers(effects, sessions, sources, queue)
-            _check_empty(queues, feeds, queue)
+            is_gone = queue.users is not None and queues[queue.kind].by_name.get(queue.name) is not queue
+            if not is_gone:
+                _check_empty(queues, feeds, queue)
         elif queue.consumers:
             raise TryLater(f"{queue.kind} {queue.name!r} has consumers by now: retry later")
     except MalamuteError:
@@ -100,7 +104,8 @@ def _deletion(
             raise
         answer(otherwise, otherwise=otherwise)
         return
-    queues[queue.kind].remove(queue)
+    if not is_gone:
+        queues[queue.kind].remove(queue)
     feeds.forget(place)
     effects.event(f"{queue.kind}.deleted.{queue.name}", count=gone.messages)
     # Removals are done even if the disk refuses the rest.

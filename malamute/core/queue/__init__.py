@@ -35,6 +35,7 @@ by return values, or by a function that it was given.
         browse          looking into a queue            table               all queues of one kind
         trackers        outcomes, and room for them     recovery            starts, and damage in the store
         mailbox         messages to one owner           service             requests shared by workers
+        temporary       the users of such mailboxes
 
     queue               the order in which the parts are asked
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from malamute.core.iteration.timers import Timer
     from malamute.core.queue.consumer import Consumer
     from malamute.core.queue.limits import QueueLimits
+    from malamute.core.queue.temporary import MailboxUsers
     from malamute.errors import MalamuteError
     from malamute.store.policies import BaseKind, Persistence
 
@@ -86,6 +87,8 @@ class Queue:
     """The quotas that it counts for."""
     collector: Timer | None = None
     """The timer that removes it while it is unused."""
+    users: MailboxUsers | None = None
+    """The sessions that a temporary mailbox is kept for; None for any other queue."""
 
     def __init__(
         self, kind: BaseKind, name: str, limits: QueueLimits, persistence: Persistence | None = None
@@ -557,4 +560,5 @@ class Queue:
             or self.dead_letters.entries
             or self.dedup.known
             or self.set_aside
+            or self.users is not None
         )

@@ -11,6 +11,7 @@ from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.queue import UNKNOWN, Queue
 from malamute.core.queue.recovery import RestoredQueue, store_again, store_identities_again
 from malamute.core.queue.state import DELAYED, READY
+from malamute.errors import InvalidValue
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import DeleteQueue, DeleteValue, PutValue, QueueState, Recovered, Stranded
 from malamute.store.policies import DURABLE, BaseKind, Persistence
@@ -18,6 +19,7 @@ from malamute.store.tables import MEMORY_QUEUES
 
 if TYPE_CHECKING:
     from malamute.core.iteration.recovery import Recovery
+    from malamute.core.session.session import Session
 
 LOST_WORDS = "messages that were in memory only are gone with the broker that had them"
 
@@ -51,6 +53,12 @@ class QueueTable:
         queue.made_by = quotas
         add_all(quotas, "queues", 1)
         return queue
+
+    def offered(self, name: str, session: Session, *, temporary: bool) -> Queue:
+        """The queue for an offer of a session, made if needed. Raises as `get`, or `InvalidValue`."""
+        if temporary:
+            raise InvalidValue(f"the {self.kind} {name!r} cannot be temporary: expected a mailbox")
+        return self.get(name, quotas=session.quotas)
 
     def get_or_create(self, name: str) -> Queue:
         """The queue of this name, made if needed, even past the limit: something was promised to it."""

@@ -84,6 +84,8 @@ class Session(BacklogShare):
         self.state: SessionState = AWAY
         self.open = False
         """Whether it is OPEN: `state` alone changes that."""
+        self.ending = False
+        """Whether it ends for good, so that its client opens no source again."""
         self.blocked = False
         self.review: Callable[[Session], None] | None = None
         """To be called before anything is done for it, as the rules have changed; None once that was done."""

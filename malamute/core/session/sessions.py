@@ -227,6 +227,7 @@ class Sessions:
     def end(self, session: Session, reason: str) -> None:
         """Forget a session for good. The reason is for its readers."""
         session.count_for(())
+        session.ending = True
         if session.open:
             self._leave(session)
         self._report("expired" if reason == "expired" else "left", session, reason=reason)
