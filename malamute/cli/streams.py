@@ -192,6 +192,53 @@ def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions,
     make_change(connection, admin.StreamPurge(stream=name, dry_run=dry_run), as_json=as_json)
 
 
+@stream.command(
+    "delete-messages",
+    epilog=examples(
+        "malamute stream delete-messages orders --subject 'customer.4711.#' --dry-run",
+        "malamute stream delete-messages orders --sequence 17",
+    ),
+)
+@name_argument
+@click.option("--sequence", type=click.IntRange(min=1), metavar="N", help="The one with this sequence.")
+@click.option("--subject", metavar="PATTERN", help="Those with a subject, as a topic pattern.")
+@click.option("--up-to", type=click.IntRange(min=1), metavar="N", help="Those up to this sequence.")
+@dry_run_option
+@yes_option
+@connects
+@json_option
+def delete_messages(
+    name: str,
+    *,
+    sequence: int | None,
+    subject: str | None,
+    up_to: int | None,
+    dry_run: bool,
+    yes: bool,
+    connection: ConnectionOptions,
+    as_json: bool,
+) -> None:
+    """Delete messages of a stream: one, all with a subject, or all up to a sequence.
+
+    Readers get a gap with the reason "deleted" in their place. Exports and backups made before still have
+    the messages. --subject and --up-to together delete the messages that both name.
+    """
+    from malamute.protocol import admin
+
+    if (sequence is None) == (subject is None and up_to is None):
+        raise click.UsageError("no messages to delete: give --sequence, or --subject, --up-to or both")
+    connection, name = connection.to(name, "stream")
+    which = f"message {sequence}" if sequence else "messages"
+    with_subject = f" with the subject {subject}" if subject else ""
+    up_to_words = f" up to {up_to}" if up_to else ""
+    question = f"Delete the {which}{with_subject}{up_to_words} from the stream {name} for good?"
+    confirm(question, yes=yes, dry_run=dry_run)
+    wanted = admin.StreamDeleteMessages(
+        stream=name, sequence=sequence, subject=subject, up_to=up_to, dry_run=dry_run
+    )
+    make_change(connection, wanted, as_json=as_json)
+
+
 @stream.command("delete")
 @name_argument
 @click.option("--cascade", is_flag=True, help="End its subscriptions, its cursors and its feeds, too.")

@@ -49,6 +49,7 @@ from malamute.core.session.sessions import Sessions
 from malamute.core.sources import Sources
 from malamute.core.stream.ageing import Ageing
 from malamute.core.stream.duplicates import Duplicates
+from malamute.core.stream.message_deletion import MessageDeletions
 from malamute.core.stream.table import Streams
 from malamute.errors import Failed, InternalError, MalamuteError
 from malamute.matching import CacheBudget
@@ -122,6 +123,7 @@ class Core(Engines):
             held=held,
             cursors_held=cursors_held,
         )
+        self.deletions = MessageDeletions(self.effects, self.timers, self.streams)
         self.health = Health(self.effects, self.timers)
         self.queue_limits = QueueLimits(
             self.effects, limits, self.timers, settings.queues, caches, recovered.incarnation

@@ -25,6 +25,7 @@ from malamute.core.session.answers import Answers
 from malamute.core.session.selectors import SelectorBudget
 from malamute.core.session.sessions import Sessions
 from malamute.core.sources import Sources
+from malamute.core.stream.message_deletion import MessageDeletions
 from malamute.core.stream.table import Streams
 
 
@@ -43,6 +44,7 @@ class Engines:
     answers: Answers
     selectors: SelectorBudget
     streams: Streams
+    deletions: MessageDeletions
     health: Health
     old_key_connections: int
     queue_limits: QueueLimits

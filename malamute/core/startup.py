@@ -33,6 +33,7 @@ def restore(core: Engines, recovered: Recovered) -> None:
     core.accounts.restore(recovered, recovery)
     core.groups.restore(recovered, recovery)
     core.streams.restore(recovered, recovery)
+    core.deletions.restore(recovered, recovery)
     core.queue_limits.restore(recovered, recovery)
     core.mailboxes.restore(recovered, recovery)
     core.services.restore(recovered, recovery)

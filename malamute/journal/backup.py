@@ -196,8 +196,9 @@ class Copy:
         target.put(key(CHUNK, copied.identifier, first), value)
         count, time_ns, era = copied.first - first, copied.first_time, copied.first_era
         try:
-            chunk = codec.decode_chunk(value)
-            count, time_ns, era = chunk.count, chunk.time_ns, codec.decode_chunk_header(value).era
+            codec.decode_chunk(value)
+            header = codec.decode_chunk_header(value)
+            count, time_ns, era = header.messages, header.time_ns, header.era
         except Damaged:
             self._damages.append((copied.name, Damage(first, copied.first - 1, "corrupt")))
         self._chunks += 1

@@ -14,6 +14,7 @@ import lmdb
 from malamute.journal import format as codec
 from malamute.journal.format import CHUNK, StreamMeta, key
 from malamute.journal.lmdb_pages.cursor import Cursor, size_and_head
+from malamute.journal.message_deletion import Ranges, add_item
 from malamute.journal.ring import Dropped
 from malamute.journal.subjects import SubjectSearch
 from malamute.store.operations import Chunk, Damage, GapRange
@@ -55,7 +56,7 @@ class DiskChunkDeleter:
         cursor.delete()
         following, time_ns, era = self._following(stream)
         after = stream.last + 1 if following is None else following
-        return Dropped(header.count if header else after - first, size, following, time_ns, era)
+        return Dropped(header.messages if header else after - first, size, following, time_ns, era)
 
     def _following(self, stream: StreamMeta) -> tuple[int | None, int, int]:
         place, value = self._cursor.item()
@@ -66,6 +67,21 @@ class DiskChunkDeleter:
             return None, 0, 0
         header = codec.header_of(value)
         return (first, header.time_ns, header.era) if header else (first, stream.first_time, stream.first_era)
+
+
+def chunks_in(cursor: _Cursor, stream: StreamMeta, ranges: Ranges) -> Iterator[tuple[int, Any]]:
+    """Yield the chunks of a stream with a sequence in ranges that are in order: first sequence and value."""
+    chunks = ChunkCursor(cursor, stream)
+    yielded = 0
+    for first, last in ranges:
+        if first > stream.last:
+            break
+        chunks.seek_holder(first)
+        while chunks.first is not None and chunks.first <= last:
+            if chunks.first > yielded:
+                yielded = chunks.first
+                yield yielded, cursor.value()
+            chunks.next()
 
 
 class ChunkCursor:
@@ -156,20 +172,17 @@ class ChunkCursor:
         while self.first is not None and not (found and size >= bytes_max):
             value = self._cursor.value()
             size_here = len(value)
-            item: Chunk | Damage = self._decode(value, self.first)
-            if isinstance(item, Chunk):
-                self.next()
+            item = self._decode(value, self.first)
             if item.last >= start:
-                found.append(item)
+                add_item(found, item)
                 size += size_here
         return found
 
     def _decode(self, value: Any, first: int) -> Chunk | Damage:
-        """Return the chunk here; or move on, and return a damage."""
-        if chunk := codec.chunk_of(value, first):
-            return chunk
+        """Return the chunk here, or a damage, and move on."""
+        item = codec.item_of(value, first)
         self.next()
-        return Damage(first, self._state.last if self.first is None else self.first - 1, "corrupt")
+        return item or Damage(first, self._state.last if self.first is None else self.first - 1, "corrupt")
 
     def find_time(self, time_ns: int) -> int:
         """Return the first sequence at or after a time, by binary search: times rise with sequences."""

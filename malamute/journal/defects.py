@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from malamute.protocol.messages import DELETED
 from malamute.store.operations import Damage, Defect
 
 DEFECTS_MAX = 1000
@@ -31,7 +32,7 @@ class Defects:
         """Add a defect for each damage in the result of a read."""
         assert isinstance(found, list)
         for item in found:
-            if type(item) is Damage:
+            if type(item) is Damage and item.reason != DELETED:
                 self.add(Defect("chunk", stream, item.first, item.last, "readers get a gap"))
 
     def pop(self) -> list[Defect]:

@@ -21,7 +21,7 @@ import lmdb
 
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import format as codec
-from malamute.journal.chunk_cursor import DiskChunkDeleter
+from malamute.journal.chunk_cursor import DiskChunkDeleter, chunks_in
 from malamute.journal.compaction import delete_blocks, has_drops
 from malamute.journal.directory import (
     allocate,
@@ -38,6 +38,7 @@ from malamute.journal.format import (
     STREAM,
     key,
 )
+from malamute.journal.message_deletion import replace_chunks
 from malamute.journal.opened import OpenedAgain, OpenedStore
 from malamute.journal.plan import Plan, encode_blocks, make_plan
 from malamute.journal.ring import RingTransaction
@@ -54,6 +55,7 @@ from malamute.store.operations import (
     OPENED_AGAIN,
     AppendChunk,
     Defect,
+    DeleteStreamMessages,
     Operation,
 )
 
@@ -272,11 +274,27 @@ class DiskWriter:
             if isinstance(operation, AppendChunk):
                 identifier = changes.append(operation, len(value))
                 transaction.put(key(CHUNK, identifier, operation.chunk.first), value)
+            elif isinstance(operation, DeleteStreamMessages):
+                self._delete_messages(transaction, changes, operation)
             else:
                 changes.apply(operation)
         with transaction.cursor() as cursor:
             changes.trim(DiskChunkDeleter(cursor))
         self._put_states(transaction, changes, plan.lsn)
+
+    def _delete_messages(
+        self, transaction: lmdb.Transaction, changes: RingTransaction, operation: DeleteStreamMessages
+    ) -> None:
+        stream = changes.stream(operation.stream)
+        if stream is None:
+            return
+        with transaction.cursor() as cursor:
+            replacement = replace_chunks(chunks_in(cursor, stream, operation.ranges), operation.ranges)
+        for first in replacement.dropped:
+            transaction.delete(key(CHUNK, stream.identifier, first))
+        for first, value in replacement.put:
+            transaction.put(key(CHUNK, stream.identifier, first), value)
+        changes.replace(stream, replacement)
 
     def _put_states(self, transaction: lmdb.Transaction, changes: RingTransaction, lsn: int) -> None:
         for stream in changes.changed.values():

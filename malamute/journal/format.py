@@ -29,7 +29,8 @@ from zlib import crc32 as zlib_crc32
 import msgpack
 
 from malamute.protocol.limits import NUMBER_MAX
-from malamute.store.operations import Chunk
+from malamute.protocol.messages import DELETED
+from malamute.store.operations import Chunk, Damage
 
 VERSION = 6
 """The format that this code writes, and the only one that it reads."""
@@ -170,6 +171,7 @@ class ChunkHeader(NamedTuple):
     """The header of a chunk, readable without the payload. `time_ns` is UTC.
 
     An `indexed` chunk has a list of subjects behind its records. `era` is the era of the ring at the append.
+    The messages of a `deleted` chunk were deleted: it has their sequences and their time.
     """
 
     first: int
@@ -180,15 +182,35 @@ class ChunkHeader(NamedTuple):
     body_crc: int
     indexed: bool
     era: int = 0
+    deleted: bool = False
 
     @property
     def last(self) -> int:
         """The sequence of the last message."""
         return self.first + self.count - 1
 
+    @property
+    def messages(self) -> int:
+        """The number of messages that the chunk has."""
+        return 0 if self.deleted else self.count
+
+
+INDEXED, DELETED_MESSAGES = 1, 2
+"""The flags of a chunk."""
+
+
+def encode_deleted(first: int, count: int, time_ns: int, era: int) -> bytes:
+    """Return the value in place of the messages of a chunk that were deleted."""
+    return _encode(Chunk(first, count, time_ns, b""), DELETED_MESSAGES, b"", era)
+
 
 def encode_chunk(chunk: Chunk, index: bytes = b"", era: int = 0) -> bytes:
-    """Return the value of a chunk: header, lengths of large records, payload, large records, index.
+    """Return the value of a chunk: header, lengths of large records, payload, large records, index."""
+    return _encode(chunk, INDEXED if index else 0, index, era)
+
+
+def _encode(chunk: Chunk, flags: int, index: bytes, era: int) -> bytes:
+    """Return the value of a chunk.
 
     The parts are joined once; the payload is not copied before that.
     """
@@ -199,7 +221,7 @@ def encode_chunk(chunk: Chunk, index: bytes = b"", era: int = 0) -> bytes:
         crc = crc32(record, crc)
     header = _CHUNK.pack(
         VERSION,
-        bool(index),
+        flags,
         era,
         chunk.count,
         chunk.first,
@@ -224,9 +246,12 @@ def decode_chunk_header(data: bytes | memoryview) -> ChunkHeader:
     if crc != crc32(data[: _CHUNK.size]):
         raise Damaged("wrong CRC of a chunk's header")
     _, flags, era, count, first, time_ns, payload_size, large_count, body_crc = _CHUNK.unpack_from(data)
-    if count == 0 or flags > 1 or first + count - 1 > NUMBER_MAX or era > ERA_MAX:
+    if count == 0 or flags > DELETED_MESSAGES or first + count - 1 > NUMBER_MAX or era > ERA_MAX:
         raise Damaged(f"a chunk of {count} messages from {first} on with flags {flags}, of the era {era}")
-    return ChunkHeader(first, count, time_ns, payload_size, large_count, body_crc, flags == 1, era)
+    is_indexed, is_deleted = flags == INDEXED, flags == DELETED_MESSAGES
+    return ChunkHeader(
+        first, count, time_ns, payload_size, large_count, body_crc, is_indexed, era, is_deleted
+    )
 
 
 def header_of(data: bytes | memoryview) -> ChunkHeader | None:
@@ -244,6 +269,17 @@ def chunk_of(data: bytes | memoryview, first: int) -> Chunk | None:
     except Damaged:
         return None
     return chunk if chunk.first == first else None
+
+
+def item_of(data: bytes | memoryview, first: int) -> Chunk | Damage | None:
+    """Return the chunk under the key of its `first` sequence, or the range of its deleted messages.
+
+    None is a damaged chunk, or a damaged key.
+    """
+    chunk = chunk_of(data, first)
+    if chunk is not None and data[1] == DELETED_MESSAGES:
+        return Damage(chunk.first, chunk.last, DELETED)
+    return chunk
 
 
 def decode_chunk(data: bytes | memoryview) -> Chunk:

@@ -22,8 +22,9 @@ from malamute.errors import StorageFull, StoreError
 from malamute.journal import format as codec
 from malamute.journal.format import StreamMeta
 from malamute.journal.log import present
+from malamute.journal.message_deletion import Replacement, add_item, replace_chunks
 from malamute.journal.plan import OfStream, encode_streams
-from malamute.journal.ring import Counted, Dropped, Ring
+from malamute.journal.ring import Counted, Dropped, Ring, RingTransaction
 from malamute.journal.states import noted
 from malamute.journal.store import (
     Checked,
@@ -47,6 +48,7 @@ from malamute.store.operations import (
     DeleteMessages,
     DeleteQueue,
     DeleteStream,
+    DeleteStreamMessages,
     DeleteValue,
     ForgetIdentities,
     Frame,
@@ -168,10 +170,10 @@ class MemoryStore:
             found: list[Chunk | Damage] = []
             size = 0
             for first, value, following in self._chunks.walk(state, start):
-                item = codec.chunk_of(value, first) or Damage(first, following - 1, "corrupt")
+                item = codec.item_of(value, first) or Damage(first, following - 1, "corrupt")
                 if item.last < start:
                     continue
-                found.append(item)
+                add_item(found, item)
                 size += len(value)
                 if size >= bytes_max:
                     break
@@ -324,12 +326,23 @@ class MemoryStore:
         for operation, value in streams:
             if isinstance(operation, AppendChunk):
                 appended.append((changes.append(operation, len(value)), operation.chunk.first, value))
-            else:
+            elif not isinstance(operation, DeleteStreamMessages):
                 changes.apply(operation)
         for place in appended:
             self._chunks.put(*place)
+        for operation, _ in streams:
+            if isinstance(operation, DeleteStreamMessages):
+                self._delete_stream_messages(changes, operation)
         changes.trim(self._chunks)
         self._ring.commit(changes)
+
+    def _delete_stream_messages(self, changes: RingTransaction, operation: DeleteStreamMessages) -> None:
+        stream = changes.stream(operation.stream)
+        if stream is not None:
+            found = [(first, value) for first, value, _ in self._chunks.walk(stream, stream.first)]
+            replacement = replace_chunks(found, operation.ranges)
+            self._chunks.replace(stream.identifier, replacement)
+            changes.replace(stream, replacement)
 
     def _queue(self, operation: PutMessages | PutIdentity | SetCounters) -> _MemoryQueue:
         return self._queues.setdefault((operation.kind, operation.queue), _MemoryQueue())
@@ -445,10 +458,18 @@ class _MemoryChunks:
         self._firsts.setdefault(identifier, []).append(first)
         self._values[identifier, first] = value
 
+    def replace(self, identifier: int, replacement: Replacement) -> None:
+        for first in replacement.dropped:
+            del self._values[identifier, first]
+        self._values |= {(identifier, first): value for first, value in replacement.put}
+        firsts = self._firsts.get(identifier, [])
+        added = [first for first, _ in replacement.put]
+        self._firsts[identifier] = sorted({*firsts} - {*replacement.dropped} | {*added})
+
     def drop(self, stream: StreamMeta) -> Dropped | None:
         firsts = self._firsts[stream.identifier]
         dropped = self._values.pop((stream.identifier, firsts.pop(0)))
-        count = codec.decode_chunk_header(dropped).count
+        count = codec.decode_chunk_header(dropped).messages
         if not firsts:
             return Dropped(count, len(dropped), None, 0, 0)
         header = codec.decode_chunk_header(self._values[stream.identifier, firsts[0]])

@@ -21,6 +21,7 @@ from malamute.store.commit import APPENDING, KEEPING, QUEUED
 from malamute.store.operations import (
     AppendChunk,
     DeleteStream,
+    DeleteStreamMessages,
     DeleteValue,
     ForgetStream,
     NoteRefused,
@@ -33,14 +34,20 @@ from malamute.store.operations import (
 )
 from malamute.store.tables import OF_STREAMS, RETENTIONS
 
-OfStream = AppendChunk | Reserve | Retain | TrimByAge | PutValue | DeleteStream | ForgetStream
+OfStream = (
+    AppendChunk | Reserve | Retain | TrimByAge | PutValue | DeleteStream | DeleteStreamMessages | ForgetStream
+)
 """The operations that change the ring; of values only the retention of a stream does."""
 
-_OF_RING = frozenset((AppendChunk, Reserve, Retain, TrimByAge, DeleteStream, ForgetStream))
+_OF_RING = frozenset(
+    (AppendChunk, Reserve, Retain, TrimByAge, DeleteStream, DeleteStreamMessages, ForgetStream)
+)
 _OF_VALUES: frozenset[type[Any]] = frozenset((PutValue, DeleteValue))
 _OF_CARDS: frozenset[type[Any]] = frozenset((NoteRefused, DeleteStream))
 _MAY_SET = _OF_CARDS | _OF_VALUES
-_NOT_OF_LOG = frozenset((AppendChunk, Reserve, Retain, TrimByAge, ForgetStream, NoteRefused))
+_NOT_OF_LOG = frozenset(
+    (AppendChunk, Reserve, Retain, TrimByAge, DeleteStreamMessages, ForgetStream, NoteRefused)
+)
 
 
 class Plan(NamedTuple):
@@ -98,7 +105,7 @@ def encode_streams(
             streams.append((operation, codec.encode_chunk(operation.chunk, collector.take(operation), era)))
         elif isinstance(operation, Reserve | Retain | TrimByAge | ForgetStream) or is_retention(operation):
             streams.append((operation, b""))
-        elif type(operation) is DeleteStream:
+        elif isinstance(operation, DeleteStream | DeleteStreamMessages):
             collector.forget(operation.stream)
             streams.append((operation, b""))
     return streams

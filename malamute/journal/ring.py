@@ -43,6 +43,7 @@ from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
 from malamute.journal.format import ERA_MAX, StreamMeta
+from malamute.journal.message_deletion import Replacement
 from malamute.protocol.limits import AGE_SECONDS_MAX
 from malamute.protocol.names import AUDIT
 from malamute.protocol.time_units import to_ns, to_seconds
@@ -284,7 +285,7 @@ class RingTransaction:
     def append(self, operation: AppendChunk, size: int) -> int:
         """Add a chunk of `size` stored bytes to its stream; returns the stream's identifier."""
         name, chunk, reserved, _, retention = operation
-        stream = self._stream(name) or self._create(name)
+        stream = self.stream(name) or self._create(name)
         assert chunk.count > 0, f"a chunk of {name} without messages"
         assert chunk.first > stream.last, f"{name} goes from {stream.last} back to {chunk.first}"
         empty = not stream.chunks
@@ -308,6 +309,15 @@ class RingTransaction:
         self._steps += 2
         return stream.identifier
 
+    def replace(self, stream: StreamMeta, replacement: Replacement) -> None:
+        """Replace chunks of a stream by the chunks without deleted messages."""
+        self.changed[stream.name] = stream._replace(
+            bytes=stream.bytes + replacement.size_bytes,
+            count=max(0, stream.count - replacement.messages),
+            chunks=stream.chunks + len(replacement.put) - len(replacement.dropped),
+        )
+        self.bytes += replacement.size_bytes
+
     def apply(self, operation: Reserve | Retain | TrimByAge | PutValue | DeleteStream | ForgetStream) -> None:
         """Carry out an operation that is no append."""
         if type(operation) is TrimByAge:
@@ -315,12 +325,12 @@ class RingTransaction:
             self.late.update(name for name, seconds in self._ring.too_old(self._time_ns) if seconds <= 0)
         elif type(operation) is Reserve:
             name, reserved = operation
-            stream = self._stream(name) or self._create(name)
+            stream = self.stream(name) or self._create(name)
             self.changed[name] = stream._replace(reserved=max(stream.last, reserved))
         elif type(operation) is Retain:
             name, retention = operation
             self.given[name] = retention
-            known = self._stream(name)
+            known = self.stream(name)
             if known is not None and _is_over(known, retention, known.last_time):
                 self.late.add(name)
         elif type(operation) is PutValue:
@@ -334,7 +344,7 @@ class RingTransaction:
             self._forget(operation.stream)
 
     def _forget(self, name: str) -> None:
-        stream = self._stream(name)
+        stream = self.stream(name)
         assert stream is None or not stream.chunks, f"{name} is forgotten, and was not deleted"
         self.changed.pop(name, None)
         self.forgotten[name] = self._ring.streams.get(name)
@@ -343,7 +353,7 @@ class RingTransaction:
         if name in self.overrides:
             del self._own_overrides()[name]
         self.late.discard(name)
-        stream = self._stream(name)
+        stream = self.stream(name)
         if stream is None:
             return
         identifier = stream.identifier
@@ -371,7 +381,7 @@ class RingTransaction:
         retention = self.overrides.get(name) or self.given.get(name) or self._ring.given.get(name) or KEEP_ALL
         age_ns = _age_ns(retention)
         until_ns = self._time_passed(name, age_ns) if age_ns else 0
-        while (stream := self._stream(name)) and _is_over(stream, retention, until_ns):
+        while (stream := self.stream(name)) and _is_over(stream, retention, until_ns):
             if self._steps <= 0:
                 self.late.add(name)
                 break
@@ -379,7 +389,7 @@ class RingTransaction:
             self._drop(name, deleter)
 
     def _time_passed(self, name: str, age: int) -> int:
-        stream = self._stream(name)
+        stream = self.stream(name)
         if stream is None or not stream.chunks:
             return 0
         until = max(self._time_ns, stream.last_time)
@@ -401,7 +411,7 @@ class RingTransaction:
         spared = []
         while self.bytes > budget and heap:
             order, name = heap[0]
-            stream = self._stream(name)
+            stream = self.stream(name)
             if stream is None or not stream.chunks:
                 heapq.heappop(heap)
                 self._ring.in_heap.discard(name)
@@ -420,7 +430,7 @@ class RingTransaction:
         return stream.first > self._last_before(name)  # all its chunks are of this transaction
 
     def _drop(self, name: str, deleter: ChunkDeleter) -> None:
-        stream = self._stream(name)
+        stream = self.stream(name)
         assert stream is not None
         self.changed[name] = self._without_oldest(stream, deleter)
 
@@ -453,7 +463,8 @@ class RingTransaction:
         before = self._ring.streams.get(name)
         return before.last if before else 0
 
-    def _stream(self, name: str) -> StreamMeta | None:
+    def stream(self, name: str) -> StreamMeta | None:
+        """Return the state of a stream after the changes so far."""
         if name in self.changed:
             return self.changed[name]
         return None if name in self.forgotten else self._ring.streams.get(name)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from malamute.journal.format import StreamMeta
+from malamute.protocol.messages import DELETED
 from malamute.protocol.time_units import to_seconds
 from malamute.store.operations import (
     Chunk,
@@ -95,7 +96,7 @@ def verify_stream(read: Callable[..., ReadResult], stream: str) -> Iterator[Chec
     while found := read(stream, start, bytes_max=VERIFY_STEP_BYTES).found:
         chunks = [item for item in found if isinstance(item, Chunk)]
         size = sum(len(chunk.payload) + sum(map(len, chunk.large)) for chunk in chunks)
-        damages = tuple(item for item in found if isinstance(item, Damage))
+        damages = tuple(item for item in found if isinstance(item, Damage) and item.reason != DELETED)
         yield Checked(stream, found[-1].last, len(chunks), size, damages)
         start = found[-1].last + 1
 

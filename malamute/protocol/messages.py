@@ -407,12 +407,24 @@ RESTORED = "restored"
 """The reason of a gap between a backup and the first message after its restore: any may have been lost."""
 EXPIRED = "expired"
 """The reason of a gap whose matching messages have all expired."""
+DELETED = "deleted"
+"""The reason of a gap of messages that an operator has deleted from the stream."""
 ANOTHER_STORE = "another-store"
 """The reason of a gap before a subscription whose position was in another store.
 
 The gap has the messages of this store before the position where the subscription begins anew, perhaps none.
 """
-GAP_REASONS = (RESTART, NOT_STORED, OVERWRITTEN, NO_JOURNAL, TAKEN_BACK, RESTORED, EXPIRED, ANOTHER_STORE)
+GAP_REASONS = (
+    RESTART,
+    NOT_STORED,
+    OVERWRITTEN,
+    NO_JOURNAL,
+    TAKEN_BACK,
+    RESTORED,
+    EXPIRED,
+    DELETED,
+    ANOTHER_STORE,
+)
 """All reasons of gaps."""
 
 HARMLESS = frozenset((RESTART, NOT_STORED))

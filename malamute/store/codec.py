@@ -21,6 +21,7 @@ from malamute.store.operations import (
     DeleteMessages,
     DeleteQueue,
     DeleteStream,
+    DeleteStreamMessages,
     DeleteValue,
     ForgetIdentities,
     ForgetStream,
@@ -58,6 +59,7 @@ CODES: Mapping[type[Any], int] = {
     SetCounters: 15,
     Retain: 16,
     TrimByAge: 17,
+    DeleteStreamMessages: 18,
 }
 """The byte of each kind of operation."""
 
@@ -192,11 +194,20 @@ def _expect_column(kinds: set[type], column: Any, other: Any) -> None:
 
 def _delete_messages(row: Sequence[Any]) -> DeleteMessages:
     kind, queue, ranges = row
+    return DeleteMessages(_kind(kind), _name(queue), _ranges(ranges))
+
+
+def _delete_stream_messages(row: Sequence[Any]) -> DeleteStreamMessages:
+    stream, ranges = row
+    return DeleteStreamMessages(_name(stream), _ranges(ranges))
+
+
+def _ranges(ranges: Any) -> list[tuple[int, int]]:
     _expect(list, ranges)
     pairs = [(first, last) for first, last in ranges]
     for pair in pairs:
         _expect(int, *pair)
-    return DeleteMessages(_kind(kind), _name(queue), pairs)
+    return pairs
 
 
 def _put_identity(row: Sequence[Any]) -> PutIdentity:
@@ -279,6 +290,7 @@ _DECODERS: Mapping[int, Callable[[Sequence[Any]], Operation]] = {
     CODES[DeleteValue]: _delete_value,
     CODES[SetCounters]: _of_queue(SetCounters, 2),
     CODES[TrimByAge]: _trim_by_age,
+    CODES[DeleteStreamMessages]: _delete_stream_messages,
 }
 
 _KINDS: Mapping[str, QueueKind] = {kind: kind for kind in get_args(QueueKind)}

@@ -216,6 +216,17 @@ class DeleteStream(NamedTuple):
     stream: str
 
 
+class DeleteStreamMessages(NamedTuple):
+    """Delete the messages of a stream with sequences in some ranges (first, last), both included.
+
+    The sequences stay, as a `Damage` with the reason `deleted`. Sequences without messages, and unreadable
+    chunks, stay as they are.
+    """
+
+    stream: str
+    ranges: Sequence[tuple[int, int]]
+
+
 class ForgetStream(NamedTuple):
     """Forget the name and the sequences of a stream that was deleted, in the same commit or an earlier one.
 
@@ -272,6 +283,7 @@ Operation = (
     | DeleteQueue
     | NoteRefused
     | DeleteStream
+    | DeleteStreamMessages
     | ForgetStream
     | PutValue
     | DeleteValue
@@ -378,7 +390,7 @@ Each is answered by `Core.answered`, in any order."""
 
 
 class Damage(NamedTuple):
-    """A range of a stream (both ends included) whose chunks on the disk are unreadable."""
+    """A range of a stream (both ends included) whose chunks on the disk are unreadable, or were `deleted`."""
 
     first: int
     last: int

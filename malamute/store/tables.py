@@ -43,7 +43,11 @@ deleted streams that have no row, and the floor up to which that is known."""
 OTHERS = ("",)
 
 SKIPPED = "skipped"
-"""Of (stream,): the ranges of sequences without messages between its messages, for counting."""
+"""Of (stream,): the ranges of sequences without messages between its messages, and how many are without."""
+
+DELETIONS = "deletions"
+"""Of (stream,): the deletion of messages under way: the first and the last sequence, and a pattern of
+subjects or no text."""
 
 PUBLISHED = "published"
 """Of (stream, user, id): the first sequence that was published under an id, until when that is known, in
@@ -92,6 +96,7 @@ TABLES = {
     BEGINNINGS: Table(of_stream=True),
     DELETED: Table(),
     SKIPPED: Table(of_stream=True),
+    DELETIONS: Table(of_stream=True),
     PUBLISHED: Table(gives_room=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),

@@ -251,8 +251,12 @@ def test_what_removes_something_asks_first_and_has_a_dry_run(
         "stream/x" if p.name == "source" else "x" for p in command.params if isinstance(p, click.Argument)
     ]
     for answer in ("n\n", ""):
-        result = CliRunner().invoke(cli, [*words, *given], input=answer)
+        result = CliRunner().invoke(cli, [*words, *given, *NEEDED.get(words, ())], input=answer)
         assert (result.exit_code, "[y/N]" in result.stderr) == (1, True), result.output
+
+
+NEEDED = {("stream", "delete-messages"): ("--sequence", "1")}
+"""Options without which nothing is removed, by command."""
 
 
 def _refuse(*args: object, **more: object) -> NoReturn:

@@ -38,7 +38,7 @@ from malamute.protocol.messages import (
 )
 from malamute.server.worker import ANSWERS
 from malamute.store.commit import Append, done_anyway
-from malamute.store.operations import PutValue, ReadChunks
+from malamute.store.operations import Damage, PutValue, ReadChunks
 from malamute.store.policies import KEEP_ALL, QueuePolicy, StreamPolicy, StreamRetention
 from malamute.store.tables import SEQUENCES
 
@@ -389,6 +389,8 @@ def chunks(store: MemoryStore, stream: str = "s") -> Iterator[tuple[int, bytes]]
     start = 1
     while found := store.read(stream, start, bytes_max=1 << 20).found:
         for chunk in found:
+            if isinstance(chunk, Damage):
+                continue
             columns = unpack_payload(chunk.payload, chunk.large)
             bodies = (b"".join(unpack_record(record)[1]) for record in columns.records)
             yield from zip(columns.each_sequence(), bodies, strict=True)

@@ -114,7 +114,9 @@ def test_what_was_confirmed_is_recorded_wherever_the_broker_is_killed(bench, top
     assert [record["topic"] for record in records(bench, start)] == [topic]
 
 
-AT_ONCE = dict.fromkeys(("broker.reload", "client.disconnect", "journal.backup", "queue.delete"), "done")
+AT_ONCE = dict.fromkeys(
+    ("broker.reload", "client.disconnect", "journal.backup", "queue.delete", "stream.delete-messages"), "done"
+)
 
 
 @by_topic
@@ -196,6 +198,7 @@ BEFORE = [
     ("stream.retain", {}, {"bytes": 0, "count": 0, "age": 0.0}),
     ("stream.purge", {}, {"first": 1, "last": 2}),
     ("stream.delete", {}, {"first": 1, "last": 2, "cursors": 1}),
+    ("stream.delete-messages", {}, {"messages": 1, "first": 1, "last": 1}),
     ("queue.purge", {}, {"messages": 1}),
     ("queue.redrive", {}, {"messages": 1}),
     ("queue.delete", {}, {"consumers": 1}),

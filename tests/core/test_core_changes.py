@@ -41,6 +41,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "stream.create": {"stream": "made", "count": 5},
     "stream.retain": {"stream": "s", "count": 5},
     "stream.purge": {"stream": "s"},
+    "stream.delete-messages": {"stream": "s", "sequence": 1},
     "stream.delete": {"stream": "s", "cascade": True},
     "feed.set": {"source": "stream/s", "feed": "w", "target": "service/w", "start": "since:1h"},
     "feed.enable": {"source": "stream/t", "feed": "fed"},

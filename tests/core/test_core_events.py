@@ -680,6 +680,8 @@ def everything_happens():
     bench.wait(GRACE_SECONDS)
     bench.settle()
     bench.open("alice", "bob")
+    bench.tell("alice", Change(0, "stream.delete-messages", {"stream": "s", "subject": "#"}))
+    bench.settle()
     bench.tell("alice", Change(0, "stream.purge", {"stream": "s"}))
     bench.tell("alice", Change(0, "stream.delete", {"stream": "s"}))
     bench.settle()

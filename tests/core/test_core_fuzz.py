@@ -252,6 +252,8 @@ CHANGES = [
     ("stream.create", {"stream": "new", "bytes": 1000}),
     ("stream.purge", {"stream": "s"}),
     ("stream.delete", {"stream": "t"}),
+    ("stream.delete-messages", {"stream": "s", "subject": "#"}),
+    ("stream.delete-messages", {"stream": "s", "sequence": 1}),
     ("queue.purge", {"kind": "service", "name": "w"}),
     ("queue.purge", {"kind": "service", "name": "w", "dead": True, "where": "n = 1"}),
     ("queue.redrive", {"kind": "service", "name": "w"}),

@@ -42,6 +42,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "stream.create": {"stream": "new", "count": 5},
     "stream.retain": {"stream": "rain", "age": 60.5},
     "stream.purge": {"stream": "rain"},
+    "stream.delete-messages": {"stream": "rain", "subject": "a.*"},
     "stream.delete": {"stream": "rain", "cascade": True},
     "cursor.set": {"stream": "rain", "cursor": "c", "start": "first"},
     "cursor.delete": {"stream": "rain", "cursor": "c"},

@@ -84,6 +84,7 @@ class AdminMethods:
     queue_redrive = AdminMethod(admin.QueueRedrive)
     stream_create = AdminMethod(admin.StreamCreate)
     stream_delete = AdminMethod(admin.StreamDelete)
+    stream_delete_messages = AdminMethod(admin.StreamDeleteMessages)
     stream_purge = AdminMethod(admin.StreamPurge)
     stream_retain = AdminMethod(admin.StreamRetain)
     user_add = AdminMethod(admin.UserAdd)

@@ -31,6 +31,7 @@ from malamute.core.queue.browse import choose
 from malamute.core.queue.mailbox import EVERYTHING
 from malamute.core.reports.audit import DONE, FAILED, PARTIAL, REFUSED, who
 from malamute.core.stream.deletion import purge as purge_history
+from malamute.core.stream.message_deletion import DeletedRange, Doomed
 from malamute.core.stream.start import locate, one_position, removed
 from malamute.core.stream.subscription import Position
 from malamute.errors import (
@@ -63,7 +64,9 @@ from malamute.protocol.admin import (
     QueueRedrive,
     Row,
     StreamCreate,
+    StreamDeleteMessages,
     StreamKept,
+    StreamMessagesDeleted,
     StreamPurge,
     StreamPurged,
     StreamRetain,
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     from malamute.core.session.confirmations import Confirmations
     from malamute.core.session.session import Session
     from malamute.core.session.sessions import Sessions
+    from malamute.core.stream.message_deletion import MessageDeletions
     from malamute.core.stream.stream import Stream
     from malamute.core.stream.table import Streams
 
@@ -329,6 +333,49 @@ def purge_stream(
     answered(purged, before=purged)
 
 
+def delete_messages(
+    streams: Streams,
+    deletions: MessageDeletions,
+    session: Session,
+    wanted: StreamDeleteMessages,
+    answered: Answered,
+    failed: Failed,
+) -> None:
+    """Delete messages of a stream: one, or those with a subject, up to a sequence or both.
+
+    Raises:
+        InvalidValue: no messages are named, or they are beyond the head, or the stream has no journal.
+        TryLater: too many deletions are under way.
+    """
+    stream = stream_of(streams, wanted.stream)
+    stream.flush()
+    doomed = _doomed(stream, wanted)
+
+    def report(deleted: DeletedRange) -> None:
+        value = StreamMessagesDeleted(stream=stream.name, **deleted._asdict())
+        # The messages are deleted, even if the disk refuses the outcome.
+        answered(value, otherwise=value, before=value)
+
+    begin = deletions.count if wanted.dry_run else deletions.begin
+    begin(stream, doomed, report, failed)
+
+
+def _doomed(stream: Stream, wanted: StreamDeleteMessages) -> Doomed:
+    """Return the messages that a change names."""
+    sequence, subject, up_to = wanted.sequence, wanted.subject, wanted.up_to
+    if (sequence is None) == (subject is None and up_to is None):
+        raise InvalidValue("no messages to delete: expected a sequence, or a subject, up_to or both")
+    if subject == "":
+        raise InvalidValue("no subject to delete: expected a topic pattern, such as 'sensor.*'")
+    if not stream.journaled:
+        raise InvalidValue(f"stream {stream.name!r} has no journal: it keeps no messages")
+    head = stream.progress.next - 1
+    last = sequence or up_to or head
+    if last > head:
+        raise InvalidValue(f"sequence {last} is beyond the head: expected at most {head}")
+    return Doomed(sequence or 1, last, subject or "")
+
+
 def redrive(
     configuration: ConfigurationInForce,
     queues: QueueTables,
@@ -498,6 +545,7 @@ def makers(core: Engines) -> dict[str, Callable[[Session, Any, Answered, Failed]
         "stream.retain": partial(set_retention, effects, streams, feeds),
         "stream.purge": partial(purge_stream, effects, streams, feeds),
         "stream.delete": partial(delete_stream, effects, streams, feeds),
+        "stream.delete-messages": partial(delete_messages, streams, core.deletions),
         "feed.set": partial(set_feed, effects, core.selectors, streams, feeds),
         "feed.enable": partial(enable_feed, feeds),
         "feed.disable": partial(disable_feed, feeds),

@@ -110,6 +110,7 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "stream.retain": _STREAM,
     "stream.purge": _STREAM,
     "stream.delete": _STREAM,
+    "stream.delete-messages": _STREAM,
     "feed.set": _FEED,
     "feed.enable": _OF_FEED,
     "feed.disable": _OF_FEED,

@@ -65,7 +65,7 @@ class Numbering:
         self._last_chunked = chunk.last
         if self.unstored_from:
             self._skipped.forget_before(first_kept)
-            self._effects.stage.store(PutValue(SKIPPED, (self._name,), self._skipped.ranges))
+            self.store()
         if chunk.first == first_kept and self._never_used[0] <= self._never_used[1]:
             # Its readers are not to be notified of these after a restart either.
             self._effects.stage.store(PutValue(BEGINNINGS, (self._name,), self._never_used))
@@ -74,6 +74,14 @@ class Numbering:
         """Learn that the chunk with this last message is on the disk."""
         if self.unstored_from <= last:
             self.unstored_from = 0
+
+    def delete(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Note that the messages of these sequences are deleted, to be stored with the deletion."""
+        self._skipped.delete(ranges)
+
+    def store(self) -> None:
+        """Store the ranges without messages with this iteration."""
+        self._effects.stage.store(PutValue(SKIPPED, (self._name,), self._skipped.ranges))
 
     def refused(self, chunk: Chunk) -> None:
         """Learn that the disk has refused a chunk."""

@@ -64,7 +64,7 @@ REACH_READS = 4
 class _Pass:
     """A read, and the readers served by it."""
 
-    __slots__ = ("costly", "going", "readers", "served", "start")
+    __slots__ = ("costly", "going", "outdated", "readers", "served", "start")
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -74,6 +74,8 @@ class _Pass:
         """All that wait for it to end."""
         self.going: dict[int, Reader] = {}
         """The readers that are to get the rest."""
+        self.outdated = False
+        """Whether messages were deleted since: nobody is served any more, and all read again."""
         self.costly = False
         """Whether a reader's selector is: no other is to wait for such a one without need."""
 
@@ -144,6 +146,12 @@ class Replay:
             under_way.remove(subscription)
         self.waking.pop(id(subscription), None)
         subscription.reading = False
+
+    def read_again(self) -> None:
+        """End all passes, since messages were deleted that a read may have brought before."""
+        for under_way in self._passes:
+            under_way.outdated = True
+            under_way.going.clear()
 
     def advance(self) -> None:
         """Serve those that woke up, from memory or with a read from the journal."""
@@ -266,7 +274,11 @@ class Replay:
     def _pass_for(self, subscription: Reader, *, costly: bool) -> _Pass | None:
         """The nearest pass that begins where a reader is, or that it joins."""
         cursor = subscription.cursor
-        near = [some for some in self._passes if some.start <= cursor and some.served < cursor]
+        near = [
+            some
+            for some in self._passes
+            if some.start <= cursor and some.served < cursor and not some.outdated
+        ]
         found = max(near, key=attrgetter("served", "start"), default=None)
         if found is None or found.start == cursor:
             return found
@@ -305,10 +317,8 @@ class Replay:
             for found in result.found:
                 under_way.served = found.last
                 if isinstance(found, Damage):
-                    for subscription in [*going.values()]:
-                        if subscription.open and subscription.ready:
-                            subscription.skip(found.last, found.reason)
-                elif found.last >= self._progress.next_dispatch:
+                    yield from self._skip_all(going, found)
+                elif under_way.outdated or found.last >= self._progress.next_dispatch:
                     # The read has overtaken the answer of the commit. Chunks held for that answer are offered
                     # to all readers LIVE then, and each of these will be.
                     break
@@ -328,6 +338,15 @@ class Replay:
             if not result.found:
                 subscription.skip(last, self._gaps.reason(subscription.cursor, last))
             subscription.unblock()
+
+    def _skip_all(self, going: dict[int, Reader], damage: Damage) -> Workflow:
+        """Notify the readers of a pass of unavailable messages."""
+        while self._effects.replay_work <= 0:
+            yield GO_ON
+        self._effects.replay_work -= PASS_WORK * len(going)
+        for subscription in [*going.values()]:
+            if subscription.open and subscription.ready:
+                subscription.skip(damage.last, damage.reason)
 
     def _not_replayed(self, under_way: _Pass, error: MalamuteError) -> None:
         """A read came to nothing: the readers that waited for it learn why."""

@@ -105,9 +105,11 @@ from malamute.protocol.admin.streams import ReaderRow as ReaderRow
 from malamute.protocol.admin.streams import StreamCreate as StreamCreate
 from malamute.protocol.admin.streams import StreamDelete as StreamDelete
 from malamute.protocol.admin.streams import StreamDeleted as StreamDeleted
+from malamute.protocol.admin.streams import StreamDeleteMessages as StreamDeleteMessages
 from malamute.protocol.admin.streams import StreamDemand as StreamDemand
 from malamute.protocol.admin.streams import StreamDetails as StreamDetails
 from malamute.protocol.admin.streams import StreamKept as StreamKept
+from malamute.protocol.admin.streams import StreamMessagesDeleted as StreamMessagesDeleted
 from malamute.protocol.admin.streams import StreamPurge as StreamPurge
 from malamute.protocol.admin.streams import StreamPurged as StreamPurged
 from malamute.protocol.admin.streams import StreamQuery as StreamQuery

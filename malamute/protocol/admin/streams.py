@@ -7,7 +7,7 @@ from typing import Any
 from malamute.protocol.admin.cursors import CursorRow
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
 from malamute.protocol.admin.value import Row
-from malamute.protocol.fields import Address, AgeSeconds, Boolean, Headers, Name, Number, Subject
+from malamute.protocol.fields import Address, AgeSeconds, Boolean, Headers, Name, Number, Position, Subject
 
 
 class StreamRow(Row):
@@ -157,6 +157,29 @@ class StreamPurge(AdminChange[StreamPurged]):
     topic = "stream.purge"
 
     stream: Name
+
+
+class StreamMessagesDeleted(Row):
+    """The number of deleted messages of a stream, and the first and the last of them; 0 without any."""
+
+    stream: str
+    messages: int
+    first: int
+    last: int
+
+
+class StreamDeleteMessages(AdminChange[StreamMessagesDeleted]):
+    """Delete messages of a stream: the one of a sequence, or all with a subject, up to a sequence or both.
+
+    `subject` is a topic pattern. Readers get a gap with the reason `deleted` in place of the messages.
+    """
+
+    topic = "stream.delete-messages"
+
+    stream: Name
+    sequence: Position | None = None
+    subject: Subject | None = None
+    up_to: Position | None = None
 
 
 class StreamDeleted(Row):
