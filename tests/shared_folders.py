@@ -6,7 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PATHS = [
     str(HERE / name)
-    for name in ("", "acceptance", "bench", "core", "journal", "mutants", "protocol", "torture")
+    for name in ("", "acceptance", "bench", "cli", "core", "journal", "mutants", "protocol", "torture")
 ]
 
 sys.path += [path for path in PATHS if path not in sys.path]

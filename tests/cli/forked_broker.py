@@ -20,11 +20,17 @@ def _play(arguments: Sequence[str], environment: Mapping[str, str], out: Connect
     _command(arguments, environment)
 
 
-def play_on(terminal: Connection, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run the command with a terminal for all that it prints, as the process that this is."""
-    for number in (1, 2):
-        os.dup2(terminal.fileno(), number)
-    terminal.close()
+def play_on(
+    terminal: Sequence[Connection],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str = ".",
+) -> None:
+    """Run the command with these for its input, its output and its errors, as the process that this is."""
+    for number, file in enumerate(terminal):
+        os.dup2(file.fileno(), number)
+        file.close()
+    os.chdir(directory)
     _command(arguments, environment)
 
 
@@ -35,7 +41,8 @@ def _command(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     # What the server of forks has made of these is not theirs.
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     cli(list(arguments), prog_name="malamute")
 
 

@@ -48,8 +48,9 @@ def run_on_terminal(url: str, *arguments: str) -> str:
     screen, inner = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
     environ |= {"MALAMUTE_URL": url, "TERM": "xterm"}
-    with Connection(inner) as terminal:  # how a server of forks is given a file
-        process = FORKS.Process(target=play_on, args=(terminal, arguments, environ))
+    # A Connection is how a server of forks is given a file.
+    with Connection(os.open(os.devnull, os.O_RDONLY)) as nothing, Connection(inner) as terminal:
+        process = FORKS.Process(target=play_on, args=((nothing, terminal, terminal), arguments, environ))
         process.start()
     text = io.BytesIO()
     try:
@@ -174,7 +175,7 @@ LOOKING = [
     ("user", "show", TURNED),
     ("user", "quotas"),
 ]
-"""They change nothing, so one world is enough for them."""
+"""Commands that change nothing, for which one world is enough."""
 
 CHANGING = [
     ("stream", "create", "new"),

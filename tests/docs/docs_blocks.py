@@ -33,6 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from docs_commands import Commands
 from free_ports import free_port
 
 import malamute
@@ -134,6 +135,7 @@ class Reader:
 
     def __init__(self, directory: Path, url: str) -> None:
         self._directory = directory
+        self._commands = Commands()
         self._url = url
         self._gateway = f"127.0.0.1:{free_port()}"
         self._terminals: dict[str, Terminal] = {}
@@ -141,7 +143,7 @@ class Reader:
         self._printed = ""
         self._environ = {
             **os.environ,
-            "PATH": f"{_commands(directory)}:{os.environ['PATH']}",
+            "PATH": f"{self._put_commands()}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
             "MALAMUTE_URL": url,
@@ -166,6 +168,16 @@ class Reader:
         """Control-C in every terminal, the last one first: the broker outlives its clients."""
         for terminal in reversed(self._terminals.values()):
             terminal.interrupt()
+        self._commands.close()
+
+    def _put_commands(self) -> Path:
+        """Make a directory with the commands that a reader has: `malamute` and `python`."""
+        place = self._directory / "bin"
+        place.mkdir()
+        self._commands.put(place / "malamute")
+        (place / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (place / "python").chmod(0o755)
+        return place
 
     def _here(self, text: str) -> str:
         return text.replace(ADDRESS, self._url.removeprefix("tcp://")).replace(GATEWAY_ADDRESS, self._gateway)
@@ -236,17 +248,6 @@ def _consumers(client: malamute.Client) -> set[tuple[str, int]]:
         if row["connected"]
         for consumer in (*row["subscriptions"], *row["offers"])
     }
-
-
-def _commands(directory: Path) -> Path:
-    """A directory with the commands that a reader has: `malamute` and `python`."""
-    place = directory / "bin"
-    place.mkdir()
-    for name, module in (("malamute", "-m malamute"), ("python", "")):
-        script = place / name
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
-        script.chmod(0o755)
-    return place
 
 
 def runs_its_own_broker(blocks: list[Block]) -> bool:
