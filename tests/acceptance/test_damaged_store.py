@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import lmdb
 import pytest
+from forked_commands import forked_malamute
 from rig_daemon import Daemon, environment
 from rig_waiting import eventually
 
@@ -30,7 +30,7 @@ def damage(daemon: Daemon, kind: int, holds: bytes) -> None:
 
 
 def check(daemon: Daemon) -> tuple[int, str]:
-    command = [sys.executable, "-m", "malamute", "broker", "check", "--url", daemon.url]
+    command = [forked_malamute(), "broker", "check", "--url", daemon.url]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked_commands import forked_malamute
 from rig_daemon import Daemon, environment, small
 from rig_waiting import PATIENCE
 
@@ -38,7 +38,7 @@ def run(daemon: Daemon, *words: str, code: int = 0) -> str:
     """What a command of the operator prints."""
     url = daemon.config.listen.endpoints[0].removeprefix("peer+")
     found = subprocess.run(
-        [sys.executable, "-m", "malamute", *words, "--url", url],
+        [forked_malamute(), *words, "--url", url],
         env=environment(),
         capture_output=True,
         text=True,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked_commands import forked_malamute
 from rig_daemon import Daemon, environment, small
 from rig_waiting import PATIENCE
 
@@ -101,7 +101,7 @@ def test_the_command_line_acts_as_others_by_an_option_a_context_or_the_environme
 
     def malamute_command(*words: str, code: int = 0, **variables: str) -> str:
         found = subprocess.run(
-            [sys.executable, "-m", "malamute", *words],
+            [forked_malamute(), *words],
             env={**environment(), "XDG_CONFIG_HOME": str(tmp_path), **variables},
             capture_output=True,
             text=True,

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from forked_commands import forked_malamute
 from rig_daemon import Daemon, environment
 from rig_waiting import PATIENCE, eventually
 
@@ -24,7 +24,7 @@ Connect = Callable[..., malamute.Client]
 
 def command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "malamute", *words, "--url", daemon.url, "--json"],
+        [forked_malamute(), *words, "--url", daemon.url, "--json"],
         env=environment(),
         capture_output=True,
         text=True,

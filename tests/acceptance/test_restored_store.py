@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 
 import lmdb
 import pytest
+from forked_commands import forked_malamute
 from rig_daemon import Daemon, environment
 from rig_waiting import PATIENCE, eventually
 
@@ -24,7 +24,7 @@ LOST = RESERVE + 1_000
 
 
 def malamute_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "malamute", *arguments]
+    command = [forked_malamute(), *arguments]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
 

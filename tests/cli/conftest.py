@@ -15,6 +15,7 @@ import pytest
 from cli_commands import PATIENCE, ROOT, Run, Start
 from click.testing import CliRunner, Result
 from forked_broker import ForkedBroker
+from forked_commands import forked_malamute
 from lab.__main__ import make
 
 import malamute
@@ -87,13 +88,23 @@ def _runner(group: click.Group, name: str, request: pytest.FixtureRequest, *firs
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Start a command as a process. What still runs at the end of the test is killed."""
+    """Start a command as a process, forked. What still runs at the end of the test is killed."""
+    yield from _starting(request, forked_malamute())
+
+
+@pytest.fixture
+def start_anew(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Start a command as users do, in a new interpreter. A warning is an error there."""
+    yield from _starting(request, sys.executable, "-W", "error", "-m", "malamute")
+
+
+def _starting(request: pytest.FixtureRequest, *command: str) -> Iterator[Start]:
     url = request.getfixturevalue("broker").url if "broker" in request.fixturenames else ""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **more: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "malamute", *arguments],
+            [*command, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT), **({"MALAMUTE_URL": url} if url else {})},

@@ -29,7 +29,9 @@ def play_on(
     """Run the command with these for its input, its output and its errors, as the process that this is."""
     for number, file in enumerate(terminal):
         os.dup2(file.fileno(), number)
-        file.close()
+    for file in terminal:
+        if not file.closed:  # one may be there twice
+            file.close()
     os.chdir(directory)
     _command(arguments, environment)
 

@@ -16,8 +16,10 @@ from malamute.testing import Broker
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_gateway_prints_where_it_serves_until_a_signal(start: Start, broker: Broker, number: int) -> None:
-    gateway = start("gateway", "run", "--listen", "127.0.0.1:0", "--json")
+def test_a_gateway_prints_where_it_serves_until_a_signal(
+    start_anew: Start, broker: Broker, number: int
+) -> None:
+    gateway = start_anew("gateway", "run", "--listen", "127.0.0.1:0", "--json")
     assert gateway.stdout is not None
     [url] = json.loads(gateway.stdout.readline())["urls"]
     with urlopen(f"{url}/ready", timeout=TIMEOUT) as answer:
@@ -27,14 +29,13 @@ def test_a_gateway_prints_where_it_serves_until_a_signal(start: Start, broker: B
     assert gateway.returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_asks_a_gateway_to_end_again_and_again_has_it_end_in_order(
-    start: Start, broker: Broker, number: int
+    start_anew: Start, broker: Broker
 ) -> None:
-    gateway = start("gateway", "run", "--listen", "127.0.0.1:0")
+    gateway = start_anew("gateway", "run", "--listen", "127.0.0.1:0")
     assert gateway.stdout is not None
     gateway.stdout.readline()
-    assert code_of_one_asked_again(gateway, number) == 0
+    assert code_of_one_asked_again(gateway, signal.SIGINT) == 0
 
 
 def test_the_updates_of_mercure_are_in_the_stream_that_was_named(

@@ -32,8 +32,8 @@ def _offering(client: malamute.Client, offers: int = 1) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_sub(start: Start, client: malamute.Client, until: Until, number: int) -> None:
-    sub = start("sub", "weather", "--body")
+def test_a_signal_ends_sub(start_anew: Start, client: malamute.Client, until: Until, number: int) -> None:
+    sub = start_anew("sub", "weather", "--body")
     until(_subscribed(client))
     client.publish("weather", "a", b"b", assurance="stored")
     assert sub.stdout is not None
@@ -43,8 +43,8 @@ def test_a_signal_ends_sub(start: Start, client: malamute.Client, until: Until, 
     assert sub.returncode == 0
 
 
-def test_a_closed_pipe_ends_sub(start: Start, client: malamute.Client, until: Until) -> None:
-    sub = start("sub", "weather", "--body")
+def test_a_closed_pipe_ends_sub(start_anew: Start, client: malamute.Client, until: Until) -> None:
+    sub = start_anew("sub", "weather", "--body")
     until(_subscribed(client))
     assert sub.stdout is not None
     assert sub.stderr is not None
@@ -54,7 +54,7 @@ def test_a_closed_pipe_ends_sub(start: Start, client: malamute.Client, until: Un
     assert sub.stderr.read() == ""
 
 
-def test_a_closed_pipe_ends_a_list(start: Start, client: malamute.Client) -> None:
+def test_a_closed_pipe_ends_a_list(start_anew: Start, client: malamute.Client) -> None:
     client.publish("weather", "a", b"b", assurance="stored")
     reading, writing = os.pipe()
     os.close(reading)
@@ -70,15 +70,17 @@ def test_a_closed_pipe_ends_a_list(start: Start, client: malamute.Client) -> Non
     assert (listing.returncode, listing.stderr) == (0, b"")
 
 
-def test_recv_acknowledges_what_it_has_printed(start: Start, client: malamute.Client, until: Until) -> None:
+def test_recv_acknowledges_what_it_has_printed(
+    start_anew: Start, client: malamute.Client, until: Until
+) -> None:
     client.send("bob", "a", b"one")
-    recv = start("recv", "bob", "--body")
+    recv = start_anew("recv", "bob", "--body")
     assert recv.communicate(timeout=TIMEOUT) == ("one\n", "")
     until(lambda: [row["messages"] for row in client.query("mailboxes") if row["name"] == "bob"] == [0])
 
 
-def test_a_signal_ends_recv(start: Start, client: malamute.Client, until: Until) -> None:
-    recv = start("recv", "bob", "--count", "0")
+def test_a_signal_ends_recv(start_anew: Start, client: malamute.Client, until: Until) -> None:
+    recv = start_anew("recv", "bob", "--count", "0")
     until(lambda: any(row["name"] == "bob" and row["consumers"] for row in client.query("mailboxes")))
     recv.send_signal(signal.SIGTERM)
     assert recv.communicate(timeout=TIMEOUT) == ("", "")
@@ -86,23 +88,23 @@ def test_a_signal_ends_recv(start: Start, client: malamute.Client, until: Until)
 
 
 def test_an_interrupted_command_leaves_its_request_to_another(
-    start: Start, client: malamute.Client, until: Until, tmp_path: Path
+    start_anew: Start, client: malamute.Client, until: Until, tmp_path: Path
 ) -> None:
     begun = tmp_path / "begun"
-    first = start("work", "slow", "--", f"touch {begun}; exec sleep 600")
+    first = start_anew("work", "slow", "--", f"touch {begun}; exec sleep 600")
     until(_offering(client))
     replies = client.request("slow", "s", b"body", timeout=TIMEOUT)
     until(begun.exists)
     first.send_signal(signal.SIGINT)
     assert first.wait(TIMEOUT) == 0
-    start("work", "slow", "--", "cat")
+    start_anew("work", "slow", "--", "cat")
     assert [reply.body for reply in replies] == [b"body"]
 
 
 def test_a_lost_connection_reconnects_and_is_reported(
-    start: Start, broker: Broker, client: malamute.Client, until: Until
+    start_anew: Start, broker: Broker, client: malamute.Client, until: Until
 ) -> None:
-    sub = start("sub", "weather", "--body", "--count", "1")
+    sub = start_anew("sub", "weather", "--body", "--count", "1")
     until(_subscribed(client))
     broker.restart()
     until(_subscribed(client))
@@ -113,8 +115,8 @@ def test_a_lost_connection_reconnects_and_is_reported(
     assert [line.partition(":")[0] for line in errors.splitlines()] == ["lost", "connected", "gap"]
 
 
-def test_a_broker_from_its_start_to_its_end(run: Run, start: Start, tmp_path: Path) -> None:
-    broker = start(
+def test_a_broker_from_its_start_to_its_end(run: Run, start_anew: Start, tmp_path: Path) -> None:
+    broker = start_anew(
         "broker", "run", "--json", "--data", str(tmp_path), "--listen", "tcp://127.0.0.1:*", *SMALL
     )
     assert broker.stdout is not None
@@ -124,7 +126,7 @@ def test_a_broker_from_its_start_to_its_end(run: Run, start: Start, tmp_path: Pa
     (url,) = shown["endpoints"]
     status = json.loads(run("broker", "status", "--json", "--url", url).stdout)
     assert (status["pid"], status["storage"]) == (broker.pid, "lmdb")
-    locked = start("broker", "run", "--data", str(tmp_path), "--listen", "tcp://127.0.0.1:*", *SMALL)
+    locked = start_anew("broker", "run", "--data", str(tmp_path), "--listen", "tcp://127.0.0.1:*", *SMALL)
     assert "error 801" in locked.communicate(timeout=TIMEOUT)[1]
     assert locked.returncode == 1
     broker.send_signal(signal.SIGTERM)
@@ -134,16 +136,16 @@ def test_a_broker_from_its_start_to_its_end(run: Run, start: Start, tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_who_asks_a_broker_to_end_again_and_again_has_it_end_in_order(start: Start, number: int) -> None:
-    broker = start("broker", "run", "--memory", "--listen", "tcp://127.0.0.1:*")
+def test_who_asks_a_broker_to_end_again_and_again_has_it_end_in_order(start_anew: Start, number: int) -> None:
+    broker = start_anew("broker", "run", "--memory", "--listen", "tcp://127.0.0.1:*")
     assert broker.stdout is not None
     broker.stdout.readline()
     broker.send_signal(signal.SIGTERM)
     assert code_of_one_asked_again(broker, number) == 0
 
 
-def test_a_broker_shows_people_what_to_try(start: Start) -> None:
-    broker = start("broker", "run", "--memory", "--listen", "tcp://127.0.0.1:*")
+def test_a_broker_shows_people_what_to_try(start_anew: Start) -> None:
+    broker = start_anew("broker", "run", "--memory", "--listen", "tcp://127.0.0.1:*")
     assert broker.stdout is not None
     lines = [broker.stdout.readline() for _ in range(12)]
     broker.send_signal(signal.SIGINT)

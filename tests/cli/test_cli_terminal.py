@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ import click
 import pytest
 from cli_commands import ROOT
 from forked_broker import FORKS, play_on
+from forked_commands import forked_malamute
 
 import malamute
 from malamute.cli.escaping import printable, to_json, visible
@@ -312,7 +312,7 @@ def test_nor_does_the_answer_of_a_stranger(
 @pytest.mark.parametrize("form", ["--raw", "--body"])
 def test_what_is_piped_is_passed_on_as_it_is(others: malamute.Client, broker: Broker, form: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "malamute", "sub", "s", "--start", "first", "-n", "1", form],
+        [forked_malamute(), "sub", "s", "--start", "first", "-n", "1", form],
         env={**os.environ, "PYTHONPATH": str(ROOT), "MALAMUTE_URL": broker.url},
         stdout=subprocess.PIPE,
         check=True,

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from docs_commands import Commands
+from forked_commands import forked_malamute
 from free_ports import free_port
 
 import malamute
@@ -135,7 +135,6 @@ class Reader:
 
     def __init__(self, directory: Path, url: str) -> None:
         self._directory = directory
-        self._commands = Commands()
         self._url = url
         self._gateway = f"127.0.0.1:{free_port()}"
         self._terminals: dict[str, Terminal] = {}
@@ -143,7 +142,7 @@ class Reader:
         self._printed = ""
         self._environ = {
             **os.environ,
-            "PATH": f"{self._put_commands()}:{os.environ['PATH']}",
+            "PATH": f"{_commands(directory)}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
             "MALAMUTE_URL": url,
@@ -168,16 +167,6 @@ class Reader:
         """Control-C in every terminal, the last one first: the broker outlives its clients."""
         for terminal in reversed(self._terminals.values()):
             terminal.interrupt()
-        self._commands.close()
-
-    def _put_commands(self) -> Path:
-        """Make a directory with the commands that a reader has: `malamute` and `python`."""
-        place = self._directory / "bin"
-        place.mkdir()
-        self._commands.put(place / "malamute")
-        (place / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-        (place / "python").chmod(0o755)
-        return place
 
     def _here(self, text: str) -> str:
         return text.replace(ADDRESS, self._url.removeprefix("tcp://")).replace(GATEWAY_ADDRESS, self._gateway)
@@ -248,6 +237,16 @@ def _consumers(client: malamute.Client) -> set[tuple[str, int]]:
         if row["connected"]
         for consumer in (*row["subscriptions"], *row["offers"])
     }
+
+
+def _commands(directory: Path) -> Path:
+    """Make a directory with the commands that a reader has: `malamute` and `python`."""
+    place = directory / "bin"
+    place.mkdir()
+    (place / "malamute").symlink_to(forked_malamute())
+    (place / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (place / "python").chmod(0o755)
+    return place
 
 
 def runs_its_own_broker(blocks: list[Block]) -> bool:

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 import yaml
+from forked_commands import forked_malamute
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from running_gateway import WAIT_SECONDS, gateway_before
 
@@ -297,7 +297,7 @@ def test_a_purge_and_a_restore_are_no_lag(tmp_path: Path) -> None:
 
 
 def _malamute(*arguments: str) -> str:
-    command = [sys.executable, "-m", "malamute", *arguments]
+    command = [forked_malamute(), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout
