@@ -4,9 +4,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PATHS = [
-    str(HERE / name)
-    for name in ("", "acceptance", "bench", "cli", "core", "journal", "mutants", "protocol", "torture")
-]
+FOLDERS = ("", "acceptance", "bench", "cli", "core", "docs", "journal", "mutants", "protocol", "torture")
+PATHS = [str(HERE / name) for name in FOLDERS]
 
 sys.path += [path for path in PATHS if path not in sys.path]

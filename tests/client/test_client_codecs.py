@@ -157,6 +157,24 @@ def test_a_handler_of_values(broker: Broker, name: str) -> None:
         assert reply.headers == {"content-type": "application/json"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(list[int], [1, 2]), (dict[str, int], {"a": 1}), (dict, {}), (int, 7), (list[Order], [])],
+)
+def test_a_handler_of_plain_values(broker: Broker, name: str, kind: Any, value: object) -> None:
+    with malamute.connect(broker.url, timeout=PATIENCE) as client:
+
+        def same(value: Any) -> Any:
+            client.stop()
+            return {"same": value}
+
+        same.__annotations__["value"] = kind
+        client.service(name)(same)
+        replies = client.request(name, "a", json=value, timeout=PATIENCE)
+        client.run()
+        assert [reply.json() for reply in replies] == [{"same": value}]
+
+
 def test_a_handler_gets_the_message_behind_its_value(broker: Broker, name: str) -> None:
     with malamute.connect(broker.url, address=name, codec="msgpack", timeout=PATIENCE) as client:
         found: list[Any] = []

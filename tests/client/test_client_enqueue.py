@@ -47,6 +47,20 @@ def test_a_job_is_done_once_and_its_reply_goes_nowhere(broker: Broker, name: str
             client.receive(0)
 
 
+def test_control_c_in_the_middle_of_a_settlement_ends_run(
+    broker: Broker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("malamute.client.sync.handler_pool.settle", interrupted)
+    with malamute.connect(broker.url, timeout=PATIENCE) as client:
+        client.service(name)(lambda request: None)
+        client.enqueue(name, "resize")
+        with pytest.raises(KeyboardInterrupt):
+            client.run()
+
+
 def test_a_job_on_asyncio(broker: Broker, name: str) -> None:
     async def program() -> None:
         async with aio.connect(broker.url, timeout=PATIENCE) as client:

@@ -15,20 +15,24 @@
 In what is expected, `…` is anything within a line, and a line that is `…` is any lines. A fence without
 a language is an illustration. What is left in a terminal has to be a broker, a gateway, a subscriber or a
 worker: it counts as started when the broker or the gateway answers, or the broker has one subscription or
-offer more than before. A request by `curl -N` that follows a stream is a subscriber.
+offer more than before. A request by `curl -N` that follows a stream is a subscriber. A command with port
+8000 is a web server, and counts as started when it takes connections.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +49,12 @@ ADDRESS = "127.0.0.1:9999"
 """Where the broker of the documents listens; the one of a test has another port."""
 GATEWAY_ADDRESS = "127.0.0.1:8080"
 """Where their gateway listens; that of a test has another port, too."""
+
+WEB_PORT = "8000"
+"""Where web servers of readers listen; one of a test has another port."""
+
+LIBRARIES = ("django", "duckdb", "fastapi", "flask", "polars")
+"""Libraries that a program of a page may need, and that are not installed everywhere."""
 
 NOT_RUN = frozenset({"", "bash", "py", "c", "js"})
 
@@ -133,10 +143,11 @@ class Terminal:
 class Reader:
     """Somebody who does what a page says, in a directory of their own."""
 
-    def __init__(self, directory: Path, url: str) -> None:
+    def __init__(self, directory: Path, url: str, gateway: str = "") -> None:
         self._directory = directory
         self._url = url
-        self._gateway = f"127.0.0.1:{free_port()}"
+        self._gateway = gateway or f"127.0.0.1:{free_port()}"
+        self._web_port = free_port()
         self._terminals: dict[str, Terminal] = {}
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._printed = ""
@@ -167,12 +178,15 @@ class Reader:
         """Control-C in every terminal, the last one first: the broker outlives its clients."""
         for terminal in reversed(self._terminals.values()):
             terminal.interrupt()
+        for name, module in list(sys.modules.items()):
+            if Path(getattr(module, "__file__", None) or "/").parent == self._directory:
+                del sys.modules[name]
 
     def _here(self, text: str) -> str:
         return text.replace(ADDRESS, self._url.removeprefix("tcp://")).replace(GATEWAY_ADDRESS, self._gateway)
 
     def _shell(self, block: Block) -> None:
-        command = ["sh", "-euc", block.text]
+        command = ["sh", "-euc", re.sub(rf"\b{WEB_PORT}\b", f"{self._web_port}", block.text)]
         if block.title:
             self._open(block.title, command)
             return
@@ -194,19 +208,35 @@ class Reader:
             self._terminals[title] = Terminal(command, self._directory, self._environ)
             self._terminals[title].begins()
             return
+        if f" {self._web_port}" in command[-1]:
+            self._terminals[title] = Terminal(command, self._directory, self._environ)
+            self._wait_for_web(self._terminals[title])
+            return
         with malamute.connect(self._url, timeout=PATIENCE) as client:
             known = _consumers(client)
             terminal = self._terminals[title] = Terminal(command, self._directory, self._environ)
             while not _consumers(client) - known:
                 assert not terminal.ended, terminal.errors
 
+    def _wait_for_web(self, terminal: Terminal) -> None:
+        while True:
+            assert not terminal.ended, terminal.errors
+            with contextlib.suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", self._web_port)).close()
+                return
+            time.sleep(0.02)
+
     def _python(self, block: Block) -> None:
         if block.title:
             (self._directory / block.title).write_text(block.text)
             return
         printed = io.StringIO()
-        with contextlib.chdir(self._directory), contextlib.redirect_stdout(printed):
-            exec(compile("\n" * block.line + block.text, "the page", "exec"), self._names)
+        sys.path.insert(0, str(self._directory))
+        try:
+            with contextlib.chdir(self._directory), contextlib.redirect_stdout(printed):
+                exec(compile("\n" * block.line + block.text, "the page", "exec"), self._names)
+        finally:
+            sys.path.remove(str(self._directory))
         self._printed = printed.getvalue()
 
     def _text(self, block: Block) -> None:
@@ -252,6 +282,13 @@ def _commands(directory: Path) -> Path:
 def runs_its_own_broker(blocks: list[Block]) -> bool:
     """Whether the page tells its reader to start one."""
     return any(block.language == "sh" and "malamute broker run" in block.text for block in blocks)
+
+
+def missing_libraries(blocks: list[Block]) -> list[str]:
+    """Return the libraries that programs of the blocks import, and that are not installed here."""
+    programs = "".join(block.text for block in blocks if block.language == "python")
+    imported = set(re.findall(rf"^(?:import|from) ({'|'.join(LIBRARIES)})\b", programs, re.MULTILINE))
+    return sorted(name for name in imported if importlib.util.find_spec(name) is None)
 
 
 def pages() -> list[Path]:

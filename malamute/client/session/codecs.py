@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_origin, is_typeddict
 
 from msgspec import Struct, convert, json, msgpack
 
@@ -161,8 +161,13 @@ def decoded(body: bytes, kind: Any, codecs: Sequence[BodyCodec], content_type: o
         raise InvalidValue(str(error)) from error
 
 
+_PLAIN = (bool, dict, float, int, list, set, tuple)
+
+
 def is_model(kind: Any) -> bool:
     """Return whether a type is one of values that a codec makes of a body."""
+    if kind in _PLAIN or get_origin(kind) in _PLAIN or is_typeddict(kind):
+        return True
     return isinstance(kind, type) and (
         is_dataclass(kind) or issubclass(kind, Struct) or hasattr(kind, "model_validate_json")
     )

@@ -136,10 +136,11 @@ class HandlerPool:
             self._report()
             if not self._stopping:
                 self._hand_out()
-            with suppress(TimedOut):
-                run(self._driver.wait(self._is_due, self._patience(), "nothing to do"))
+            # Before the wait: a Control-C in the middle of a settlement is one, and nothing else may come.
             if self._failure is not None:
                 raise self._failure
+            with suppress(TimedOut):
+                run(self._driver.wait(self._is_due, self._patience(), "nothing to do"))
 
     def _hear(self) -> None:
         with suppress(BlockingIOError):
