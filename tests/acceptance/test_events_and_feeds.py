@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
+from depth import NIGHT
 from rig_daemon import Daemon
 from rig_programs import WORKER, Program
 from rig_waiting import PATIENCE
@@ -13,7 +14,7 @@ from malamute.core.reports.events import EVENTS
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]
 
-KILLS = 5
+KILLS = 5 if NIGHT else 3
 BATCH = 200
 
 

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
 import pytest
+from forked_commands import forked_malamute
 from rig_daemon import environment
 from rig_waiting import PATIENCE, eventually
 
@@ -35,6 +37,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("needs Linux and a C compiler (gcc)")
     made = tmp_path_factory.mktemp("faults") / "faulty_disk.so"
+    ensure_running()  # no fork is to have the library
     subprocess.run([compiler, "-shared", "-fPIC", "-o", made, SOURCE, "-ldl"], check=True)
     return made
 
@@ -69,8 +72,9 @@ def client(broker: BrokerProcess) -> Iterator[malamute.Client]:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    whole = [sys.executable, "-m", "malamute", *arguments]
-    return subprocess.run(whole, env=environment(), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [forked_malamute(), *arguments], env=environment(), capture_output=True, text=True, check=False
+    )
 
 
 def health(broker: BrokerProcess) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from threading import Event, Thread
 
 import pytest
 import zmq
-from depth import nightly, some
+from depth import NIGHT, nightly, some
 from lab.attacks import ATTACKS, READERS, attack
 from lab.raw_peer import RawPeer
 from rig_daemon import MIB, Daemon
@@ -36,7 +36,7 @@ SIZING = Path(__file__).parents[2] / "docs" / "operations" / "sizing.md"
 DEPTH = 20_000
 """Requests in the queues that are attacked."""
 
-CROWD = 5_000
+CROWD = 5_000 if NIGHT else 2_000
 """Peers that connect at the same time."""
 
 PAUSE_SECONDS = 0.02

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked_commands import forked_malamute
 from rig_daemon import Daemon, environment, small
 from rig_load import check_numbering, read_back
 from rig_waiting import PATIENCE
@@ -26,7 +27,7 @@ Connect = Callable[..., malamute.Client]
 def run_broker(*options: str | Path, directory: Path) -> subprocess.CompletedProcess[str]:
     """The command that users type, for a broker that cannot start."""
     return subprocess.run(
-        [sys.executable, "-m", "malamute", "broker", "run", *map(str, options)],
+        [forked_malamute(), "broker", "run", *map(str, options)],
         cwd=directory,
         env=environment(),
         capture_output=True,
@@ -197,7 +198,7 @@ def test_a_broker_whose_greeting_nobody_reads_serves_all_the_same(new_daemon: Ca
     daemon = new_daemon()
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "malamute", "broker", "run", "--config", str(daemon.file)]
+    command = [forked_malamute(), "broker", "run", "--config", str(daemon.file)]
     with subprocess.Popen(command, env=environment(), stdout=write, stderr=subprocess.PIPE) as process:
         os.close(write)
         try:

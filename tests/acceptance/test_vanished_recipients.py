@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from depth import NIGHT
 from rig_daemon import Daemon
 from rig_programs import RECIPIENT, Program
 from rig_waiting import PATIENCE, eventually
@@ -14,7 +15,7 @@ from malamute.errors import TimedOut
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]
 
-KILLS, BATCH = 5, 100
+KILLS, BATCH = 5 if NIGHT else 3, 100
 
 
 def test_a_killed_recipient_gets_again_what_it_has_not_acknowledged_and_nothing_else(

@@ -226,19 +226,6 @@ def test_a_handler_that_blocks_for_long_loses_neither_connection_nor_request(hea
         assert not any(isinstance(event, Lost | Recalled) for event in events)
 
 
-def test_a_program_that_is_busy_with_a_request_stays_connected(hearts: Broker) -> None:
-    events: list[Event] = []
-    with connect(hearts.url) as asker, connect(hearts.url, events=events, **FAST) as worker:
-        replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
-        asker.flush()
-        request = worker.work("svc").receive(PATIENCE)
-        outlast(hearts.url, HEARTBEAT_TIMEOUT)
-        request.reply(b"!")
-        worker.flush()
-        assert [reply.body for reply in replies] == [b"!"]
-        assert not any(isinstance(event, Lost) for event in events)
-
-
 def test_an_asyncio_handler_that_takes_long_is_reported_and_not_tried_again(hearts: Broker) -> None:
     async def program() -> None:
         events: list[Event] = []
