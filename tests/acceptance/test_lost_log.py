@@ -14,7 +14,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from forked_commands import forked_malamute
 from rig_daemon import environment
 from rig_waiting import PATIENCE
 
@@ -25,8 +24,8 @@ SETTINGS = ("--set", 'listen.endpoints=["tcp://127.0.0.1:0"]', "--set", "storage
 
 
 def broker(directory: Path, **streams: Any) -> subprocess.Popen[bytes]:
-    words = ("broker", "run", "--data", str(directory / "data"), *SETTINGS)
-    return subprocess.Popen([forked_malamute(), *words], env=environment(), start_new_session=True, **streams)
+    words = ("-m", "malamute", "broker", "run", "--data", str(directory / "data"), *SETTINGS)
+    return subprocess.Popen([sys.executable, *words], env=environment(), start_new_session=True, **streams)
 
 
 def endpoint(text: str) -> str:

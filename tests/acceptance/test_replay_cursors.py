@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
+from depth import NIGHT
 from rig_daemon import Daemon
 from rig_load import check_numbering, read_back
 from rig_programs import Program
@@ -17,7 +18,7 @@ from malamute.errors import InvalidName, InvalidValue, NotFound
 Connect = Callable[..., malamute.Client]
 Run = Callable[..., Program]
 
-KILLS = 5
+KILLS = 5 if NIGHT else 3
 
 DURABLE = """
 import sys

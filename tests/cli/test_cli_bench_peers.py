@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli_commands import ROOT, TIMEOUT, Run
-from depth import nightly
+from depth import nightly, some
 from lab.peers import server, table
 from lab.peers.measure import PeersOptions, PeersRow, choose, measure
 from lab.peers.server import (
@@ -87,7 +87,7 @@ def test_rows_and_ratios(run_lab: Run, tmp_path: Path) -> None:
         assert (row["p50_ms"] is None) == (row["what"] == WORKS[UNCONFIRMED].what)
 
 
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("work", some(WORKS, BATCHED, STORED_REQUEST))
 def test_each_of_our_own_works(work: str, tmp_path: Path) -> None:
     row = _measure(OWN.name, work, tmp_path)
     assert row.missing == 0
