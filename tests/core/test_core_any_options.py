@@ -29,7 +29,7 @@ from malamute.protocol.messages import (
 )
 from malamute.store.policies import DURABLE, MEMORY, QueuePolicy
 
-EXAMPLES = 90 * DEPTH
+EXAMPLES = 45 * DEPTH
 NAMES = ("ann", "bob")
 POLICY = QueuePolicy(
     ack_timeout_seconds=4.0,

@@ -162,7 +162,7 @@ def decide(command: Any, given: list[GivenRule]) -> None:
         assert shown(bench) == before
 
 
-@settings(max_examples=30 * DEPTH)
+@settings(max_examples=15 * DEPTH)
 @given(cases())
 def test_any_command_is_decided_as_the_reference_does_and_what_is_refused_leaves_no_trace(case):
     decide(*case)

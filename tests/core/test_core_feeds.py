@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from core_bench import Bench, ack, offer, publish, reply, request, send, subscribe
+from depth import some
 
 from malamute.core.broker import Core
 from malamute.core.feed.feed import RETRY_SECONDS
@@ -781,7 +782,7 @@ def commit_some(bench, number):
         bench.commit() if bench.appends else bench.iterate()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", some(range(30), *range(8)))
 def test_every_message_is_one_request_whatever_happens(seed):
     """Publishes, crashes at any commit, failures and slow workers in an order from the seed."""
     chance = Random(seed)
@@ -889,7 +890,7 @@ def test_a_feed_that_is_refused_leaves_no_service_behind(published):
     assert "v" not in published.core.services.by_name
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some(range(40), *range(10)))
 def test_on_the_disk_there_are_feeds_with_their_positions_or_none_whatever_it_refuses(published, seed):
     bench, chance = published, Random(seed)
     told = None

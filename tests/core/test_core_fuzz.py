@@ -501,7 +501,7 @@ def test_every_field_of_every_command_has_few_values_or_all():
 
 
 Fuzz.TestCase.settings = settings(
-    max_examples=30 * DEPTH,
+    max_examples=15 * DEPTH,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

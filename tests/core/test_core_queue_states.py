@@ -131,7 +131,9 @@ def _written(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
             target = node.value if isinstance(node, ast.Subscript) else node
-            if isinstance(target, ast.Attribute) and ast.unparse(target.value) != "self":
+            if isinstance(target, ast.Attribute) and not (
+                isinstance(target.value, ast.Name) and target.value.id == "self"
+            ):
                 found.add(target.attr)
     return found
 

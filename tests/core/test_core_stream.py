@@ -110,7 +110,7 @@ def test_wp32_what_was_refused_before_it_had_its_sequence_is_had_by_nobody(bench
 
 
 def test_zn20_each_of_ten_equal_readers_is_the_first_of_them_in_a_tenth_of_all_publishes():
-    """Each is as often the last, too: over 10,000 publishes within 1.5 % of all."""
+    """Each is as often the last, too: over 3,000 publishes within 1.5 % of all."""
     bench = Bench()
     bench.core = Core(bench.now, bench.settings._replace(seed=1))
     readers = [f"reader{number}" for number in range(10)]
@@ -122,7 +122,7 @@ def test_zn20_each_of_ten_equal_readers_is_the_first_of_them_in_a_tenth_of_all_p
     bench.log.clear()
     peers = {peer_id(reader): reader for reader in readers}
     firsts, lasts = Counter(), Counter()
-    for _ in range(10_000):
+    for _ in range(3_000):
         bench.core.receive(peer_id("alice"), publish(b"x"), bench.now)
         ready = bench.core.ready()
         served = [peers[peer] for peer, _ in ready.sends if peer in peers]
@@ -133,7 +133,7 @@ def test_zn20_each_of_ten_equal_readers_is_the_first_of_them_in_a_tenth_of_all_p
             bench.core.stored(append.token, bench.now)
     for counted in (firsts, lasts):
         assert {*counted} == {*readers}
-        assert all(850 <= count <= 1_150 for count in counted.values())
+        assert all(255 <= count <= 345 for count in counted.values())
 
 
 def test_wp25_a_batch_is_cut_at_the_credit_and_continues_from_there(bench):

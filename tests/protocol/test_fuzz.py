@@ -36,7 +36,7 @@ from malamute.protocol.messages import BY_TYPE, SPECS
 from malamute.protocol.names import Kind, Uri, is_name
 
 fuzz = settings(
-    max_examples=int(os.environ.get("MALAMUTE_FUZZ_EXAMPLES", f"{25 * DEPTH}")),
+    max_examples=int(os.environ.get("MALAMUTE_FUZZ_EXAMPLES", f"{12 * DEPTH}")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -88,16 +88,16 @@ def test_a_large_frame_holds_250_000_values_and_not_one_more() -> None:
 
 
 MANY = {
-    "lists": lambda: lists_of(b"\x90", 15 * MIB),
-    "maps": lambda: lists_of(b"\x80", 15 * MIB),
-    "texts": lambda: lists_of(b"\xa0", 15 * MIB),
-    "maps of one": lambda: lists_of(b"\x81\xa1a\x01", 4 * MIB),
+    "lists": lambda: lists_of(b"\x90", 3 * MIB),
+    "maps": lambda: lists_of(b"\x80", 3 * MIB),
+    "texts": lambda: lists_of(b"\xa0", 3 * MIB),
+    "maps of one": lambda: lists_of(b"\x81\xa1a\x01", MIB),
     "lists in lists": lambda: (
-        (b"\xdd" + ITEMS_MAX.to_bytes(4, "big") + b"\x01" * (ITEMS_MAX - 1)) * 150 + b"\x01"
+        (b"\xdd" + ITEMS_MAX.to_bytes(4, "big") + b"\x01" * (ITEMS_MAX - 1)) * 30 + b"\x01"
     ),
-    "a map": lambda: b"\xdf" + (4 * MIB).to_bytes(4, "big") + b"\xa2ab\x01" * (4 * MIB),
+    "a map": lambda: b"\xdf" + MIB.to_bytes(4, "big") + b"\xa2ab\x01" * MIB,
 }
-"""Frames of 15 MiB, each made by the test that needs it."""
+"""Frames of 3 or 4 MiB, each made by the test that needs it."""
 
 
 @pytest.mark.parametrize("name", MANY)

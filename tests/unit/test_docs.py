@@ -7,16 +7,12 @@ import runpy
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page
     for place in ("*.md", "docs/**/*.md", "deploy/**/*.md", "malamute/**/*.md")
     for page in ROOT.glob(place)
 )
-
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @cache
@@ -30,41 +26,40 @@ def _text(page: Path) -> str:
     return _made()[page] if page in _made() else page.read_text(encoding="utf-8")
 
 
+@cache
 def _prose(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", _text(page), flags=re.MULTILINE | re.DOTALL)
 
 
+@cache
 def _anchors(page: Path) -> set[str]:
     """The headings of a page in the form in which links name them."""
     headings = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@by_page
-def test_every_link_leads_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
-        if "://" in link:
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target in _made() or target.exists(), f"{link} leads nowhere"
-        assert not anchor or anchor in _anchors(target), f"{link} has no such heading"
+def test_every_link_leads_somewhere() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+            if "://" in link:
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target in _made() or target.exists(), f"{page}: {link} leads nowhere"
+            assert not anchor or anchor in _anchors(target), f"{page}: {link} has no such heading"
 
 
-@by_page
-def test_every_file_that_is_named_exists(page: Path) -> None:
-    named = re.findall(r"`((?:malamute|tests|config|deploy|docs|bin)/[\w./-]*)`", _prose(page))
-    assert [name for name in named if not (ROOT / name).exists()] == []
+def test_every_file_that_is_named_exists() -> None:
+    named = re.compile(r"`((?:malamute|tests|config|deploy|docs|bin)/[\w./-]*)`")
+    found = {(page, name) for page in PAGES for name in named.findall(_prose(page))}
+    assert [one for one in found if not (ROOT / one[1]).exists()] == []
 
 
-@by_page
-def test_every_target_of_make_exists(page: Path) -> None:
+def test_every_target_of_make_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    text = page.read_text(encoding="utf-8")
-    named = set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) | set(
-        re.findall(r"`make ([a-z-]+)", text)
-    )
-    assert named <= targets
+    for page in PAGES:
+        named = re.findall(r"(?m)(?:^|`)make ([a-z-]+)", page.read_text(encoding="utf-8"))
+        assert {*named} <= targets, page
 
 
 def test_every_target_of_make_is_explained() -> None:

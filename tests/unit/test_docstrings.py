@@ -50,9 +50,10 @@ def test_a_public_function_says_what_it_raises() -> None:
     missing = []
     for path in sorted(PACKAGE.glob("**/*.py")):
         place = path.relative_to(PACKAGE)
-        if place.parts[0] in BESIDE:
+        source = path.read_text(encoding="utf-8")
+        if place.parts[0] in BESIDE or "raise " not in source:
             continue
-        for function in _functions(ast.parse(path.read_text(encoding="utf-8"))):
+        for function in _functions(ast.parse(source)):
             words = ast.get_docstring(function) or ""
             if unsaid := sorted(error for error in _raised(function) if error not in words):
                 missing.append(f"{place}:{function.lineno} {function.name}: {', '.join(unsaid)}")

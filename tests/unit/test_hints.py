@@ -21,6 +21,8 @@ NAMED = re.compile(
     rf"(?<![\w.~/-])(?:{'|'.join(DIRECTORIES)})/[\w-]+\.[\w./-]*\w|\b[\w-]+\.md\b|\bmake [a-z]+`"
 )
 """A file in a directory that is beside the package, a page, or a target of the Makefile."""
+MAY_NAME = re.compile("/|".join(DIRECTORIES) + r"/|\.md\b|make ")
+"""Every source with such a name has this: to take a file apart takes long."""
 
 
 def _texts(path: Path) -> Iterator[str]:
@@ -28,7 +30,10 @@ def _texts(path: Path) -> Iterator[str]:
     if path.suffix == ".html":
         yield path.read_text()
         return
-    tree = ast.parse(path.read_text())
+    source = path.read_text()
+    if not MAY_NAME.search(source):
+        return
+    tree = ast.parse(source)
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
         id(node.value)

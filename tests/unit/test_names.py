@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -31,9 +31,8 @@ def test_each_class_name_has_one_meaning() -> None:
     places: dict[str, set[str]] = defaultdict(set)
     for file in PACKAGE.rglob("*.py"):
         path = file.relative_to(PACKAGE).as_posix()
-        for node in ast.parse(file.read_text()).body:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].add(path.replace(EDGES[1], EDGES[0]))
+        for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
+            places[name].add(path.replace(EDGES[1], EDGES[0]))
     assert {name: found for name, found in places.items() if len(found) > 1} == SAME_THING
 
 
