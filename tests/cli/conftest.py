@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -125,9 +126,9 @@ def until(client: malamute.Client) -> Callable[[Callable[[], object]], None]:
     """Ask the broker until something is so."""
 
     def until(condition: Callable[[], object]) -> None:
-        for _ in range(100_000):
-            if condition():
-                return
-        raise AssertionError("it never came to that")
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, "it never came to that"
+            time.sleep(0.01)
 
     return until

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import httpx
 
@@ -15,6 +17,8 @@ from malamute.gateway.settings import GatewaySettings
 from malamute.protocol.admin import MailboxesQuery
 from malamute.server.process import BrokerProcess
 from malamute.testing import Broker
+
+Value = TypeVar("Value")
 
 WAIT_SECONDS = 60
 
@@ -64,7 +68,19 @@ def gateway_before(broker: Broker | BrokerProcess, **changes: Any) -> RunningGat
     return RunningGateway(GatewaySettings(**settings))
 
 
+def until(read: Callable[[], Value], holds: Callable[[Value], object] = bool) -> Value:
+    """Return the first value that holds, of those that are read again and again, with a rest after each."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds(value := read()):
+        assert time.monotonic() < deadline, value
+        time.sleep(0.01)
+    return value
+
+
 def wait_for_dead(client: malamute.Client, mailbox: str, count: int) -> None:
     """Wait for so many dead letters: each is there when it is stored, which `flush` does not wait for."""
-    while sum(row.dead_letters for row in client.query(MailboxesQuery()) if row.name == mailbox) < count:
-        pass
+
+    def dead() -> int:
+        return sum(row.dead_letters for row in client.query(MailboxesQuery()) if row.name == mailbox)
+
+    until(lambda: dead() >= count)

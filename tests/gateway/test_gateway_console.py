@@ -16,7 +16,7 @@ import click
 import httpx
 import pytest
 from damaged_messages import publish_damaged
-from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before, wait_for_dead
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before, until, wait_for_dead
 from secured_gateway import secured_gateway
 from starlette.requests import HTTPConnection
 
@@ -55,12 +55,14 @@ HOSTILE = "\"'><script>document.title='run'</script><img src=x onerror=alert(1)>
 def running() -> Iterator[RunningGateway]:
     """A gateway before a broker with hostile names, messages and clients."""
     with (
+        pytest.MonkeyPatch.context() as patch,
         Broker() as broker,
         gateway_before(broker) as gateway,
         malamute.connect(broker.url, address=HOSTILE, timeout=WAIT_SECONDS) as client,
         client.subscribe(HOSTILE, HOSTILE, family="exact", where=f"h = '{HOSTILE.replace(chr(39), '')}'"),
         client.work(HOSTILE),
     ):
+        patch.setattr(watch, "INTERVAL_SECONDS", 0.2)
         for stream in (HOSTILE, "items", "__class__"):
             client.publish(stream, HOSTILE, HOSTILE.encode(), {"h": HOSTILE}, assurance="stored")
         client.send(HOSTILE, HOSTILE, HOSTILE.encode(), {"h": HOSTILE})
@@ -238,8 +240,7 @@ def test_a_site_that_may_use_the_api_may_not_send_forms(running: RunningGateway)
 
 
 def test_streams_of_the_broker_itself_are_hidden_until_they_are_asked_for(console: httpx.Client) -> None:
-    while "of the broker itself" not in (streams := console.get("/console/streams").text):
-        pass
+    streams = until(lambda: console.get("/console/streams").text, lambda text: "of the broker itself" in text)
     assert ">$sys</a>" not in streams + console.get("/").text
     assert ">$sys</a>" in console.get("/console/streams?find=$").text
     assert ">items</a>" not in console.get("/console/streams?find=$").text
@@ -276,7 +277,8 @@ def test_a_browser_on_a_wrong_path_gets_a_page_and_a_program_a_problem(
     assert console.get(path).json()["code"] == 901
 
 
-def test_the_last_data_is_shown_while_the_broker_is_lost() -> None:
+def test_the_last_data_is_shown_while_the_broker_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "INTERVAL_SECONDS", 0.2)
     with (
         Broker() as broker,
         gateway_before(broker, timeout_seconds=0.5) as gateway,
@@ -286,8 +288,7 @@ def test_the_last_data_is_shown_while_the_broker_is_lost() -> None:
             client.publish("kept", "s", b"", assurance="stored")
         http.get("/")
         of_all = gateway.server.config.app.state.console.watches.of(ANONYMOUS)  # type: ignore[union-attr]
-        while not any(row.name == "kept" for row in of_all.found("streams") or []):
-            http.get("/")
+        until(lambda: any(row.name == "kept" for row in of_all.found("streams") or []))
         for path in ("/", "/console/streams"):
             assert "data-live hidden></p>" in http.get(path).text
         broker.stop()
@@ -542,12 +543,10 @@ def test_a_consumer_has_its_states_over_time_its_credit_and_its_lag(
             text = console.get(link("/console/consumers", find="gus")).text
             return next((one for one in re.findall(r"<tr>.*?</tr>", text, re.DOTALL) if ">gus<" in one), "")
 
-        while "States over the last looks: live" not in row():
-            pass
-        for number in range(50):
-            gus.publish("rain", "s", b"%d" % number, assurance="stored")
-        while "States over the last looks: live, replay" not in (found := row()):
-            pass
+        until(row, lambda found: "States over the last looks: live" in found)
+        # At once, so that no look of the watch sees a part of them.
+        gus.publish_batch("rain", ["s"] * 50, [b""] * 50)
+        found = until(row, lambda found: "States over the last looks: live, replay" in found)
         cells = re.findall(r"<td[^>]*>\s*(?:<[^>]*>)*([^<]*)", found)
         name, stream, state, _, lag, behind, trend, _, credit = cells[:9]
         assert (name, stream, state, trend, credit) == ("gus", "rain", "REPLAY", "rising", "0")
@@ -566,8 +565,7 @@ def _series(page: str) -> list[list[float]]:
 def _own_watch(gateway: RunningGateway) -> watch.BrokerWatch:
     """The watch that the gateway begins by itself."""
     watches = gateway.server.config.app.state.console.watches  # type: ignore[union-attr]
-    while ANONYMOUS not in watches:
-        pass
+    until(lambda: ANONYMOUS in watches)
     found: watch.BrokerWatch = watches._by_identity[ANONYMOUS]
     return found
 
@@ -596,8 +594,9 @@ def test_the_first_page_has_rates_and_charts_and_so_have_pages_of_one(
         assert len(_series(stream)) == 3
         assert 'minutes=5&amp;name=rain" aria-current="true">5 min</a>' in stream
         assert len(_series(http.get(link("/console/queue", kind="mailbox", name="ida")).text)) == 4
-        while len(_series(client := http.get(link("/console/client", id="ida")).text)) != 2:
-            pass
+        client = until(
+            lambda: http.get(link("/console/client", id="ida")).text, lambda text: len(_series(text)) == 2
+        )
         assert "<figcaption>rain, messages behind <output>" in client
         assert http.get("/?minutes=31").status_code == 400
 
@@ -605,8 +604,7 @@ def test_the_first_page_has_rates_and_charts_and_so_have_pages_of_one(
 def test_a_gateway_that_may_not_watch_asks_once_and_does_not_guess(secured: RunningGateway) -> None:
     with RunningGateway(replace(secured.state.settings, anonymous=True)) as gateway:
         own = _own_watch(gateway)
-        while not own.task.done():
-            pass
+        until(own.task.done)
         assert "error 905" in own.failure
 
 
@@ -744,8 +742,7 @@ def test_explain_says_who_takes_a_message_of_a_queue_and_who_does_not(
         assert "jim takes wool.*, holds 1, and has no credit left; it takes this one" in held
         request.reply(b"")
         mailbox = {"kind": "mailbox", "name": "jim", "sequence": 1}
-        while "kay takes shop.*, holds 0" not in (found := explained(**mailbox)):
-            pass
+        found = until(lambda: explained(**mailbox), lambda text: "kay takes shop.*, holds 0" in text)
         assert "it does not take this one: topic 'shop.*' does not match 'kay'" in found
         with jim.mailbox():
             assert "jim takes all of it, holds" in explained(**mailbox)
@@ -991,15 +988,12 @@ def test_lists_that_are_longer_than_a_page_of_the_broker() -> None:
             client.publish(f"many/{n:03}", "s", b"x")
         client.flush()
         # The broker's own is there when the first event is stored: not before a client has its answer.
-        while not any(row.name == "$sys" and row.stored for row in client.query(StreamsQuery())):
-            pass
+        until(lambda: any(row.name == "$sys" and row.stored for row in client.query(StreamsQuery())))
         stored = http.get("/console/settings").text
         # The first 200, of which one is the broker's own.
         assert stored.count(">many/") == 199
         # Of a list that is longer than a page the watch has the rows.
-        while not (found := http.get("/console/streams?find=many/009").text.count(">many/")):
-            pass
-        assert found == 1
+        assert until(lambda: http.get("/console/streams?find=many/009").text.count(">many/")) == 1
         assert http.get("/").status_code == 200
 
 

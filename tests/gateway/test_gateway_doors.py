@@ -24,7 +24,7 @@ import pytest
 from gateway_process import answer_of, gateway_process
 from hypothesis import given
 from hypothesis import strategies as st
-from running_gateway import WAIT_SECONDS, RunningGateway, client_of
+from running_gateway import WAIT_SECONDS, RunningGateway, client_of, until
 from secured_gateway import secured_gateway
 from token_issuer import SigningIssuer
 
@@ -150,21 +150,14 @@ def test_all_bodies_have_a_limit_together_and_each_user_a_share(tmp_path: Path) 
 
         shares = gateway.state.bodies.shares
         first = post(BOB, 2000, 1999)
-        _until(lambda: shares.held("bob") == 1999)
+        until(lambda: shares.held("bob") == 1999)
         # At the limit of his share, and one past it.
         assert answer_of(post(BOB, 2, 2)).startswith(b"HTTP/1.1 503")
         assert answer_of(post(BOB, 1, 1)).startswith(b"HTTP/1.1 201")
         assert answer_of(post(ANN, 1000, 1000)).startswith(b"HTTP/1.1 201")
         first.sendall(b"x")
         assert answer_of(first).startswith(b"HTTP/1.1 201")
-        _until(lambda: shares.total == 0)
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+        until(lambda: shares.total == 0)
 
 
 @pytest.mark.parametrize(("pieces", "status"), [(50, b"201"), (51, b"413")])
@@ -795,11 +788,11 @@ def test_answers_that_nobody_takes_are_so_large_at_the_most_and_end(
                 connection.connect((gateway.host, gateway.port))
                 connection.sendall(request)
             shares = gateway.state.bodies.answers
-            _until(lambda: shares.total > 10 * MIB)
+            until(lambda: shares.total > 10 * MIB)
             refused = http.get("/v1/streams/big/messages")
             assert (refused.status_code, refused.json()["code"]) == (503, 503)
             assert http.get("/live").status_code == 200
-            _until(lambda: shares.total == 0)
+            until(lambda: shares.total == 0)
             taken = 0
             with contextlib.suppress(ConnectionError):
                 while part := unread[0].recv(65_536):

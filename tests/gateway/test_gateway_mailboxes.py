@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before, until
 
 import malamute
 from malamute.protocol.admin import MailboxesQuery
@@ -75,8 +75,7 @@ def test_only_what_is_leased_is_held_and_the_rest_stays_in_the_queue(
 
 def _wait_until_stored(client: malamute.Client) -> None:
     """A message that was settled is in its queue until that is on the disk."""
-    while _row(client).messages:
-        pass
+    until(lambda: not _row(client).messages)
 
 
 @pytest.mark.parametrize("verb", ["release", "retry", "reject"])

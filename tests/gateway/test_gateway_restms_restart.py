@@ -11,7 +11,7 @@ from time import time_ns
 
 import pytest
 from restms_client import DOMAIN, FORMS, RestClient, message, run_in
-from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before
+from running_gateway import WAIT_SECONDS, RunningGateway, gateway_before, until
 from secured_gateway import secured_gateway
 
 import malamute
@@ -182,8 +182,7 @@ def test_answers_without_end_are_ended_when_the_gateway_stops(restms_broker: Bro
             chunks = answer.iter_bytes()
             assert next(chunks) == b"--restms-message\r\n"
             readers = gateway.state.restms.readers
-            while sum(reader.uses for reader in [*readers._readers.values()]) < 2:
-                pass
+            until(lambda: sum(reader.uses for reader in [*readers._readers.values()]) == 2)
             gateway.server.should_exit = True
             assert [*chunks] == []
         assert waiting.result(WAIT_SECONDS).status_code == 404

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from damaged_messages import publish_damaged
-from running_gateway import WAIT_SECONDS, RunningGateway
+from running_gateway import WAIT_SECONDS, RunningGateway, until
 
 import malamute
 from malamute.gateway.services import WAIT_SECONDS as DEFAULT_WAIT
@@ -58,8 +58,7 @@ def test_a_request_waits_for_the_reply_of_a_worker(
 
 def _wait_until_one_is_dead(client: malamute.Client) -> None:
     """A request is a dead letter when that is on the disk."""
-    while client.query(ServiceQuery(name="shout")).dead_letters != 1:
-        pass
+    until(lambda: client.query(ServiceQuery(name="shout")).dead_letters == 1)
 
 
 def test_a_request_that_cannot_be_read_is_no_lease_and_takes_none_with_it(
