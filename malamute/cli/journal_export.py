@@ -64,6 +64,7 @@ def _promoted(
         "malamute journal export --stream flights --to /data/history",
         "malamute journal export --url tcp://127.0.0.1:9999 --to s3://bucket/history --since 7d --follow",
         "malamute journal export --stream quotes --to history --promote price:number --promote venue:text",
+        "malamute journal export --to /data/history --follow --compact --expire 90d",
     ),
 )
 @streams_option
@@ -90,6 +91,13 @@ def _promoted(
     metavar="HEADER:TYPE",
     help="Give a header a column h_HEADER; TYPE is text, integer, number or flag.",
 )
+@click.option("--compact", is_flag=True, help="Join small files into few, those of a day at its end.")
+@click.option(
+    "--expire",
+    type=DurationRange(min=86_400),
+    metavar="DURATION",
+    help="Remove exported days that ended longer ago, such as 90d.",
+)
 @json_option
 @click.pass_context
 def export(
@@ -105,6 +113,8 @@ def export(
     follow: bool,
     every: float,
     promoted: dict[str, Kind] | None,
+    compact: bool,
+    expire: float | None,
     as_json: bool,
 ) -> None:
     """Write history to Parquet files, by stream and date, from where the last export ended.
@@ -127,12 +137,14 @@ def export(
     with open_history(**_source(data, url, context)) as history:
         if not follow:
             _print_rows(_export_all(history, streams, place, promoted, **limits), as_json=as_json)
+            _maintain(place, streams, compact=compact, expire=expire)
             return
         stop = threading.Event()
         with until_stopped():
             while True:
                 rows = _export_all(history, streams, place, promoted, **limits)
                 _print_rows([row for row in rows if row["files"] or row["gaps"]], as_json=as_json)
+                _maintain(place, streams, compact=compact, expire=expire)
                 stop.wait(every)
 
 
@@ -178,6 +190,29 @@ def _export_all(
             done = export_stream(history, stream, place, promoted=promoted, progress=progress, **limits)
         rows.append({**done._asdict(), "gaps": [gap._asdict() for gap in done.gaps]})
     return rows
+
+
+def _maintain(
+    place: ExportLocation, streams: tuple[str, ...], *, compact: bool, expire: float | None
+) -> None:
+    """Remove old days and join small files, also those of streams that the broker has no longer."""
+    if not compact and expire is None:
+        return
+    from malamute.spark import maintenance
+    from malamute.spark.manifest import exported_streams
+
+    for stream in streams or exported_streams(place):
+        if expire is not None and (left := maintenance.expire(place, stream, expire)).files:
+            _tell(f"{stream}: {left.files} files of {left.messages} messages have expired")
+        if compact:
+            with _bar(stream) as progress:
+                joined = maintenance.compact(place, stream, progress)
+            if joined.files:
+                _tell(f"{stream}: {joined.files} files joined into {joined.into}")
+
+
+def _tell(words: str) -> None:
+    click.echo(printable(words), err=True)
 
 
 def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:

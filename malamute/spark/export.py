@@ -88,7 +88,7 @@ def export(
     with place.lock(stream):
         manifest = settle(place, stream, promoted)
         check_same_store(history, place, manifest, kept)
-        first = manifest.last + 1 if manifest.files else kept.first
+        first = manifest.last + 1 if manifest.last else kept.first
         last = kept.last
         if since:
             first = max(first, sequence_at(history, stream, since, now))
@@ -96,7 +96,7 @@ def export(
             last = min(last, sequence_at(history, stream, until, now) - 1)
         writer = _Writer(place, manifest, history.store())
         gaps: list[ExportGap] = []
-        if manifest.files and manifest.last < first - 1 < last:
+        if manifest.last and manifest.last < first - 1 < last:
             # The caller does not want these messages, and later exports begin behind them.
             gaps.append(ExportGap(manifest.last + 1, first - 1, LEFT_OUT))
             writer.gaps += gaps

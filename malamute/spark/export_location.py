@@ -12,8 +12,8 @@ import fcntl
 import json
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,6 +146,13 @@ class ExportLocation:
         if self.is_there(path):
             with translated(path):
                 self._system.delete_file(self.full(path))
+
+    def remove_empty(self, folders: Iterable[str]) -> None:
+        """Remove those of the directories that have nothing in them. Object stores have none."""
+        if self.is_local:
+            for folder in folders:
+                with suppress(OSError):
+                    os.rmdir(self.full(folder))
 
     def is_there(self, path: str) -> bool:
         """Return whether a file exists."""

@@ -84,6 +84,11 @@ def range_of_file(path: str) -> tuple[int, int] | None:
     return int(numbers[0]), int(numbers[1])
 
 
+def date_of_file(path: str) -> str:
+    """Return the UTC date of a file, by its directory."""
+    return path.rpartition("/")[0].rpartition("/")[2].removeprefix(DATE)
+
+
 def file_path(stream: str, date: str, first: int, last: int) -> str:
     """Return the path of a file with a range of sequences, relative to the export."""
     return f"{stream_directory(stream)}/{DATE}{date}/{first:020}-{last:020}{SUFFIX}"

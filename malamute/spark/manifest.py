@@ -78,8 +78,15 @@ class File(NamedTuple):
         return bool(self.size and not self.has_checksums)
 
 
+class Expired(NamedTuple):
+    """The last sequence of the days that have left an export, and its store."""
+
+    last: int = 0
+    store: str = ""
+
+
 class Manifest(NamedTuple):
-    """All files of one exported stream, in the order of their sequences.
+    """All files of one exported stream, in the order of their sequences, behind its expired days.
 
     A manifest with a `fault` could not be read, and was made from the footers of the files.
     """
@@ -88,16 +95,33 @@ class Manifest(NamedTuple):
     promoted: Promoted
     files: tuple[File, ...] = ()
     fault: str = ""
+    expired: Expired = Expired()
 
     @property
     def last(self) -> int:
         """Return the last exported sequence; 0 if there is none."""
-        return self.files[-1].part.last if self.files else 0
+        return self.files[-1].part.last if self.files else self.expired.last
 
     @property
     def store(self) -> str:
         """Return the store of the last file; empty if it is unknown."""
-        return self.files[-1].part.store if self.files else ""
+        return self.files[-1].part.store if self.files else self.expired.store
+
+    def is_leftover(self, path: str) -> bool:
+        """Return whether a file is of no use: its day has expired, or its messages are in others.
+
+        A maintenance that was killed leaves such files: a joined one before its entry, or its parts.
+        """
+        if (named := range_of_file(path)) is None:
+            return False
+        first, last = named
+        if last <= self.expired.last:
+            return True
+        parts = [file.part for file in self.files if file.part.first <= last and file.part.last >= first]
+        is_part = len(parts) == 1
+        is_joined = len(parts) > 1 and (parts[0].first, parts[-1].last) == (first, last)
+        within = bool(parts) and parts[0].first <= first and last <= parts[-1].last
+        return within and (is_part or is_joined)
 
 
 def encode_footer(stream: str, promoted: Promoted, part: FileContents, blocks: Blocks) -> dict[bytes, bytes]:
@@ -211,7 +235,9 @@ def load(place: ExportLocation, stream: str) -> Manifest | None:
             raise StoreCorrupt(f"{path} is that of the stream {value['stream']!r}")
         if crc is None and any(file.has_checksums for file in files):
             raise StoreCorrupt(f"{path} is not as it was written: no CRC")
-        return Manifest(value["stream"], _promoted_of(value), files)
+        expired = Expired(*value.get("expired", ()))
+        _typed(int, expired.last), _typed(str, expired.store)
+        return Manifest(value["stream"], _promoted_of(value), files, expired=expired)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreCorrupt(f"{path} is no manifest: {error!r}") from error
 
@@ -263,6 +289,8 @@ def save(place: ExportLocation, manifest: Manifest) -> None:
     """Write the manifest of a stream, in place of an older one."""
     files = [_file_map(file) for file in manifest.files]
     value = {"format": FORMAT, "stream": manifest.stream, "promoted": dict(manifest.promoted), "files": files}
+    if manifest.expired.last:
+        value["expired"] = [*manifest.expired]
     place.write_json(manifest_path(manifest.stream), {**value, "crc32": _crc_of(value)})
 
 
@@ -274,8 +302,8 @@ def _file_map(file: File) -> dict[str, Any]:
 def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Manifest:
     """Return the manifest from which to continue, when a writer may have been killed.
 
-    Unfinished files are removed, and finished ones are entered. Raises `InvalidValue` when other headers are
-    to be promoted than before.
+    Unfinished files are removed, and those left over by a maintenance; finished ones are entered. Raises
+    `InvalidValue` when other headers are to be promoted than before.
     """
     directory = stream_directory(stream)
     place.clean(directory)
@@ -289,7 +317,11 @@ def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Man
         )
     known = {file.path for file in manifest.files}
     for path in place.data_files(directory):
-        if path not in known:
+        if path in known:
+            continue
+        if manifest.is_leftover(path):
+            place.remove(path)
+        else:
             manifest = _enter(place, manifest, path)
     return manifest
 

@@ -59,7 +59,7 @@ def verify(
         return
     kept = history.streams().get(stream, SequenceRange(1, 0)) if history is not None else SequenceRange(1, 0)
     total, done = sum(file.part.count for file in manifest.files), 0
-    reached: int | None = None
+    reached: int | None = manifest.expired.last or None
     for file in manifest.files:
         yield _verify_file(place, manifest, file, reached, history, kept)
         reached = file.part.last
@@ -93,7 +93,8 @@ def _strays(place: ExportLocation, manifest: Manifest) -> Iterator[Verified]:
     known = {file.path for file in manifest.files}
     for path in place.data_files(stream_directory(manifest.stream)):
         if path not in known:
-            yield Verified(path, 0, 0, 0, 0, "not in the manifest; the next export enters it")
+            does = "removes" if manifest.is_leftover(path) else "enters"
+            yield Verified(path, 0, 0, 0, 0, f"not in the manifest; the next export {does} it")
 
 
 def _covers(part: FileContents, reached: int | None) -> str:
