@@ -65,6 +65,8 @@ from malamute.version import __version__
 if TYPE_CHECKING:
     from malamute.client.session.message import Mail, Message
     from malamute.client.session.outbox import StoredSequence
+    from malamute.client.session.watching import KeyValue
+    from malamute.client.sync.bucket import Bucket, Watch
     from malamute.client.sync.client import Client, connect
     from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
     from malamute.client.sync.demand import Demand
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessRefused",
     "AddressTaken",
+    "Bucket",
     "Client",
     "Closed",
     "ConfigError",
@@ -92,6 +95,7 @@ __all__ = [
     "InvalidSelector",
     "InvalidValue",
     "KeyReused",
+    "KeyValue",
     "LinkError",
     "LoginNeeded",
     "Mail",
@@ -137,14 +141,17 @@ __all__ = [
     "UnknownCommand",
     "UnsupportedVersion",
     "Uri",
+    "Watch",
     "Work",
     "__version__",
     "connect",
 ]
 
 _HOMES = {
+    "Bucket": "malamute.client.sync.bucket",
     "Client": "malamute.client.sync.client",
     "Demand": "malamute.client.sync.demand",
+    "KeyValue": "malamute.client.session.watching",
     "Mail": "malamute.client.session.message",
     "Mailbox": "malamute.client.sync.consumers",
     "Message": "malamute.client.session.message",
@@ -156,6 +163,7 @@ _HOMES = {
     "StoredSequence": "malamute.client.session.outbox",
     "Subscription": "malamute.client.sync.consumers",
     "Uri": "malamute.protocol.names",
+    "Watch": "malamute.client.sync.bucket",
     "Work": "malamute.client.sync.consumers",
     "connect": "malamute.client.sync.client",
 }

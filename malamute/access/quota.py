@@ -33,6 +33,10 @@ class Quota(NamedTuple):
     """Requests that wait for their settlement."""
     queued_bytes: int | None = None
     """Bytes of unsettled messages of the owner in mailboxes and services."""
+    bucket_keys: int | None = None
+    """Keys in buckets that the owner was the last to put."""
+    bucket_bytes: int | None = None
+    """Memory of these keys with their values, as the limit `buckets_bytes` counts it."""
     messages_per_second: int | None = None
     """Messages published and sent, and requests."""
     bytes_per_second: int | None = None

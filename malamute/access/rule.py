@@ -45,6 +45,8 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
     "receive": ("mailbox",),
     "request": ("service",),
     "offer": ("service",),
+    "read": ("bucket",),
+    "write": ("bucket",),
     "create": ("stream", "mailbox", "service"),
     "browse": ("mailbox", "service"),
     "view": _THINGS,
@@ -53,7 +55,7 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Every action, with the kinds of its resources."""
 
-KINDS = (*_THINGS, "user", "group", CURSOR)
+KINDS = (*_THINGS, "bucket", "user", "group", CURSOR)
 ANY = "*"
 
 WITH_SUBJECT = frozenset(("publish", "subscribe", "send", "request", "offer"))

@@ -30,6 +30,7 @@ SECTIONS = {
         "cursor": Lazy("malamute.cli.cursors:cursor", "Named positions in streams."),
         "mailbox": Lazy("malamute.cli.queues:mailbox", "The mailboxes of a broker."),
         "service": Lazy("malamute.cli.queues:service", "The services of a broker."),
+        "bucket": Lazy("malamute.cli.buckets:bucket", "Buckets: values by key."),
         "feed": Lazy("malamute.cli.feeds:feed", "Feeds: messages passed from a source to a target."),
         "client": Lazy("malamute.cli.clients:client", "The clients of a broker."),
         "keys": Lazy("malamute.cli.keys:keys", "CURVE keys of brokers and clients."),

@@ -27,6 +27,8 @@ from malamute.config.rendering import render
 from malamute.config.sections import (
     SECTIONS,
     AccessConfig,
+    BucketRule,
+    BucketsConfig,
     EventsConfig,
     GroupRules,
     LimitsConfig,
@@ -51,6 +53,8 @@ from malamute.protocol.quantities import format_size
 
 __all__ = [
     "AccessConfig",
+    "BucketRule",
+    "BucketsConfig",
     "Config",
     "EventsConfig",
     "GroupRules",
@@ -83,6 +87,7 @@ class Config:
     session: SessionConfig = field(default_factory=SessionConfig)
     streams: StreamsConfig = field(default_factory=StreamsConfig)
     queues: QueuesConfig = field(default_factory=QueuesConfig)
+    buckets: BucketsConfig = field(default_factory=BucketsConfig)
     events: EventsConfig = field(default_factory=EventsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     log: LogConfig = field(default_factory=LogConfig)

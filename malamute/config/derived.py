@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from malamute.protocol.limits import Limits
 
-MEMORY_BYTES = 5 * 1024**3
+MEMORY_BYTES = 6 * 1024**3
 """Default of `limits.memory`: the sum of the rows of docs/operations/sizing.md that it bounds."""
 
 CONNECTIONS = 20_000
@@ -35,6 +35,8 @@ SHARES_OF_MEMORY = (
     "streams",
     "cursors_bytes",
     "feeds",
+    "buckets",
+    "buckets_bytes",
     "accounts",
     "queues",
     "queues_messages",
@@ -48,7 +50,7 @@ SHARES_OF_MEMORY = (
 RELOADED_LIMITS = frozenset(
     {
         *("sessions", "streams", "feeds", "accounts", "queues", "queues_messages", "queue_messages"),
-        *("selector_bytes", "session_selector_bytes", "selectors_bytes"),
+        *("selector_bytes", "session_selector_bytes", "selectors_bytes", "buckets", "buckets_bytes"),
     }
 )
 """Limits that a reload changes. For all others, memory is set aside when the broker starts."""

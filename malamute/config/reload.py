@@ -17,6 +17,7 @@ RELOADED: Mapping[str, frozenset[str]] = {
     "storage": frozenset({"backups"}),
     "streams": frozenset({"committed", "bytes", "count", "age", "ttl", "rule"}),
     "queues": frozenset(option.name for option in fields(SECTIONS["queues"])),
+    "buckets": frozenset(option.name for option in fields(SECTIONS["buckets"])),
     "listen": frozenset({"connections"}),
     "limits": frozenset({"memory"}),
     "log": frozenset({"level", "format"}),

@@ -10,12 +10,14 @@ from typing import Any
 from malamute.access import AccessRule, Quota
 from malamute.config.option_types import OptionType
 from malamute.config.sections import (
+    BUCKET_RULES,
     GROUPS,
     ISSUERS,
     QUEUE_RULES,
     SECTIONS,
     STREAM_RULES,
     USERS,
+    BucketRule,
     GroupRules,
     QueueRule,
     Section,
@@ -26,6 +28,7 @@ from malamute.config.sections import (
     write_table,
 )
 from malamute.door.docstrings import docstrings
+from malamute.store.policies import MEMORY
 
 _HEADER = """\
 # The configuration of a Malamute broker.
@@ -44,6 +47,7 @@ def _parsed(*rules: str) -> tuple[AccessRule, ...]:
 
 _EXAMPLES: dict[OptionType, tuple[str, Section]] = {
     STREAM_RULES: ("streams", StreamRule("metrics.*", journal=True, bytes=64 * 1024**2, age=3600.0)),
+    BUCKET_RULES: ("buckets", BucketRule("sessions.*", MEMORY)),
     QUEUE_RULES: ("queues", QueueRule("print.*", kind="service", ack_timeout=30.0, backoff=(0.5, 10.0))),
     GROUPS: (
         "access",

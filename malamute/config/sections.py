@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from malamute.access import AccessRule, Policy, Quota, Quotas, User
 from malamute.config import option_types
@@ -25,6 +25,7 @@ from malamute.store.policies import (
     DURABLE,
     MEMORY,
     BaseKind,
+    Persistence,
     QueuePolicy,
     StreamPolicy,
     StreamRetention,
@@ -346,8 +347,9 @@ class QueuesConfig(Section):
 
     persistence: str = option(_QUEUE.persistence, _PERSISTENCE)
     """Whether messages are stored, or are in memory only and gone when the broker ends. Queues in memory have
-    no dead letters, cannot be tracked, and share the memory for queued messages: an eightieth of
-    `limits.memory`. A queue keeps its persistence until it is removed, and over restarts if it is durable."""
+    no dead letters, cannot be tracked, and share the memory for queued messages: a part in 96 of
+    `limits.memory`. A queue keeps its persistence until it is removed, and over restarts if it is
+    durable."""
     ack_timeout: float = option(_QUEUE.ack_timeout_seconds, _ANY_AGE)
     """How long a consumer may neither settle a message nor report on it, before it goes to another one;
     0 is for ever. An offer may set its own."""
@@ -380,6 +382,36 @@ class QueuesConfig(Section):
             if (value := getattr(section, option, None)) is not None
         }
         return QueuePolicy(**chosen)
+
+
+@dataclass(frozen=True)
+class BucketRule(Section):
+    """Options that differ for the buckets with a name of this pattern."""
+
+    table = "rule"
+
+    pattern: str = option("", option_types.PATTERN)
+    persistence: str | None = option(None, _PERSISTENCE)
+
+
+BUCKET_RULES = _tables("buckets", BucketRule, _DIFFERS)
+
+
+@dataclass(frozen=True)
+class BucketsConfig(Section):
+    """How buckets keep their keys."""
+
+    table = "buckets"
+
+    rule: tuple[BucketRule, ...] = option((), BUCKET_RULES)
+    """The `persistence` of some buckets, by the pattern of their names as for streams: `durable`, as without
+    a rule, or `memory`, so that keys are gone when the broker ends. The first rule that fits is taken. A
+    bucket keeps its persistence while it has a key, and over restarts if it is durable."""
+
+    def policy(self, bucket: str) -> Persistence:
+        """The persistence of the bucket of this name."""
+        rules = (rule.persistence for rule in self.rule if fnmatchcase(bucket, rule.pattern))
+        return cast(Persistence, next(rules, None) or DURABLE)
 
 
 @dataclass(frozen=True)
@@ -490,6 +522,7 @@ SECTIONS: dict[str, type[Any]] = {
     "session": SessionConfig,
     "streams": StreamsConfig,
     "queues": QueuesConfig,
+    "buckets": BucketsConfig,
     "events": EventsConfig,
     "limits": LimitsConfig,
     "log": LogConfig,

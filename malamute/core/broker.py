@@ -18,6 +18,8 @@ from functools import partial
 from typing import Any
 
 from malamute.core import configuration, startup
+from malamute.core.bucket.keys import KeyUsage
+from malamute.core.bucket.table import Buckets
 from malamute.core.commands import ClientCommands
 from malamute.core.engines import Engines
 from malamute.core.feed.table import Feeds
@@ -106,8 +108,9 @@ class Core(Engines):
 
     def _make_queues_and_streams(self, settings: Settings, recovered: Recovered, caches: CacheBudget) -> None:
         limits = settings.limits
-        held, cursors_held = (
-            Holdings(name, self._quotas_of, self.accounts.there_are) for name in ("streams", "cursors")
+        held, cursors_held, keys_held, bytes_held = (
+            Holdings(name, self._quotas_of, self.accounts.there_are)
+            for name in ("streams", "cursors", "bucket_keys", "bucket_bytes")
         )
         grace_period = GracePeriod(self.effects, self.timers, self._give_time_back)
         self.streams = Streams(
@@ -134,6 +137,15 @@ class Core(Engines):
         self.queue_limits.trackers = Trackers(self.mailboxes)
         self.services = Services(self.queue_limits, self.mailboxes)
         self.queues = {"mailbox": self.mailboxes, "service": self.services}
+        self.buckets = Buckets(
+            self.effects,
+            self.timers,
+            limits,
+            settings.buckets,
+            self.queue_limits.sequences,
+            grace_period,
+            KeyUsage(keys_held, bytes_held),
+        )
         self.sources = Sources(self.effects, self.timers, self.selectors, self.streams, self.mailboxes)
 
     def _make_sessions(self, settings: Settings, recovered: Recovered) -> None:
@@ -233,6 +245,7 @@ class Core(Engines):
         self.services.store_again(stranded)
         self.sessions.confirmations.store_again(stranded)
         self.feeds.store_again(stranded)
+        self.buckets.store_again(stranded)
 
     def lost(self, peer: bytes, now: float) -> None:
         """The peer cannot be reached."""
@@ -278,6 +291,7 @@ class Core(Engines):
         """The clock was so much ahead when the broker started, and was set right since."""
         report_step(self.effects, "corrected", seconds)
         self.streams.times_before.give_back(seconds)
+        self.buckets.give_time_back(seconds)
         for table in (self.mailboxes, self.services):
             for queue in table.by_name.values():
                 queue.schedule.give_time_back(seconds)
@@ -372,6 +386,7 @@ class Core(Engines):
         for queues in (self.mailboxes, self.services):
             for queue in queues.by_name.values():
                 guard("the end of a queue", close_queue, queue)
+        guard("the end of the buckets", self.buckets.close)
         guard("the end of the queues", self.queue_limits.sequences.close)
 
     @property

@@ -16,6 +16,8 @@ from typing import Any
 
 from malamute.core.admin.changes import Changes
 from malamute.core.admin.queries import Queries
+from malamute.core.bucket.entry import KEY_BYTES
+from malamute.core.bucket.table import Outcome
 from malamute.core.engines import Engines
 from malamute.core.identity.access import ANONYMOUS, Permissions, Principal
 from malamute.core.identity.quotas import check_rates, consume_rates
@@ -24,6 +26,7 @@ from malamute.core.queue.purge import withdraw
 from malamute.core.queue.source import QueueSource
 from malamute.core.reports.events import report_worker
 from malamute.core.review import check_offer
+from malamute.core.session.confirmations import WITH_OUTCOME
 from malamute.core.session.selectors import OFFER_BYTES, SUBSCRIPTION_BYTES
 from malamute.core.session.session import Session
 from malamute.core.stream.chunk import MESSAGE_BYTES, large_bytes
@@ -47,13 +50,17 @@ from malamute.protocol.messages import (
     BY_TYPE,
     MAILBOX,
     Ack,
+    Add,
+    Answer,
     Bye,
     Cancel,
     Change,
     Commit,
     Credit,
+    Delete,
     Drain,
     Error,
+    Get,
     Hello,
     Message,
     Nak,
@@ -63,6 +70,7 @@ from malamute.protocol.messages import (
     Pong,
     Progress,
     Publish,
+    Put,
     Query,
     Received,
     Reject,
@@ -71,6 +79,7 @@ from malamute.protocol.messages import (
     Request,
     Send,
     Subscribe,
+    Watch,
     Withdraw,
     error_message,
 )
@@ -85,6 +94,8 @@ class ClientCommands:
         self.sessions = core.sessions
         self.confirmations = core.sessions.confirmations
         self.streams = core.streams
+        self.answers = core.answers
+        self.buckets = core.buckets
         self.mailboxes = core.mailboxes
         self.services = core.services
         self.selectors = core.selectors
@@ -99,6 +110,7 @@ class ClientCommands:
         """Peers that have had an unnumbered error in this iteration."""
         self._message_bytes_max = core.configuration.settings.limits.message_bytes
         self._backlog_bytes_max = core.configuration.settings.limits.backlog_bytes
+        self._answers_bytes_max = core.configuration.settings.limits.answers_bytes
         self._sender = core.access.of(ANONYMOUS)
         """The principal of the last HELLO, and its permissions."""
         self._origin = ""
@@ -185,7 +197,9 @@ class ClientCommands:
             number = getattr(message, "number", 0)
             if session is not None and number:
                 admit = (
-                    self.confirmations.admit_change if type(message) is Change else self.confirmations.admit
+                    partial(self.confirmations.admit_change, about=about)
+                    if (about := BY_TYPE[type(message)].opcode) in WITH_OUTCOME
+                    else self.confirmations.admit
                 )
                 if not admit(session, number):
                     return False
@@ -470,6 +484,57 @@ class ClientCommands:
         else:
             session.source(message.source).drain(message.held, drained)
 
+    # Handlers: buckets
+
+    def _get(self, peer: bytes, session: Session, message: Get) -> None:
+        self.answers.check(session)
+        self.answers.give(session, Answer(message.ref, self.buckets.get(message, self._answers_bytes_max)))
+
+    def _put(self, peer: bytes, session: Session, message: Put) -> None:
+        def execute() -> Outcome:
+            if not message.ranges:
+                return self.buckets.put(session, message)
+            source = _queue_source(session, message.source)
+            held = source.consumer.held(message.ranges)
+            outcome = self.buckets.put(session, message, bound=True)
+            source.complete(held, bound=True)
+            return outcome
+
+        self._with_outcome(session, message, len(message.value), execute)
+
+    def _delete(self, peer: bytes, session: Session, message: Delete) -> None:
+        self._with_outcome(session, message, 0, lambda: self.buckets.delete(message))
+
+    def _add(self, peer: bytes, session: Session, message: Add) -> None:
+        self._with_outcome(session, message, 0, lambda: self.buckets.add(session, message))
+
+    def _with_outcome(
+        self, session: Session, message: Put | Delete | Add, size_bytes: int, execute: Callable[[], Outcome]
+    ) -> None:
+        """Execute a change of a key once, and answer with its outcome."""
+        about, number = BY_TYPE[type(message)].opcode, message.number
+        if not self.confirmations.admit_change(session, number, about):
+            return
+        quotas = session.quotas
+        if quotas:
+            check_rates(quotas, (1, size_bytes), self.effects.now)
+        self._hold(session, size_bytes + KEY_BYTES)
+        outcome = execute()
+        if quotas:
+            consume_rates(quotas, (1, size_bytes), self.effects.now)
+        if outcome.at_once:
+            self.confirmations.settle_at_once(session, number, outcome.value, about)
+        else:
+            self.confirmations.begin_change(session, number)
+            self.confirmations.decide_change(session, number, outcome.value, about=about)
+
+    def _watch(self, peer: bytes, session: Session, message: Watch) -> None:
+        self._check_source(session, message.source)
+        cost = self.selectors.check_cost(self.buckets.watch_cost(message.keys), session)
+        session.sources[message.source] = self.buckets.watch(session, message)
+        self._acquire_selector(session, message.source, cost)
+        self.effects.send(peer, Ok(BY_TYPE[Watch].opcode, message.source))
+
     # Handlers: all else
 
     def _withdraw(self, peer: bytes, session: Session, message: Withdraw) -> None:
@@ -555,15 +620,20 @@ STATES: dict[str, dict[type[Any], Handler]] = {
         Bye: ClientCommands._bye,
         Commit: ClientCommands._commit,
         Change: ClientCommands._change,
+        Get: ClientCommands._get,
+        Put: ClientCommands._put,
+        Delete: ClientCommands._delete,
+        Add: ClientCommands._add,
+        Watch: ClientCommands._watch,
     },
 }
 
-UNATTACHED = frozenset((Query, Change, Ping, Withdraw, Commit))
+UNATTACHED = frozenset((Query, Change, Ping, Withdraw, Commit, Get, Delete, Add))
 """Commands that touch nothing of their connection, so that a fault in one leaves it as it was."""
 
 _BEGIN_ANEW = Error(UnexpectedCommand.code, "a fault of the broker's own has ended this: say HELLO again")
 
-NUMBERED = frozenset(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit, Change))
+NUMBERED = WITH_OUTCOME.union(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit))
 """Opcodes of the commands whose `ref` is a number of the session."""
 
 

@@ -62,6 +62,7 @@ def configure(core: Engines, settings: Settings) -> None:
     core.configuration.settings, limits = settings, settings.limits
     core.streams.configure(settings.streams, limits)
     core.queue_limits.configure(settings.queues, limits)
+    core.buckets.configure(settings.buckets, limits)
     core.sessions.limits = core.sessions.confirmations.limits = core.feeds.limits = core.selectors.limits = (
         limits
     )
@@ -70,6 +71,7 @@ def configure(core: Engines, settings: Settings) -> None:
         core.quotas.configure(settings.access)
         core.streams.held.configure()
         core.streams.cursors.held.configure()
+        core.buckets.usage.configure()
         core.review.begin()
     looks = core.review.each_look() if core.effects.reviewing else iter(())
     each = chain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from malamute.core.bucket.table import Buckets
 from malamute.core.feed.table import Feeds
 from malamute.core.identity.access import AccessControl
 from malamute.core.identity.accounts import AccountDirectory
@@ -52,6 +53,7 @@ class Engines:
     services: Services
     queues: QueueTables
     """The mailboxes and the services, by kind."""
+    buckets: Buckets
     sessions: Sessions
     sources: Sources
     review: Review

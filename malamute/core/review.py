@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from malamute.core.bucket.watch import Watching
 from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.source import QueueSource
 from malamute.core.stream.subscription import Subscription
@@ -131,6 +132,8 @@ class Review:
             try:
                 if isinstance(source, Subscription):
                     _check_subscription(session.may, source)
+                elif isinstance(source, Watching):
+                    session.may.require("read", "bucket", source.bucket.name)
                 elif number != MAILBOX and isinstance(source, QueueSource):
                     check_offer(session.may, source.queue.kind, source.queue.name, source.selector)
             except AccessRefused as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from malamute.core.bucket.watch import Watching
 from malamute.core.queue.source import QueueSource
 from malamute.core.reports.events import report_worker
 from malamute.core.stream.subscription import Subscription
-from malamute.protocol.messages import BY_TYPE, Offer, Subscribe, error_message
+from malamute.protocol.messages import BY_TYPE, Offer, Subscribe, Watch, error_message
 
 if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
@@ -55,7 +56,7 @@ class Sources:
         """End a subscription or an offer that its client has not ended, and send the client the reason."""
         source = session.sources.pop(number)
         self.end(session, source)
-        command = Subscribe if isinstance(source, Subscription) else Offer
+        command = _COMMANDS.get(type(source), Offer)
         self._effects.refuse(session.peer, error_message(error, BY_TYPE[command].opcode, number))
 
     def take_back(self, session: Session) -> None:
@@ -67,3 +68,7 @@ class Sources:
         for source in sources:
             end = partial(self.end, session, source, lost=not session.ending)
             self._effects.guard("the end of a source", end)
+
+
+_COMMANDS: dict[type[Any], type[Any]] = {Subscription: Subscribe, Watching: Watch}
+"""The commands that begin sources, by the type of the source; of all others it is OFFER."""

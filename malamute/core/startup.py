@@ -35,6 +35,7 @@ def restore(core: Engines, recovered: Recovered) -> None:
     core.streams.restore(recovered, recovery)
     core.deletions.restore(recovered, recovery)
     core.queue_limits.restore(recovered, recovery)
+    core.buckets.restore(recovered, recovery)
     core.mailboxes.restore(recovered, recovery)
     core.services.restore(recovered, recovery)
     core.sessions.restore(recovered, recovery)
@@ -65,6 +66,8 @@ def _report_excess(core: Engines) -> None:
             "queued messages": (core.queue_limits.messages, limits.queues_messages),
             "bytes of queued messages": (core.queue_limits.bytes, limits.queues_bytes),
             "feeds": (len(core.feeds.by_name), limits.feeds),
+            "buckets": (len(core.buckets.by_name), limits.buckets),
+            "bytes of keys in buckets": (core.buckets.usage.bytes, limits.buckets_bytes),
             "stored accounts": (len(core.accounts.stored.by_name), limits.accounts),
             "stored groups": (len(core.groups.stored), STORED_GROUPS_MAX),
         }

@@ -43,6 +43,9 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST.partition(";")[0]
 
 QUEUE_KINDS = ("mailbox", "service")
 
+KEY_OPERATIONS = ("get", "put", "delete", "add", "expired")
+"""What is done with keys of buckets."""
+
 OUTCOMES = ("acknowledged", "rejected", "dead-lettered", "expired", "purged")
 """Outcomes of messages that leave queues."""
 
@@ -209,6 +212,13 @@ def _totals(totals: BrokerTotals) -> Iterator[Metric]:
             "kind",
             QUEUE_KINDS,
             totals.dead_lettered,
+        ),
+        (
+            "key_operations",
+            "Keys of buckets that were read, changed and expired, by what was done.",
+            "operation",
+            KEY_OPERATIONS,
+            totals.key_operations,
         ),
         (
             "switches",

@@ -21,6 +21,9 @@ from malamute.protocol.names import PLACE_FORM, Kind, is_name
 
 UNLIMITED = -1
 
+ANY_REVISION, NO_REVISION = -1, 0
+"""In place of the expected revision of a key: any state of the key, and a key that is not there."""
+
 MESSAGE_STATES = ("pending", "ready", "delayed", "in-flight", "settling", "dead-lettered")
 """The states of a queued message."""
 
@@ -84,6 +87,8 @@ class Rule(NamedTuple):
         return " of ".join(f"{count} {unit}" for unit, count in counts.items() if count)
 
     def _is_long(self, value: Any) -> bool:
+        if type(value) is bytes:
+            return 0 < self.bytes_max < len(value)
         return type(value) is str and 0 < self.bytes_max < len(value.encode())
 
 
@@ -104,7 +109,7 @@ def rule_of(hint: Any) -> Rule:
         _bounded(wire, meta),
         beyond.holds,
         None if beyond.usual is None else _bounded(beyond.usual, meta),
-        meta.max_length or 0,
+        0 if kind is bytes else meta.max_length or 0,
         beyond.bytes_max,
     )
 
@@ -184,6 +189,13 @@ def _are_rules(value: list[str]) -> bool:
     return all(_fits(text, limits.RULE_BYTES_MAX) for text in value)
 
 
+def _are_key_rows(value: list[list[Any]]) -> bool:
+    return all(
+        type(key) is str and type(revision) is type(ttl) is int and (body is None or type(body) is bytes)
+        for key, revision, body, ttl in value
+    )
+
+
 def _are_properties(value: Any) -> bool:
     return value is None or is_properties(value)
 
@@ -196,6 +208,7 @@ _StoredRange = Annotated[
     list[Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]], Meta(min_length=3, max_length=3)
 ]
 _Criterion = Annotated[list[Any], Meta(min_length=2, max_length=2)]
+_KeyRow = Annotated[list[Any], Meta(min_length=4, max_length=4)]
 
 
 def _text(title: str, words: str) -> Meta:
@@ -217,6 +230,7 @@ def _column(title: str, words: str = "") -> Meta:
 # Numbers
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX, title="number")]
+NewNumber = Annotated[int, Meta(ge=1, le=NUMBER_MAX, title="new number")]
 Position = Annotated[int, Meta(ge=1, le=NUMBER_MAX, title="sequence")]
 Ref = Annotated[int, Meta(ge=0, le=NUMBER_MAX, title="ref")]
 Source = Annotated[int, Meta(ge=0, le=limits.SOURCE_MAX, title="source")]
@@ -225,6 +239,8 @@ Opcode = Annotated[int, Meta(ge=0, le=127, title="opcode")]
 Duration = Annotated[int, Meta(ge=0, le=DURATION_MS_MAX, title="duration")]
 Delay = Annotated[int, Meta(ge=-1, le=DURATION_MS_MAX, title="delay")]
 CreditCount = Annotated[int, Meta(ge=UNLIMITED, le=NUMBER_MAX, title="credit")]
+Expected = Annotated[int, Meta(ge=ANY_REVISION, le=NUMBER_MAX, title="expected revision")]
+Amount = Annotated[int, Meta(ge=-NUMBER_MAX, le=NUMBER_MAX, title="amount")]
 Code = Annotated[int, Meta(ge=100, le=999, title="code")]
 Boolean = Annotated[bool, _text("boolean", "true or false")]
 
@@ -248,6 +264,15 @@ Correlation = Annotated[
     Beyond(_is_correlation, limits.TEXT_BYTES_MAX, wire=_WireCorrelation),
 ]
 Binary = Annotated[bytes, _text("binary", "bytes")]
+BucketValue = Annotated[
+    bytes,
+    Meta(
+        max_length=limits.VALUE_BYTES_MAX,
+        title="value",
+        description=f"at most {limits.VALUE_BYTES_MAX} bytes",
+    ),
+    Beyond(bytes_max=limits.VALUE_BYTES_MAX),
+]
 
 # Columns: one item for each message
 
@@ -294,6 +319,16 @@ StoredRanges = Annotated[
 ]
 Versions = Annotated[Sequence[int], _list("versions", 1, limits.VERSIONS_MAX), Beyond(wire=list[_Sequence])]
 Map = Annotated[Mapping[str, Any], Meta(title="map"), Beyond(is_plain, wire=dict[str, Any])]
+Keys = Annotated[
+    Sequence[str],
+    _list("keys", 1, limits.KEYS_MAX, f"a list of 1 to {limits.KEYS_MAX} names"),
+    Beyond(_are_names, limits.NAME_BYTES_MAX, wire=list[str]),
+]
+KeyRows = Annotated[
+    Sequence[Sequence[Any]],
+    _list("rows of keys", 1, limits.KEYS_MAX, "a list of rows [key, revision, value or nil, ttl]"),
+    Beyond(_are_key_rows, wire=list[_KeyRow]),
+]
 LimitCounts = Annotated[Mapping[str, int], Meta(title="limits"), Beyond(wire=dict[str, Number])]
 AnyValue = Annotated[Any, Meta(title="any value"), Beyond(is_plain)]
 

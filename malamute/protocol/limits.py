@@ -86,6 +86,12 @@ RULE_BYTES_MAX = 4_096
 UID_MAX = 2**32 - 2
 """The highest uid of a system."""
 
+VALUE_BYTES_MAX = 1024 * 1024
+"""Bytes of a value in a bucket."""
+
+KEYS_MAX = 1_000
+"""Keys in one GET or WATCH."""
+
 NUMBER_MAX = 2**63 - 1
 """The highest number, sequence or count."""
 
@@ -119,6 +125,11 @@ class Limits(NamedTuple):
     """Cursors of one stream, those of feeds from it too."""
     cursors_bytes: int = 64 * 1024 * 1024
     """Memory of all cursors of the broker: each takes 400 bytes and those of its name."""
+    buckets: int = 10_000
+    """Buckets of the broker."""
+    buckets_bytes: int = 768 * 1024 * 1024
+    """Memory of all keys with their values, in all buckets: each takes 600 bytes, and those of its key, its
+    value and its user's name. A user may have as much of it as is left to all others, or a quota."""
     feeds: int = 1_000
     """Feeds, by which messages are passed on from place to place."""
     accounts: int = 100_000

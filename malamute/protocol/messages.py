@@ -14,22 +14,29 @@ from malamute.errors import MalamuteError
 from malamute.protocol import limits
 from malamute.protocol.batch import Frame
 from malamute.protocol.fields import (
+    ANY_REVISION,
     UNLIMITED,
     Address,
+    Amount,
     AnyValue,
     Binary,
     Boolean,
+    BucketValue,
     Code,
     Correlation,
     CreditCount,
     Criteria,
     Delay,
     Duration,
+    Expected,
     Finals,
     HeldRanges,
+    KeyRows,
+    Keys,
     LimitCounts,
     Map,
     Name,
+    NewNumber,
     NewSource,
     Number,
     Opcode,
@@ -317,6 +324,69 @@ class Change(NamedTuple):
     arguments: Map
 
 
+class Get(NamedTuple):
+    """Ask for keys of a bucket: ANSWER has a row `[revision, value, ttl]` for each, or nil for one without.
+
+    The `ttl` is what is left of it in milliseconds, 0 without one. A value that is not durable yet is not in
+    the answer.
+    """
+
+    ref: Ref
+    bucket: Name
+    keys: Keys
+
+
+class Put(NamedTuple):
+    """Set the value of a key, once: OK has the new revision when it is durable.
+
+    The key expires after `ttl` milliseconds; 0 is never. With an `expect` other than -1 the key has to have
+    this revision, and 0 is a key that is not there. `ranges` are deliveries of the `source` that are
+    acknowledged in the same commit.
+    """
+
+    number: NewNumber
+    bucket: Name
+    key: Name
+    value: BucketValue
+    ttl: Duration = 0
+    expect: Expected = ANY_REVISION
+    source: Source = 0
+    ranges: HeldRanges = []  # a list, as a decoded value
+
+
+class Delete(NamedTuple):
+    """Delete a key, once: OK has whether it was there. `expect` is as in PUT."""
+
+    number: NewNumber
+    bucket: Name
+    key: Name
+    expect: Expected = ANY_REVISION
+
+
+class Add(NamedTuple):
+    """Add to a key whose value is an integer in decimal digits, once: OK has the sum and the new revision.
+
+    A key that is not there counts as 0. `ttl` is as in PUT, but 0 leaves the expiry of the key.
+    """
+
+    number: NewNumber
+    bucket: Name
+    key: Name
+    amount: Amount
+    ttl: Duration = 0
+
+
+class Watch(NamedTuple):
+    """Watch keys of a bucket: CHANGED has their present state, and from then on each newer one.
+
+    Of the states of a key between two CHANGED, the newest is sent.
+    """
+
+    source: NewSource
+    bucket: Name
+    keys: Keys
+
+
 class Welcome(NamedTuple):
     """The answer to HELLO. `resumed` means that the broker still knew the session.
 
@@ -340,7 +410,7 @@ class Ok(NamedTuple):
     """The command `about` with this `ref` is done.
 
     For SUBSCRIBE, `value` is the first sequence; for OFFER, the ack timeout in force, in milliseconds; for
-    CHANGE, its outcome.
+    CHANGE, PUT, DELETE and ADD, its outcome.
     """
 
     about: Opcode
@@ -460,6 +530,13 @@ class PackedAnswer(NamedTuple):
     value: bytes
 
 
+class Changed(NamedTuple):
+    """The states of watched keys: rows `[key, revision, value, ttl]`, or `[key, 0, nil, 0]` of none."""
+
+    source: Source
+    rows: KeyRows
+
+
 class Pong(NamedTuple):
     """The answer to PING."""
 
@@ -495,6 +572,11 @@ Message = (
     | Bye
     | Commit
     | Change
+    | Get
+    | Put
+    | Delete
+    | Add
+    | Watch
     | Welcome
     | Ok
     | Error
@@ -507,6 +589,7 @@ Message = (
     | Pong
     | PackedAnswer
     | Recall
+    | Changed
 )
 
 
@@ -572,6 +655,11 @@ SPECS: tuple[Spec, ...] = (
     _command(20, Withdraw, 0),
     _command(21, Drain, 0),
     _command(22, Received),
+    _command(23, Get, 0),
+    _command(24, Put, 0),
+    _command(25, Delete, 0),
+    _command(26, Add, 0),
+    _command(27, Watch, 0),
     _command(65, Welcome),
     _command(66, Ok, 1),
     _command(67, Error, 3),
@@ -582,6 +670,7 @@ SPECS: tuple[Spec, ...] = (
     _command(72, Answer, 0),
     _command(73, Pong),
     _command(74, Recall, 0),
+    _command(75, Changed, 0),
 )
 """The commands of the client have opcodes below 64, those of the broker from 64 on."""
 

@@ -326,6 +326,7 @@ def _settings(
             [config.streams.journal, *(rule.journal is not False for rule in config.streams.rule)]
         ),
         queues=config.queues.policy,
+        buckets=config.buckets.policy,
         lifecycle_events=config.events.lifecycle,
         settled_events=config.events.settled,
         audit=config.events.audit,

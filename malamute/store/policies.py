@@ -91,3 +91,5 @@ class QueuePolicy(NamedTuple):
 
 
 PolicyOf = Callable[[BaseKind, str], QueuePolicy]
+
+BucketPersistenceOf = Callable[[str], Persistence]

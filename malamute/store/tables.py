@@ -78,6 +78,9 @@ next start; or -1 since its first message."""
 TEMPORARY = "temporary-mailboxes"
 """Of (mailbox,): the sessions that a temporary mailbox is kept for."""
 
+BUCKETS = "buckets"
+"""Of (bucket, key): the entry of a key, encoded by the core."""
+
 CLOCK = "clock"
 """Of ("",): the broker's clock at the last commit, in nanoseconds UTC."""
 
@@ -105,6 +108,7 @@ TABLES = {
     GROUPS: Table(),
     MEMORY_QUEUES: Table(gives_room=True),
     TEMPORARY: Table(gives_room=True),
+    BUCKETS: Table(gives_room=True),
     CLOCK: Table(),
     SEQUENCES: Table(),
     STORES: Table(),

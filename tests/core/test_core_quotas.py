@@ -642,6 +642,8 @@ class Anything:
                     for stream in core.streams.by_name.values()
                     for user in stream.cursors.owners.values()
                 ),
+                "bucket_keys": 0,
+                "bucket_bytes": 0,
                 "requests": sum(kind == "service" for kind, _ in waiting),
                 "queued_bytes": sum(entry.size_bytes for _, entry in waiting),
             }

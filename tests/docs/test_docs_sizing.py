@@ -39,6 +39,7 @@ def test_the_rows_are_those_of_the_defaults() -> None:
         "a command while": 2 * command,
         "what is remembered": limits.caches_bytes,
         "cursors": limits.cursors_bytes,
+        "keys of buckets": limits.buckets_bytes + 2 * KIB * limits.buckets,
         "identities": limits.identities_bytes,
         "ids of published": limits.published_ids_bytes,
         "connections without": (guard.HELLO_BYTES_MIN + 4 * KIB) * listen.hello_queue,

@@ -160,6 +160,8 @@ SAMPLES: dict[str, Any] = {
     "settled ranges": [1, 1],
     "stored ranges": [1, 1, 0],
     "names": "a",
+    "keys": "a",
+    "rows of keys": ["a", 1, b"", 0],
     "rules": "view broker/status",
 }
 TYPES = page.table(page.section("Types"), "type")
@@ -175,6 +177,8 @@ def sample(row: list[str], size: int) -> Any:
         return {str(place): place for place in range(size)}
     if words == "path":
         return "/".ljust(size, "x")[:size]
+    if form == "binary":
+        return b"x" * size
     return "x" * size if form == "text" else [SAMPLES[words]] * size
 
 
@@ -198,7 +202,7 @@ def test_a_type_holds_at_both_ends_of_its_range_and_not_beyond(row: list[str]) -
 @pytest.mark.parametrize("row", RANGED, ids=lambda row: row[0])
 def test_one_past_the_size_of_a_list_or_a_text_is_too_large(row: list[str]) -> None:
     rule, high = RULES[row[0]], int(row[3])
-    assert rule.is_over(sample(row, high + 1)) == (row[1] in ("list", "text"))
+    assert rule.is_over(sample(row, high + 1)) == (row[1] in ("list", "text", "binary"))
     assert not rule.is_over(sample(row, high))
 
 

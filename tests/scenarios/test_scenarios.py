@@ -700,3 +700,67 @@ def test_a_drained_client_ends_its_loops_and_leaves_the_rest_to_others(play: Pla
         assert [m.body for m in left] == [b"1", b"2", b"3"]
 
     play(scenario)
+
+
+def test_keys_of_a_bucket(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.connect("alice")
+        bucket = client.bucket("results")
+        assert await bucket.get("job") is None
+        first = await bucket.put("job", "begun", ttl=3600, expect=0)
+        with pytest.raises(errors.NotAsExpected):
+            await bucket.put("job", b"begun", expect=0)
+        entry = (await bucket.get_many(["job", "none"]))["job"]
+        assert (entry.text, entry.revision, 0 < entry.ttl <= 3600) == ("begun", first, True)
+        assert [await bucket.add("count", 5), await bucket.add("count", -2)] == [5, 3]
+        watch = await bucket.watch("job", "count")
+        states = dict([await watch.receive(PATIENCE), await watch.receive(PATIENCE)])
+        assert {key: found.value for key, found in states.items()} == {"job": b"begun", "count": b"3"}
+        await world.middle()
+        second = await bucket.put("job", b"done", expect=first)
+        assert second > first
+        key, found = await watch.receive(PATIENCE)
+        assert (key, found.revision, found.ttl) == ("job", second, None)
+        assert await bucket.delete("job", expect=second)
+        key, found = await watch.receive(PATIENCE)
+        assert (key, found) == ("job", None)
+        assert not await bucket.delete("job")
+        watch.cancel()
+        with pytest.raises(errors.Closed):
+            await watch.receive(PATIENCE)
+
+    play(scenario)
+
+
+def test_a_result_is_put_in_the_commit_of_the_acknowledgement(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        client = await world.connect("alice")
+        bucket = client.bucket("results")
+        for body in (b"1", b"2"):
+            await client.send("alice", "job", body)
+        async with client.mailbox(auto_ack=False) as mailbox:
+            mail = await mailbox.receive(PATIENCE)
+            with pytest.raises(errors.InvalidValue):
+                mail.ack(put=("results", "1"))
+            with pytest.raises(errors.InvalidName):
+                mail.ack(put=("results", "", b"one"))
+            revision = await acknowledged(mail, world, ("results", "1", b"one", 60))
+            assert (await bucket.get("1")).revision == revision
+            with pytest.raises(errors.NotOutstanding):
+                mail.ack(put=("results", "1", b"two"))
+            await world.middle()
+            mail = await mailbox.receive(PATIENCE)
+            assert mail.body == b"2"
+            await acknowledged(mail, world, ("results", "2", "two"))
+        found = await bucket.get_many(["1", "2"])
+        assert {key: entry.text for key, entry in found.items()} == {"1": "one", "2": "two"}
+        rows = await client.query("mailboxes")
+        assert {row["name"]: row["messages"] for row in rows}["alice"] == 0
+
+    play(scenario)
+
+
+async def acknowledged(mail: Any, world: World, put: tuple[Any, ...]) -> Any:
+    """The revision of a put with its acknowledgement."""
+    revision = mail.ack(put=put)
+    return revision if world.edge == "sync" else await revision

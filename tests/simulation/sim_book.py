@@ -12,6 +12,7 @@ from typing import Any
 
 from sim_answers import NO_OUTCOME, AnswerBook
 from sim_audit import AuditBook
+from sim_buckets import KeyBook
 from sim_clock import MailTimes, Wall
 from sim_credit import OFFER, SUBSCRIBE, CreditBook, Grant
 from sim_damage import Damaged, FlawedStore
@@ -103,6 +104,7 @@ class Book:
         audit: bool = False,
         unconfirmed: int = 0,
     ) -> None:
+        self.keys = KeyBook()
         self.has_failed = has_failed
         self.audit = AuditBook(lambda: wall.now, has_failed, unconfirmed, on=audit)
         self.author = Author()

@@ -13,6 +13,7 @@ from typing import Any
 
 from sim_admin import FEEDS, changing, question, target_of
 from sim_book import Book
+from sim_buckets import change_key
 from sim_history import History, Notes, Queue
 from sim_network import Frames, Link
 from sim_options import TRACKERS, wish
@@ -630,5 +631,6 @@ HABITS: dict[str, Callable[[Client, int, int, int], str]] = {
     "administer": Client.administer,
     "ask": Client.ask,
     "leave": Client.leave,
+    "change_key": change_key,
     **VERBS,
 }

@@ -23,6 +23,9 @@ RARE_STEPS = 4
 
 AGES_SECONDS = (0.5, 3.0, 60.0)
 
+KEYED = 6
+"""In some runs programs change keys of a bucket, in each of so many steps."""
+
 ADMINISTERED = 7
 """In some runs operators change anything at all, in each of so many steps."""
 
@@ -179,6 +182,7 @@ WAYS = ("on", "mixed", "off")
 def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     """The plan that a seed stands for, or would if it had this theme."""
     chance = Random(seed)
+    any_theme = theme is None
     clocks, restores = theme is None and seed % 16 in (4, 6), theme is None and seed % 16 == 11
     flaws = theme is None and seed % 10 == 8 and not (clocks or restores)
     administered = theme is None and (seed % 5 == 2 or (flaws and seed // 20 % 5 in (1, 3)))
@@ -227,6 +231,9 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     if administered and not (clocks or restores):
         # By the seed itself, too. The books of what operators set do not go back to a backup.
         kinds[::ADMINISTERED] = ["administer"] * len(kinds[::ADMINISTERED])
+    if any_theme and seed % 6 == 3 and not administered:
+        # By the seed itself: the rest of a plan is as it was before there were buckets.
+        kinds[3::KEYED] = ["change_key"] * len(kinds[3::KEYED])
     bits = chance.getrandbits
     steps = [Step(kind, bits(16), bits(16), bits(16)) for kind in kinds]
     rare = {

@@ -469,6 +469,7 @@ class World:
             self.book.streams.check_aged(self.setup.age_seconds)
         self.book.queues.check_store(self.disk.store.recover())
         self._check_outcomes()
+        self.book.keys.check(self.machine.core, exact=not (self.setup.flaws or self.setup.restores))
 
     def _without_room(self) -> set[tuple[str, str]]:
         """The feeds for which all queues together leave no room.

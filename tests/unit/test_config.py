@@ -90,13 +90,13 @@ def test_a_rendered_configuration_loads_as_it_was(load: Load) -> None:
         limits=LimitsConfig(memory=2**32 + 1),
     )
     assert load(config.toml()) == config
-    assert '; otherwise "5GiB".' in config.toml()
+    assert '; otherwise "6GiB".' in config.toml()
 
 
 def test_one_queue_may_have_three_quarters_of_what_all_may_have(load: Load) -> None:
     limits = load('[limits]\nmemory = "2GiB"\n[storage]\nsize = "2GiB"').core_limits
-    assert (limits.queues_messages, limits.queues_bytes) == (800_000, 256 * 1024**2)
-    assert (limits.queue_messages, limits.queue_bytes) == (600_000, 192 * 1024**2)
+    assert (limits.queues_messages, limits.queues_bytes) == (666_666, 256 * 1024**2)
+    assert (limits.queue_messages, limits.queue_bytes) == (499_999, 192 * 1024**2)
     assert Limits() == Limits().share_queues()
 
 
@@ -157,7 +157,7 @@ def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "size = 1",
             "unknown section 'size': expected broker, listen, access, storage, session, streams, queues, "
-            "events, limits, log",
+            "buckets, events, limits, log",
         ),
         ("storage = 1", "storage = 1: expected a table, as in [storage]"),
         (

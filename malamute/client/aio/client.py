@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
+from malamute.client.aio.bucket import Bucket
 from malamute.client.aio.consumers import Mailbox, Opening, Replies, Request, Subscription, Work
 from malamute.client.aio.demand import Demand
 from malamute.client.aio.driver import AioDriver
@@ -393,6 +394,10 @@ class Client(ClientBase):
 
     async def _work(self, call: Coroutine[Any, Any, Any]) -> Work:
         return Work(self._driver, await call)
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket: values by key. The call does not ask the broker."""
+        return Bucket(self._driver, name)
 
     # Handlers
 

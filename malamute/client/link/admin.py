@@ -42,6 +42,7 @@ class AdminMethods:
         self.ask = ask
 
     access = AdminMethod(admin.AccessQuery)
+    buckets = AdminMethod(admin.BucketsQuery)
     client = AdminMethod(admin.ClientQuery)
     clients = AdminMethod(admin.ClientsQuery)
     cursors = AdminMethod(admin.CursorsQuery)

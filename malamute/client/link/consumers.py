@@ -13,6 +13,7 @@ from time import monotonic, time_ns
 from typing import Any, NamedTuple
 
 from malamute.client.events import Gap
+from malamute.client.link.bucket import PutWithAck, change_key
 from malamute.client.link.driver import Driver
 from malamute.client.options import Span, count, patience, seconds
 from malamute.client.session.batch import is_stored, record_of
@@ -309,6 +310,20 @@ class QueueConsumer:
             driver.within(ACK_DELAY)
         driver.session.inbox.refill(source)
         driver.send()
+
+    def finish_with(self, message: Mail, put: Any) -> Any:
+        """Return a coroutine that acknowledges one message together with a put, and returns the revision."""
+        return self._finish_with(message, PutWithAck.of(put))
+
+    async def _finish_with(self, message: Mail, put: PutWithAck) -> int:
+        driver, source, sequence = self._driver, self._source, message.sequence
+        ranges = [[sequence, sequence]]
+        revision = await change_key(driver, put.command(source.number, ranges), None)
+        message.completed()
+        source.give_back(sequence)
+        driver.session.inbox.refill(source)
+        driver.send()
+        return int(revision)
 
     def give_back(self, message: Mail, delay_ms: int) -> None:
         """Return one message after a delay in milliseconds, or after the broker's backoff for -1."""

@@ -6,7 +6,7 @@ the session is not open: `resume` sets every source up again, from its position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from malamute.client.events import Event, Gap, Limited, Recalled, Slow, Switched
@@ -21,6 +21,7 @@ from malamute.client.session.sources import (
     StreamSource,
     ranges_of,
 )
+from malamute.client.session.watching import WatchSource
 from malamute.client.session.window import Window
 from malamute.errors import ConnectionLost, InvalidValue, MalamuteError, TooLarge
 from malamute.protocol import messages as wire
@@ -134,6 +135,18 @@ class Inbox:
         self._begin(source)
         self.consumers[source.number] = source
         return source
+
+    def watch(self, bucket: str, keys: Sequence[str]) -> WatchSource:
+        """Watch keys of a bucket. Accepted and refused as an offer."""
+        source = WatchSource(self._next_source, plain(wire.Watch(self._next_source, bucket, keys)))
+        self._begin(source)
+        return source
+
+    def changed(self, changed: wire.Changed) -> None:
+        """Take the states of watched keys."""
+        source = self._sources.get(changed.source)
+        if isinstance(source, WatchSource) and source.open:
+            source.changed(changed.rows)
 
     def _begin(self, source: Source) -> None:
         self._outbox.check()
@@ -457,7 +470,9 @@ class Inbox:
         for source in self._sources.values():
             command = source.command()
             # A drained mailbox is open for replies alone.
-            self._outbox.say(command._replace(credit=0, credit_bytes=0) if source.draining else command)
+            if source.draining and not isinstance(command, wire.Watch):
+                command = command._replace(credit=0, credit_bytes=0)
+            self._outbox.say(command)
         self._mail_timeout = mail_timeout
         if self.mailbox is not None:
             self.mailbox.ack_timeout = mail_timeout

@@ -191,6 +191,9 @@ class Settler(Protocol):
     def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
         """Acknowledge a message, or reject it."""
 
+    def finish_with(self, message: Mail, put: Any) -> Any:
+        """Acknowledge a message in one commit with a value for a bucket, and return its revision."""
+
     def give_back(self, message: Mail, delay_ms: int) -> None:
         """Have a message redelivered after `delay_ms`; with -1 after the broker's backoff."""
 
@@ -262,14 +265,38 @@ class Mail(Message):
         """Return whether the message was acknowledged, returned, rejected, or answered with a final reply."""
         return self._owner is None
 
-    # Settlement of a message. No call waits, and only the first settles the message. A call refused to its
-    # caller, as to another thread, settles nothing.
+    def completed(self) -> None:
+        """Mark the message as settled. To be called by its owner."""
+        self._owner = None
 
-    def ack(self) -> None:
-        """Acknowledge the message: the broker removes it. A duplicate acknowledgement does nothing."""
+    # Settlement of a message. No call waits but `ack` with a put, and only the first settles the message. A
+    # call refused to its caller, as to another thread, settles nothing.
+
+    @overload
+    def ack(self) -> None: ...
+
+    @overload
+    def ack(self, *, put: tuple[Any, ...]) -> Any: ...
+
+    def ack(self, *, put: tuple[Any, ...] | None = None) -> Any:
+        """Acknowledge the message: the broker removes it. A duplicate acknowledgement does nothing.
+
+        With `put`, which is `(bucket, key, value)` or `(bucket, key, value, ttl)`, the value is put in the
+        same commit: both are done, or none is. That call waits for the commit, and returns the revision; on
+        asyncio it is awaited.
+
+        Raises:
+            NotOutstanding: with `put`, the message is settled, or was redelivered meanwhile.
+            MalamuteError: with `put`, as `Bucket.put`; the message is then as it was.
+        """
+        if put is not None:
+            if self._owner is None:
+                raise NotOutstanding(f"message {self.sequence} is settled: expected one in hand")
+            return self._owner.finish_with(self, put)
         if owner := self._owner:
             owner.finish(self)
             self._owner = None
+        return None
 
     def nak(self, delay: Span | None = None) -> None:
         """Return the message for redelivery to the next consumer, after `delay` (seconds, or a timedelta).
@@ -352,7 +379,3 @@ class ServiceRequest(Mail):
         if self._owner is None:
             raise NotOutstanding(f"request {self.sequence} has its final reply already: expected one")
         return self._owner
-
-    def completed(self) -> None:
-        """Mark the request as completed by its final reply. To be called by its owner."""
-        self._owner = None

@@ -11,7 +11,7 @@ then on, under its number: the dry run replaces the change, unless that was made
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from malamute.client.session.outbox import Command, Outbox
@@ -19,9 +19,12 @@ from malamute.client.session.plain import plain
 from malamute.errors import Closed, ConnectionLost, MalamuteError
 from malamute.protocol import messages as wire
 from malamute.protocol.codec import encode
-from malamute.protocol.limits import CHANGES_MAX
+from malamute.protocol.limits import CHANGES_MAX, NUMBER_MAX
 
-Asking = wire.Query | wire.Withdraw | wire.Ping
+Asking = wire.Query | wire.Withdraw | wire.Ping | wire.Get
+
+KeyChange = wire.Put | wire.Delete | wire.Add
+"""A change of a key in a bucket."""
 
 _WITHDRAWAL_LOST = (
     "connection was lost before the answer: it is unknown whether messages were withdrawn; withdraw them once"
@@ -52,7 +55,7 @@ class PendingChange(Command):
 
     __slots__ = ("asking", "said", "value")
 
-    def __init__(self, asking: wire.Change) -> None:
+    def __init__(self, asking: wire.Change | KeyChange) -> None:
         super().__init__()
         self.asking = asking
         self.said = False
@@ -68,9 +71,8 @@ class PendingChange(Command):
 
     def void(self, error: MalamuteError) -> None:
         """Note that the caller has given up: from now on only a dry run is sent."""
-        arguments = {**self.asking.arguments, "dry_run": True}
         self.settle(error=error)
-        self.frames = encode(self.asking._replace(arguments=arguments))
+        self.frames = encode(_without_effect(self.asking))
 
 
 class Questions:
@@ -95,8 +97,16 @@ class Questions:
     def change(self, topic: str, arguments: Mapping[str, Any]) -> PendingChange:
         """Request a change of the broker, which is made once."""
         self._outbox.check()
-        change = PendingChange(plain(wire.Change(self._outbox.next_number, topic, arguments)))
-        frames = encode(change.asking)
+        return self._change(plain(wire.Change(self._outbox.next_number, topic, arguments)))
+
+    def change_key(self, asking: KeyChange) -> PendingChange:
+        """Request a change of a key, which is made once; its number is given here."""
+        self._outbox.check()
+        return self._change(plain(asking._replace(number=self._outbox.next_number)))
+
+    def _change(self, asking: wire.Change | KeyChange) -> PendingChange:
+        change = PendingChange(asking)
+        frames = encode(asking)
         change.said = self._outbox.ready
         self._outbox.submit(change, frames, sum(map(len, frames)), numbered=True)
         self._changes[change.number] = change
@@ -105,6 +115,10 @@ class Questions:
     def withdraw(self, kind: str, name: str, correlation: int | str) -> PendingQuery:
         """Withdraw unsettled messages with a correlation; the answer is their number."""
         return self._ask(lambda ref: wire.Withdraw(ref, kind, name, correlation))
+
+    def get(self, bucket: str, keys: Sequence[str]) -> PendingQuery:
+        """Ask for keys of a bucket; the answer is a row of each."""
+        return self._ask(lambda ref: wire.Get(ref, bucket, keys))
 
     def _ask(self, make: Callable[[int], Asking]) -> PendingQuery:
         self._outbox.check()
@@ -167,8 +181,8 @@ class Questions:
             if doubtful and change.said and not change.done:
                 change.void(
                     ConnectionLost(
-                        f"broker has forgotten this session: it is unknown whether {change.asking.topic} was "
-                        "done; look before you retry"
+                        "broker has forgotten this session: it is unknown whether "
+                        f"{_name(change.asking)} was done; look before you retry"
                     )
                 )
             change.said = True
@@ -195,3 +209,16 @@ class Questions:
         """End all open queries with an error."""
         for query in (*self._asked.values(), *self._pings):
             query.settle(error=error)
+
+
+def _name(asking: wire.Change | KeyChange) -> str:
+    """Return the name of a change in a text."""
+    return asking.topic if isinstance(asking, wire.Change) else f"the change of key {asking.key!r}"
+
+
+def _without_effect(asking: wire.Change | KeyChange) -> wire.Change | wire.Delete:
+    """Return a change that changes nothing, and has the number of this one."""
+    if isinstance(asking, wire.Change):
+        return asking._replace(arguments={**asking.arguments, "dry_run": True})
+    # No key has this revision.
+    return wire.Delete(asking.number, asking.bucket, asking.key, NUMBER_MAX)

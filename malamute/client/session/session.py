@@ -263,7 +263,7 @@ class ClientSession:
     def _ok(self, ok: wire.Ok) -> None:
         if ok.about == _BYE:
             self._end(Closed("client is closed: connect again"))
-        elif ok.about in (_SUBSCRIBE, _OFFER):
+        elif ok.about in (_SUBSCRIBE, _OFFER, _WATCH):
             self.inbox.opened(ok.ref, ok.value)
         elif ok.about == _DRAIN:
             self._drained(ok.ref)
@@ -277,7 +277,7 @@ class ClientSession:
         self._say_bye()
 
     def _changed(self, ok: wire.Ok) -> None:
-        if ok.about == _CHANGE and self.questions.changed(ok.ref, ok.value):
+        if ok.about in _CHANGES and self.questions.changed(ok.ref, ok.value):
             self._resyncs = 0
 
     def _deliver(self, deliver: wire.Deliver) -> None:
@@ -337,10 +337,11 @@ def _opcode(message: type[Any]) -> int:
     return BY_TYPE[message].opcode
 
 
-_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE, _DRAIN = map(
+_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _DRAIN, _WATCH = map(
     _opcode,
-    (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Change, wire.Drain),
+    (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Drain, wire.Watch),
 )
+_CHANGES = frozenset(map(_opcode, (wire.Change, wire.Put, wire.Delete, wire.Add)))
 _RESYNC_CODES = frozenset({405, 421})
 """The broker does not know the session, or a number left a gap: no outcome of the command it is about."""
 
@@ -353,7 +354,9 @@ _REFUSED: dict[int, Callable[[ClientSession, MalamuteError], bool]] = {
     _SUBSCRIBE: ClientSession._source_refused,
     _OFFER: ClientSession._source_refused,
     _opcode(wire.Query): ClientSession._query_refused,
-    _CHANGE: ClientSession._change_refused,
+    _opcode(wire.Get): ClientSession._query_refused,
+    _WATCH: ClientSession._source_refused,
+    **dict.fromkeys(_CHANGES, ClientSession._change_refused),
     _DRAIN: ClientSession._drain_refused,
     _WITHDRAW: ClientSession._query_refused,
 }
@@ -367,6 +370,7 @@ _STALE: _Handlers = {
     wire.Gap: ClientSession._ignore,
     wire.Switch: ClientSession._ignore,
     wire.Recall: ClientSession._ignore,
+    wire.Changed: ClientSession._ignore,
     wire.Ping: ClientSession._ignore,
     wire.Pong: ClientSession._ignore,
     wire.Stored: ClientSession._stored,
@@ -387,6 +391,7 @@ _HANDLERS: dict[State, _Handlers] = {
         wire.Gap: lambda session, gap: session.inbox.gap(gap),
         wire.Switch: lambda session, switch: session.inbox.switch(switch),
         wire.Recall: lambda session, recall: session.inbox.recall(recall),
+        wire.Changed: lambda session, changed: session.inbox.changed(changed),
         wire.Answer: lambda session, answer: session.questions.answered(answer.ref, answer.value),
         wire.Ping: ClientSession._pinged,
         wire.Pong: lambda session, pong: session.questions.pong(),

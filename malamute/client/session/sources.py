@@ -38,7 +38,7 @@ from malamute.errors import MalamuteError
 from malamute.protocol.batch import Columns, Frame
 from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import RANGES_MAX
-from malamute.protocol.messages import Ack, Offer, Reject, Subscribe
+from malamute.protocol.messages import Ack, Offer, Reject, Subscribe, Watch
 from malamute.protocol.position import StorePosition
 from malamute.protocol.start import SEQ, Start
 
@@ -82,7 +82,7 @@ class Source:
         """Handle a lost connection: forget its state."""
         raise NotImplementedError
 
-    def command(self) -> Subscribe | Offer:
+    def command(self) -> Subscribe | Offer | Watch:
         """Return the command that begins the source, or resumes it at its position."""
         raise NotImplementedError
 

@@ -36,6 +36,7 @@ from malamute.client.options import (
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message
 from malamute.client.session.receipts import SentBase
+from malamute.client.sync.bucket import Bucket
 from malamute.client.sync.consumers import Mailbox, Replies, Subscription, Work
 from malamute.client.sync.demand import Demand
 from malamute.client.sync.driver import BlockingDriver, RenewingDriver, run
@@ -511,6 +512,14 @@ class Client(ClientBase):
         """
         source = self._driver.run(self._offer(service, patterns, **options))
         return Work(self._driver, source)
+
+    def bucket(self, name: str) -> Bucket:
+        """Return a bucket: values by key. The call does not ask the broker.
+
+        Raises:
+            InvalidName: the name is invalid.
+        """
+        return Bucket(self._driver, name)
 
     # Handlers
 

@@ -52,6 +52,10 @@ class _ThreadSafeConsumer(QueueConsumer):
         """Acknowledge one message, or reject it."""
         self._driver.do(super().finish, message, rejection)
 
+    def finish_with(self, message: Mail, put: Any) -> Any:
+        """Acknowledge one message together with a put, and return the revision."""
+        return self._driver.run(super().finish_with(message, put))
+
     def give_back(self, message: Mail, delay_ms: int) -> None:
         """Return one message after a delay in milliseconds, or after the broker's backoff for -1."""
         self._driver.do(super().give_back, message, delay_ms)

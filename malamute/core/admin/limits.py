@@ -33,6 +33,8 @@ SHARED: Mapping[str, SharedLimit] = {
     "streams": SharedLimit(lambda core: len(core.streams.by_name)),
     "cursors_bytes": SharedLimit(lambda core: core.streams.cursors.bytes),
     "feeds": SharedLimit(lambda core: len(core.feeds.by_name)),
+    "buckets": SharedLimit(lambda core: len(core.buckets.by_name)),
+    "buckets_bytes": SharedLimit(lambda core: core.buckets.usage.bytes),
     "accounts": SharedLimit(lambda core: len(core.accounts.stored.by_name)),
     "queues": SharedLimit(lambda core: core.queue_limits.queues),
     "queues_bytes": SharedLimit(lambda core: core.queue_limits.bytes),

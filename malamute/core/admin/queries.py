@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from malamute.core.admin.buckets import buckets
 from malamute.core.admin.clients import client, clients
 from malamute.core.admin.feeds import feed, feeds
 from malamute.core.admin.groups import groups
@@ -220,6 +221,7 @@ def at_once(core: Engines) -> dict[str, Callable[[Any], Any]]:
         "access": partial(access, core.access),
         "users": partial(users, effects, core.accounts, core.quotas),
         "groups": partial(groups, effects, core.access, core.groups),
+        "buckets": partial(buckets, effects, core.buckets),
         "quotas": partial(quotas, effects, core.quotas),
     }
 
@@ -236,6 +238,7 @@ def asking(core: Engines) -> dict[str, Asking]:
         core.queues,
         core.queue_limits,
         partial(shared, core),
+        core.buckets.operations,
     )
     return {
         "messages": partial(messages, core.queues),

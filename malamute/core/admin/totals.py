@@ -148,12 +148,13 @@ def totals(
     queues: QueueTables,
     limits: QueueLimits,
     used: Callable[[], Iterable[LimitUsage]],
+    operations: Callable[[], dict[str, int]],
     query: TotalsQuery,
     answered: Callable[[BrokerTotals], None],
 ) -> None:
     """Report the counts of the broker, and the totals of queues and streams. Many take several iterations.
 
-    `used` is the usage of the shared limits.
+    `used` is the usage of the shared limits, `operations` those of keys in buckets.
     """
     fullest = Fullest(configuration.settings.limits, limits)
     sums = {kind: _QueueSums(table.by_name.values(), fullest) for kind, table in queues.items()}
@@ -186,6 +187,7 @@ def totals(
                 delivered={**effects.counters.delivered},
                 dead_lettered={**limits.dead_lettered},
                 limits=[*used(), *fullest.rows()],
+                key_operations=operations(),
                 refused_lately=effects.counters.refused_lately.count(effects.now),
                 queues=[one.row(kind, effects.now + effects.ahead) for kind, one in sums.items()],
             )

@@ -39,8 +39,8 @@ class Holdings:
         self._quotas: dict[str, QuotaUsages] = {}
         """The quotas that those count for who have any."""
 
-    def check(self, user: str, cost: int, left: int, beside: int | None = None) -> None:
-        """Check that a user may have one more, at a cost out of the amount `left` to all.
+    def check(self, user: str, cost: int, left: int, beside: int | None = None, *, count: int = 1) -> None:
+        """Check that a user may have `count` more, at a cost out of the amount `left` to all.
 
         `beside` is the user's part of that; by default, the cost of all that the user has.
 
@@ -48,7 +48,7 @@ class Holdings:
             QuotaExceeded: that is more than a quota allows, or than the user leaves to others.
         """
         usages = self._quotas.get(user) or self._quotas_of(user)
-        check_all(usages, self.name, 1)
+        check_all(usages, self.name, count)
         has = self.costs[user] if beside is None else beside
         given = any(getattr(usage.quota, self.name) is not None for usage in usages)
         if given or has + cost <= left - cost or not has or not (user or self._has_users()):

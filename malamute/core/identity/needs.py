@@ -12,18 +12,22 @@ from typing import Any, NamedTuple
 
 from malamute.protocol.messages import (
     Ack,
+    Add,
     Bye,
     Cancel,
     Change,
     Commit,
     Credit,
+    Delete,
     Drain,
+    Get,
     Hello,
     Nak,
     Offer,
     Ping,
     Progress,
     Publish,
+    Put,
     Query,
     Received,
     Reject,
@@ -32,6 +36,7 @@ from malamute.protocol.messages import (
     Request,
     Send,
     Subscribe,
+    Watch,
     Withdraw,
 )
 
@@ -87,6 +92,11 @@ ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Bye: _OWN,
     Commit: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
     Change: (Access("change", "topic", "topic"),),
+    Get: (Access("read", "bucket", "bucket"),),
+    Put: (Access("write", "bucket", "bucket"),),
+    Delete: (Access("write", "bucket", "bucket"),),
+    Add: (Access("write", "bucket", "bucket"),),
+    Watch: (Access("read", "bucket", "bucket"),),
 }
 """The need of each command of an open session."""
 
@@ -145,6 +155,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "metrics": (),
     "access": (),
     "quotas": (),
+    "buckets": (),
     "stored": (Access("view", "stream", "stream"),),
     "cursors": (Access("view", "stream", "stream"),),
     "stream": (Access("view", "stream", "name"),),

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 from malamute.access import Accounts, Policy
 from malamute.protocol.admin import BrokerOption
 from malamute.protocol.limits import Limits
-from malamute.store.policies import PolicyOf, QueuePolicy, StreamPolicy, StreamPolicyOf
+from malamute.store.policies import (
+    DURABLE,
+    BucketPersistenceOf,
+    PolicyOf,
+    QueuePolicy,
+    StreamPolicy,
+    StreamPolicyOf,
+)
 
 
 class Settings(NamedTuple):
@@ -23,6 +30,7 @@ class Settings(NamedTuple):
     unjournaled: bool = False
     """Whether there may be a stream without a journal."""
     queues: PolicyOf = lambda kind, name: QueuePolicy()
+    buckets: BucketPersistenceOf = lambda name: DURABLE
     lifecycle_events: bool = False
     """Whether `$sys` reports events of clients, streams, queues and the store."""
     settled_events: bool = False

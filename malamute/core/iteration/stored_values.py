@@ -50,6 +50,25 @@ class StoredValues(dict[K, V]):
         self._become(name, value)
         stage.when_stored(lambda error: self._settled(name, value, pending, error), awaited=False)
 
+    def durable(self, name: K) -> V | None:
+        """Return the newest value that the disk has, for a value of which changes may be under way."""
+        pending = self._pending.get(name)
+        return self.get(name) if pending is None else pending.stored
+
+    def is_changing(self, name: K) -> bool:
+        """Return whether a change of a value is under way to the disk."""
+        return name in self._pending
+
+    @property
+    def changing(self) -> bool:
+        """Return whether a change of any value is under way."""
+        return bool(self._pending)
+
+    def rely_on(self, name: K) -> None:
+        """Store this iteration only if the last change of a value is stored, if one is under way."""
+        if (pending := self._pending.get(name)) is not None:
+            self._stage.rely_on(pending.token)
+
     def rely_on_changes(self, concerned: Callable[[K], bool]) -> None:
         """Store this iteration only if the changes of these names are stored that are under way.
 

@@ -297,6 +297,8 @@ class QueueSequences:
         self.floor = self.reserved = incarnation
         self._asked = 0
         """Up to where the disk is asked to reserve them; 0 while it is not."""
+        self._asked_in = 0
+        """The append that asks for that."""
         self._unstored = 0
         """The last sequence of a message that is on no disk, though somebody may have it."""
         self._is_closed = False
@@ -319,6 +321,11 @@ class QueueSequences:
             self._reserve(last + RESERVE)
         return last <= self.reserved
 
+    def rely_on_reservation(self) -> None:
+        """Store this iteration only if the reservation under way is stored."""
+        if self._asked:
+            self._effects.stage.rely_on(self._asked_in)
+
     def note_unstored(self, sequences: Sequence[int]) -> None:
         """Messages with these sequences may be delivered, and are on no disk."""
         if sequences and sequences[-1] > self._unstored:
@@ -339,6 +346,7 @@ class QueueSequences:
 
     def _reserve(self, last: int) -> None:
         self._asked = last
+        self._asked_in = self._effects.stage.token
         self._effects.stage.store(PutValue(SEQUENCES, KEY, last))
         self._effects.stage.when_stored(lambda error: self._stored(last, error), awaited=False)
 

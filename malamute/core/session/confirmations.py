@@ -23,11 +23,14 @@ from malamute.errors import (
 from malamute.protocol.limits import CHANGES_MAX, Limits
 from malamute.protocol.messages import (
     BY_TYPE,
+    Add,
     Change,
     Commit,
+    Delete,
     Error,
     Ok,
     Publish,
+    Put,
     Reply,
     Request,
     Send,
@@ -44,6 +47,9 @@ Numbered = Publish | Send | Request | Reply | Commit
 """The commands that a session numbers and that STORED confirms. OK answers a CHANGE, which has one, too."""
 
 CHANGE = BY_TYPE[Change].opcode
+
+WITH_OUTCOME = frozenset(BY_TYPE[message].opcode for message in (Change, Put, Delete, Add))
+"""Opcodes of the numbered commands that OK answers with their outcome, which is kept for the session."""
 
 
 class Run:
@@ -133,13 +139,15 @@ class Confirmations:
             numbers.next = number + 1
             numbers.forget_before(number - self.limits.unconfirmed)
             numbers.refuse(number, error)
-        elif error.about == CHANGE and numbers.outcomes.drop(number):
+        elif error.about in WITH_OUTCOME and numbers.outcomes.drop(number):
             numbers.refuse(number, error)
 
     # Changes
 
-    def admit_change(self, session: Session, number: int) -> bool:
+    def admit_change(self, session: Session, number: int, about: int = CHANGE) -> bool:
         """Whether a change is to be executed; if it was before, it is answered again, now or when it is done.
+
+        `about` is the opcode of the command, here and below.
 
         Raises `NumberTooOld` as for all numbers, and for an outcome that is not kept any more; `TooMany`
         when as many wait for their answers as may.
@@ -148,7 +156,7 @@ class Confirmations:
         if number in outcomes.running:
             return False
         if number in outcomes.decided:
-            self.effects.send(session.peer, Ok(CHANGE, number, outcomes.decided[number]))
+            self.effects.send(session.peer, Ok(about, number, outcomes.decided[number]))
             return False
         if number in outcomes.undecided:
             return True
@@ -164,14 +172,15 @@ class Confirmations:
             return True
         return False
 
-    def begin_change(self, session: Session, number: int) -> None:
-        """A change is executed: from now on it is undecided, over a crash too."""
+    def begin_change(self, session: Session, number: int, *, stores: bool = True) -> None:
+        """A change is executed: from now on it is undecided, over a crash too if anything of it is stored."""
         numbers = session.numbers
         if number == numbers.next:
             numbers.next = number + 1
             numbers.forget_before(number - self.limits.unconfirmed)
         numbers.outcomes.begin(number)
-        self.pending.setdefault(session, [])
+        if stores:
+            self.pending.setdefault(session, [])
 
     def decide_change(
         self,
@@ -181,6 +190,7 @@ class Confirmations:
         *,
         final: bool = True,
         otherwise: Any = None,
+        about: int = CHANGE,
     ) -> None:
         """A change has come to this, all of it in this iteration: store it beside that, and answer then.
 
@@ -193,20 +203,27 @@ class Confirmations:
 
         def stored(error: MalamuteError | None) -> None:
             if error is not None and otherwise is None:
-                self.fail_change(session, number, error)
+                self.fail_change(session, number, error, about)
                 return
             outcomes = session.numbers.outcomes
             outcomes.running.discard(number)
             if error is not None and number in outcomes.decided:
                 outcomes.decide(number, otherwise)
-            self._answer(session, Ok(CHANGE, number, value if error is None else otherwise))
+            self._answer(session, Ok(about, number, value if error is None else otherwise))
 
         if final:
             self._stage.when_stored(stored)
 
-    def fail_change(self, session: Session, number: int, error: MalamuteError) -> None:
+    def settle_at_once(self, session: Session, number: int, value: Any, about: int) -> None:
+        """A change has come to this, and nothing of it is stored: answer it at once."""
+        self.begin_change(session, number, stores=False)
+        session.numbers.outcomes.decide(number, value)
+        session.numbers.outcomes.running.discard(number)
+        self.effects.send(session.peer, Ok(about, number, value))
+
+    def fail_change(self, session: Session, number: int, error: MalamuteError, about: int = CHANGE) -> None:
         """A change was refused, and nothing was changed."""
-        answer = error_message(error, CHANGE, number)
+        answer = error_message(error, about, number)
         if number and session.numbers.outcomes.drop(number):
             session.numbers.refuse(number, answer)
         self.effects.counters.refuse(answer.code, self.effects.now)

@@ -44,7 +44,11 @@ class SelectorBudget:
                 f"selector of {cost} bytes of memory is too large: expected at most {limits.selector_bytes};"
                 " ask for less, or in several subscriptions"
             )
-        cost += beside
+        return self.check_cost(cost + beside, session)
+
+    def check_cost(self, cost: int, session: Session | None = None) -> int:
+        """Return the cost of a source in bytes. Raises `TooMany` or `QuotaExceeded` without room for it."""
+        limits = self.limits
         if session is not None and session.selector_bytes + cost > limits.session_selector_bytes:
             raise TooMany(
                 f"selectors of this session are too large: {session.selector_bytes} bytes of memory, "

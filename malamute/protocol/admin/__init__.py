@@ -9,7 +9,7 @@ Credit is the remaining one, -1 without limit.
 
     value       values with named fields, rows, and their maps
     topic       the base classes of queries and changes
-    broker, store, streams, cursors, feeds, queues, messages, clients, users, groups, access,
+    broker, store, buckets, streams, cursors, feeds, queues, messages, clients, users, groups, access,
                 quotas
                 the queries, the changes and the rows of each subject
 
@@ -36,6 +36,8 @@ from malamute.protocol.admin.broker import QueueTotals as QueueTotals
 from malamute.protocol.admin.broker import ReaderTotals as ReaderTotals
 from malamute.protocol.admin.broker import StatusQuery as StatusQuery
 from malamute.protocol.admin.broker import TotalsQuery as TotalsQuery
+from malamute.protocol.admin.buckets import BucketRow as BucketRow
+from malamute.protocol.admin.buckets import BucketsQuery as BucketsQuery
 from malamute.protocol.admin.clients import ClientDetails as ClientDetails
 from malamute.protocol.admin.clients import ClientDisconnect as ClientDisconnect
 from malamute.protocol.admin.clients import ClientDisconnected as ClientDisconnected

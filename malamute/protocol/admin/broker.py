@@ -135,7 +135,8 @@ class BrokerTotals(Row):
     families of patterns that are plug-ins. `delivered` are messages that were sent to subscribers and
     consumers, redeliveries included, by the kind of their source. `dead_lettered` are messages that became
     dead letters, by the kind of queue. `limits` are the use of each limit, and `refused_lately` the commands
-    refused for want of room in the last minute or two.
+    refused for want of room in the last minute or two. `key_operations` are the keys of buckets that were
+    read, changed and expired, by what was done.
     """
 
     iterations: DurationTotals
@@ -152,6 +153,7 @@ class BrokerTotals(Row):
     dead_lettered: dict[str, int] = {}
     limits: list[LimitUsage] = []
     refused_lately: int = 0
+    key_operations: dict[str, int] = {}
 
 
 class TotalsQuery(AdminQuery[BrokerTotals]):
