@@ -15,7 +15,7 @@ import pytest
 from cli_commands import ROOT, TIMEOUT, Run
 from depth import nightly, some
 from lab.peers import server, table
-from lab.peers.measure import PeersOptions, PeersRow, choose, measure
+from lab.peers.measure import PeersOptions, PeersRow, choose, measure, take_priority
 from lab.peers.server import (
     ServerCommand,
     find_program,
@@ -25,10 +25,11 @@ from lab.peers.server import (
     serve,
     version_of,
 )
-from lab.peers.table import BATCHED, OWN, PEERS, REQUEST, STORED_REQUEST, UNCONFIRMED, WORKS
+from lab.peers.table import BATCHED, OWN, PEERS, REQUEST, STORED_REQUEST, UNCONFIRMED, WAITED, WORKS
 
-from malamute.errors import MalamuteError, NotInstalled
+from malamute.errors import InvalidValue, MalamuteError, NotInstalled
 
+STORING = (WAITED, STORED_REQUEST)
 FOREIGN = [peer for peer in PEERS.values() if peer.programs]
 
 LISTENER = (
@@ -94,6 +95,23 @@ def test_each_of_our_own_works(work: str, tmp_path: Path) -> None:
     assert row.messages >= 10
 
 
+@pytest.mark.parametrize(
+    ("peer", "work"),
+    [("floor", REQUEST), *((f"floor, {store}", work) for store in ("LMDB", "log file") for work in STORING)],
+)
+def test_each_work_of_a_floor(peer: str, work: str, tmp_path: Path) -> None:
+    assert _measure(peer, work, tmp_path).missing == 0
+
+
+def test_a_priority_that_the_system_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with pytest.raises(InvalidValue, match="priority 10"):
+        take_priority(10)
+
+
 def test_what_is_not_installed_is_left_out_and_named(
     run_lab: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +120,8 @@ def test_what_is_not_installed_is_left_out_and_named(
     few = ("--messages", "10", "--rounds", "1", "--work", REQUEST, "--data", str(tmp_path))
     result = run_lab("peers", "--json", *few)
     shown = json.loads(result.stdout)
-    assert {row["peer"] for row in shown["results"]} == {"Malamute", "zmq.proxy", "bare ROUTER"}
+    assert {row["peer"] for row in shown["results"]} == {"Malamute", "zmq.proxy", "bare ROUTER", "floor"}
+    assert shown["parameters"]["priority"] == "ordinary"
     assert "apt-get install nats-server" in shown["parameters"]["without NATS"]
     for peer in FOREIGN:
         assert f"without {peer.name}: no " in result.stderr

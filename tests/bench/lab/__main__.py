@@ -291,10 +291,17 @@ def commands_command(as_json: bool, **given: Any) -> None:
     "--peer", "peers", PEERS, "One to measure; may be repeated. All that are installed if not given."
 )
 @names_option("--work", "works", WORKS, "One of the works; may be repeated. All of them if it is not given.")
+@click.option(
+    "--priority",
+    type=click.IntRange(1, 99),
+    help="The real-time priority of all processes, on a machine with other work.",
+)
 @DATA
 @json_option
-def peers_command(as_json: bool, **given: Any) -> None:
+def peers_command(as_json: bool, priority: int | None, **given: Any) -> None:
     """Measure Malamute beside NATS, JetStream, Redis Streams, RabbitMQ, Mosquitto and bare ZeroMQ.
+
+    A floor is the least that a server of pyzmq with a writer thread takes for a work.
 
     Each round of each work takes the peers in turn, each with a new server on loopback and in a temporary
     directory. Ratios are what Malamute has in parts of what the peer has in the same round: of rates, or of
@@ -309,7 +316,8 @@ def peers_command(as_json: bool, **given: Any) -> None:
         **{f"without {name}": words for name, words in lacking.items()},
         **{name: PEERS[name].about for name in names},
     }
-    parameters = {**describe(options.directory), **given_options(options), **about}
+    ran = {"priority": peers.take_priority(priority)}
+    parameters = {**describe(options.directory), **given_options(options), **ran, **about}
     print_rows(parameters, peers.measure(options), as_json=as_json)
 
 

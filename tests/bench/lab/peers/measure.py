@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ from malamute.bench import workspace
 from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle, percentile_ms
 from malamute.bench.processes import Measured, run_together
 from malamute.bench.workloads import Begin, Workload
-from malamute.errors import NotInstalled
+from malamute.errors import InvalidValue, NotInstalled
 
 
 class PeersOptions(NamedTuple):
@@ -63,6 +64,24 @@ class PeerRound(NamedTuple):
     p99_ms: float | None
     server_cpu_us: float | None
     missing: int
+
+
+def take_priority(priority: int | None) -> str:
+    """Run this process and all that it starts with a real-time priority; return how they run.
+
+    Raises:
+        InvalidValue: the system does not allow that.
+
+    """
+    if priority is None:
+        return "ordinary"
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+    except OSError as error:
+        raise InvalidValue(
+            f"cannot run with the priority {priority}: {error.strerror}; leave it out"
+        ) from error
+    return f"real-time {priority}"
 
 
 def choose(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -161,6 +161,13 @@ def _zeromq(kind: str, count: int) -> Callable[[Path, Sequence[int]], ServerComm
     return serve
 
 
+def _floor(kind: str) -> Callable[[Path, Sequence[int]], ServerCommand]:
+    def serve(directory: Path, ports: Sequence[int]) -> ServerCommand:
+        return ServerCommand([sys.executable, "-m", "lab.peers.floor", kind, str(directory), str(ports[0])])
+
+    return serve
+
+
 # The table
 
 OWN = Peer(
@@ -283,6 +290,29 @@ PEERS: dict[str, Peer] = {
             "nothing is stored",
             {REQUEST: Part("own:relay_ask", "own:relay_answer")},
             clients=["pyzmq"],
+        ),
+        Peer(
+            "floor",
+            _floor("relay"),
+            "a ROUTER with msgpack; nothing is stored",
+            {REQUEST: Part("floor:ask", "floor:answer")},
+            clients=["pyzmq"],
+        ),
+        *(
+            Peer(
+                f"floor, {name}",
+                _floor(kind),
+                f"the same with a writer thread, {durability}; of a request the reply is not stored",
+                {
+                    WAITED: Part("floor:publish_and_wait"),
+                    STORED_REQUEST: Part("floor:ask", "floor:answer"),
+                },
+                clients=["pyzmq"],
+            )
+            for name, kind, durability in (
+                ("LMDB", "lmdb", "a transaction of LMDB before each answer"),
+                ("log file", "log", "one fdatasync of a file before each answer"),
+            )
         ),
     )
 }
