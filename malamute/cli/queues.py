@@ -27,6 +27,7 @@ from malamute.cli.options import ConnectionOptions, connects, examples, json_opt
 from malamute.cli.payload import body_of
 from malamute.cli.printing import body_fields, excerpt, plain_headers
 from malamute.cli.tables import show_whole
+from malamute.cli.units import duration
 from malamute.protocol.names import Kind
 from malamute.protocol.time_units import to_seconds
 
@@ -319,6 +320,58 @@ def _purge(queues: QueueKind) -> click.Command:
     return purge
 
 
+def _delays(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
+    """Return the delays of a backoff in seconds."""
+    return None if text is None else [duration(one) for one in text.split(",") if one.strip()]
+
+
+def _edit(queues: QueueKind) -> click.Command:
+    kind, shown = queues.kind, f"malamute {queues.kind} edit {queues.example}"
+
+    @click.command(
+        help=f"""Set the attempts, the backoff and the time-out of a {kind}. Settings that are not named stay.
+
+        These have precedence over the configuration, and are kept over restarts. A new time-out is for
+        consumers that come from now on. --reset returns to the configuration.
+        """,
+        epilog=examples(f"{shown} --attempts 5 --backoff 1s,10s,1m --dry-run", f"{shown} --reset"),
+    )
+    @_name(queues)
+    @click.option("--attempts", type=click.IntRange(min=0), help="Attempts of a message; 0 is no limit.")
+    @click.option(
+        "--backoff",
+        metavar="DURATIONS",
+        callback=_delays,
+        help="Delays before the next attempts, as 1s,5s,1m; '' is no delay.",
+    )
+    @click.option(
+        "--ack-timeout",
+        type=duration,
+        metavar="DURATION",
+        help="Time to settle a message, as 30m; 0 is no limit.",
+    )
+    @click.option("--reset", is_flag=True, help="Return to the configuration, but for settings named here.")
+    @dry_run_option
+    @connects
+    @json_option
+    def edit(
+        name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool, **settings: Any
+    ) -> None:
+        from malamute.protocol import admin
+
+        given = {
+            option: value for option, value in settings.items() if value is not None and value is not False
+        }
+        if not given:
+            raise click.UsageError("nothing to edit: give --attempts, --backoff, --ack-timeout or --reset")
+        connection, name = connection.to(name, kind)
+        make_change(
+            connection, admin.QueueSet(kind=kind, name=name, dry_run=dry_run, **given), as_json=as_json
+        )
+
+    return edit
+
+
 def _delete(queues: QueueKind) -> click.Command:
     kind, shown = queues.kind, f"malamute {queues.kind} delete {queues.example}"
 
@@ -355,6 +408,7 @@ def _group(queues: QueueKind) -> click.Group:
     commands = [
         _list(queues),
         _show(queues),
+        _edit(queues),
         _reading(queues, "browse", waiting, dead=False),
         _reading(queues, "dead", died, dead=True),
         _message(queues),

@@ -22,7 +22,7 @@ TIMES = frozenset({"since", "last_heard", "configured_at"})
 SIZES = frozenset({"bytes", "size", "high_water", "streams_budget"})
 """Columns in bytes, beside those whose names end with `_bytes`."""
 
-SPANS = frozenset({"oldest_age", "uptime", "seconds", "retain_age"})
+SPANS = frozenset({"oldest_age", "uptime", "seconds", "retain_age", "backoff", "ack_timeout"})
 """Columns in seconds, beside those whose names end with `_seconds`, and with `_ms` for milliseconds."""
 
 DROPPED_FIRST = (
@@ -97,7 +97,7 @@ def show_whole(found: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(found))
         return
-    tables = {name: value for name, value in found.items() if isinstance(value, list)}
+    tables = {name: value for name, value in found.items() if isinstance(value, list) and name not in SPANS}
     show_map({name: value for name, value in found.items() if name not in tables}, as_json=False)
     for name, rows in tables.items():
         rows = [criteria_words(row) if "criteria" in row else row for row in rows]

@@ -354,7 +354,8 @@ class QueuesConfig(Section):
     """How long a consumer may neither settle a message nor report on it, before it goes to another one;
     0 is for ever. An offer may set its own."""
     max_deliver: int = option(_QUEUE.attempts_max, _ANY_COUNT)
-    """After so many attempts a message that comes back becomes a dead letter; 0 is never."""
+    """After so many attempts a message that comes back becomes a dead letter; 0 is never. `malamute service
+    edit` sets this, `backoff` and `ack_timeout` of one queue at run time, which overrules the values here."""
     backoff: tuple[float, ...] = option(_QUEUE.backoff_seconds, option_types.durations(0, _YEAR))
     """How long a message waits that came back after its first attempt, its second and so on. The last one
     holds for all that follow; none at all means at once."""
@@ -381,7 +382,7 @@ class QueuesConfig(Section):
             for option, field in POLICY_FIELDS.items()
             if (value := getattr(section, option, None)) is not None
         }
-        return QueuePolicy(**chosen)
+        return QueuePolicy(**chosen, source=f"rule {rule.pattern}" if rule else "default")
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,7 @@ class Core(Engines):
             probe=settings.probe_interval,
             release=self.sources.take_back,
             forget=self.mailboxes.forget,
-            ack_timeout=lambda address: (
-                self.configuration.settings.queues("mailbox", address).ack_timeout_seconds
-            ),
+            ack_timeout=lambda address: self.queue_limits.policy_of("mailbox", address).ack_timeout_seconds,
             quotas=self.quotas,
         )
 

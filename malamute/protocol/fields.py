@@ -338,6 +338,12 @@ RowCount = Annotated[int, Meta(ge=1, le=limits.ROWS_MAX, title="rows")]
 Uid = Annotated[int, Meta(ge=0, le=limits.UID_MAX, title="uid")]
 _AGE = f"a finite number from 0 to {limits.AGE_SECONDS_MAX}"
 AgeSeconds = Annotated[float, Meta(ge=0, le=limits.AGE_SECONDS_MAX, title="seconds", description=_AGE)]
+_DELAYS = f"a list of at most {limits.DELAYS_MAX} numbers from 0 to {limits.AGE_SECONDS_MAX}"
+Delays = Annotated[
+    Sequence[float],
+    _list("delays", 0, limits.DELAYS_MAX, _DELAYS),
+    Beyond(wire=list[Annotated[float, Meta(ge=0, le=limits.AGE_SECONDS_MAX)]]),
+]
 Subject = Annotated[str, _bytes("subject", limits.SUBJECT_BYTES_MAX), _within(limits.SUBJECT_BYTES_MAX)]
 _PATH = f"a path of 1 to {limits.PATH_BYTES_MAX} bytes without NUL"
 Path = Annotated[

@@ -65,6 +65,9 @@ DURATION_MS_MAX = 10 * 365 * 86_400_000
 AGE_SECONDS_MAX = 100 * 365 * 86_400
 """Seconds of the longest age for which a stream keeps its messages: a hundred years."""
 
+DELAYS_MAX = 32
+"""Delays of a backoff."""
+
 ROWS_MAX = 1_000
 """Messages of a queue in one ANSWER."""
 

@@ -83,6 +83,8 @@ class QueuePolicy(NamedTuple):
     """Dead letters that are stored; 0 stores none."""
     idle_seconds: float = 86_400.0
     """The time without use after which an empty queue is removed; 0 is never."""
+    source: str = "default"
+    """The origin in the configuration: `rule` and a pattern, or `default`."""
 
     def delay(self, attempts: int) -> float:
         """Return the backoff in seconds after so many attempts."""
@@ -93,3 +95,28 @@ class QueuePolicy(NamedTuple):
 PolicyOf = Callable[[BaseKind, str], QueuePolicy]
 
 BucketPersistenceOf = Callable[[str], Persistence]
+
+class QueueSettings(NamedTuple):
+    """The part of the policy of one queue that was set at run time; None is as configured."""
+
+    attempts_max: int | None = None
+    backoff_seconds: tuple[float, ...] | None = None
+    ack_timeout_seconds: float | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return the fields of a `QueuePolicy` that were set."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    @classmethod
+    def of(cls, value: Any) -> QueueSettings:
+        """Return the settings of a stored value; none for an invalid one."""
+        try:
+            attempts, backoff, ack_timeout = value
+            return cls(
+                None if attempts is None else int(attempts),
+                None if backoff is None else tuple(map(float, backoff)),
+                None if ack_timeout is None else float(ack_timeout),
+            )
+        except (TypeError, ValueError, OverflowError):
+            return cls()

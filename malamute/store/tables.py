@@ -59,6 +59,9 @@ FEEDS = "feeds"
 QUEUE_FEEDS = "queue-feeds"
 """Of (kind, name, feed): a feed of a queue's messages, encoded as in `FEEDS`."""
 
+QUEUE_SETTINGS = "queue-settings"
+"""Of (kind, name): the `QueueSettings` of a queue, in place of the configured ones."""
+
 SESSIONS = "sessions"
 """Of (session, part): the durable state of a client's session, encoded by the core."""
 
@@ -103,6 +106,7 @@ TABLES = {
     PUBLISHED: Table(gives_room=True),
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),
+    QUEUE_SETTINGS: Table(gives_room=True),
     SESSIONS: Table(gives_room=True),
     ACCOUNTS: Table(),
     GROUPS: Table(),

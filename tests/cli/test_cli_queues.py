@@ -87,6 +87,20 @@ def test_one_queue_is_shown(run: Run, kind: str) -> None:
     assert "error 404" in run(kind, "show", "none", exit_code=1).stderr
 
 
+def test_the_settings_of_a_queue_are_edited_and_shown(run: Run, kind: str) -> None:
+    edit = (kind, "edit", "q", "--attempts", "3", "--backoff", "1s, 1m")
+    assert _rows(run, *edit, "--dry-run")["attempts"] == 3
+    assert _rows(run, kind, "show", "q")["attempts"] == 1
+    run(*edit)
+    shown = run(kind, "show", "q").stdout
+    assert "1.0 s, 1 m 0 s" in shown
+    assert "default; at run time: attempts, backoff" in shown
+    assert _rows(run, kind, "edit", "q", "--backoff", "")["backoff"] == []
+    assert _rows(run, kind, "edit", "q", "--reset")["settings_source"] == "default"
+    assert "nothing to edit" in run(kind, "edit", "q", exit_code=2).stderr
+    run(kind, "edit", "none", "--attempts", "1", exit_code=1)
+
+
 def test_who_works_for_a_service_is_notified(run: Run, client: malamute.Client) -> None:
     with client.work("q", "bw.*", credit=3):
         (worker,) = _rows(run, "service", "show", "q")["workers"]

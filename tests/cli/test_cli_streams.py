@@ -100,6 +100,21 @@ def test_a_stream_is_purged_after_asking(run: Run, client: malamute.Client) -> N
     assert client.publish("weather", "a", b"", assurance="stored") == 6
 
 
+def test_messages_of_a_stream_are_deleted_after_asking(run: Run, client: malamute.Client) -> None:
+    delete = ("stream", "delete-messages", "weather")
+    asked = run(*delete, "--sequence", "2", stdin="n\n", exit_code=1).stderr
+    assert "Delete the message 2 from the stream weather for good? [y/N]" in asked
+    both = (*delete, "--subject", "#", "--up-to", "3")
+    assert "with the subject # up to 3 from" in run(*both, stdin="n\n", exit_code=1).stderr
+    assert json.loads(run(*both, "--dry-run", "--json").stdout)["messages"] == 3
+    assert json.loads(run(*delete, "--sequence", "2", "--yes", "--json").stdout)["messages"] == 1
+    assert run("stream", "view", "weather", "--raw").stdout == "0234"
+    run(*both, stdin="y\n")
+    assert run("stream", "view", "weather", "--raw").stdout == "34"
+    assert "no messages to delete" in run(*delete, exit_code=2).stderr
+    assert client.admin.stream_delete_messages(stream="weather", sequence=5).messages == 1
+
+
 def test_view_shows_what_is_kept_and_ends(run: Run) -> None:
     table = run("stream", "view", "weather").stdout.splitlines()
     assert table[0].split() == ["sequence", "time", "sender", "subject", "headers", "body"]

@@ -200,6 +200,7 @@ BEFORE = [
     ("stream.delete", {}, {"first": 1, "last": 2, "cursors": 1}),
     ("stream.delete-messages", {}, {"messages": 1, "first": 1, "last": 1}),
     ("queue.purge", {}, {"messages": 1}),
+    ("queue.set", {}, {"attempts": 20}),
     ("queue.redrive", {}, {"messages": 1}),
     ("queue.delete", {}, {"consumers": 1}),
     (

@@ -48,6 +48,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "feed.disable": {"source": "stream/t", "feed": "fed"},
     "feed.delete": {"source": "stream/t", "feed": "fed"},
     "queue.redrive": {"kind": "service", "name": "w"},
+    "queue.set": {"kind": "service", "name": "w", "attempts": 3},
     "queue.purge": {"kind": "mailbox", "name": "bob"},
     "queue.delete": {"kind": "service", "name": "idle", "cascade": True},
     "broker.reload": {},

@@ -260,6 +260,7 @@ CHANGES = [
     ("queue.delete", {"kind": "service", "name": "w"}),
     ("queue.delete", {"kind": "mailbox", "name": "bob", "cascade": True}),
     ("queue.redrive", {"kind": "mailbox", "name": "bob"}),
+    ("queue.set", {"kind": "service", "name": "w", "attempts": 2, "backoff": []}),
     ("client.disconnect", {"id": "ann"}),
 ]
 SENSIBLE = st.one_of(

@@ -307,6 +307,10 @@ def test_a_queue_shows_its_depth_its_age_its_rates_and_how_long_work_takes(bench
         "queue_time_p99_ms": about["w"],
         "processing_time_p50_ms": about["h"],
         "processing_time_p99_ms": about["h"],
+        "attempts": 20,
+        "backoff": [1.0, 5.0, 30.0, 120.0],
+        "ack_timeout": 1800.0,
+        "settings_source": "default",
     }
 
 

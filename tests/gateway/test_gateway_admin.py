@@ -51,6 +51,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "feed.disable": FEED,
     "feed.delete": FEED,
     "queue.redrive": {**QUEUE, "sequences": [1], "body": base64.b64encode(b"\xff mended").decode()},
+    "queue.set": {**QUEUE, "attempts": 3, "backoff": [1, 2.5]},
     "queue.purge": {**QUEUE, "dead": True},
     "queue.delete": {"kind": "service", "name": "stitch", "cascade": True},
     "client.disconnect": {"id": "eve"},

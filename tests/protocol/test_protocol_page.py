@@ -159,6 +159,7 @@ SAMPLES: dict[str, Any] = {
     "held ranges": [1, 1],
     "settled ranges": [1, 1],
     "stored ranges": [1, 1, 0],
+    "delays": 1.5,
     "names": "a",
     "keys": "a",
     "rows of keys": ["a", 1, b"", 0],

@@ -81,6 +81,7 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "path": st.text(max_size=40).map(lambda text: "a" + text.replace("\0", "")),
     "rows": st.integers(1, limits.ROWS_MAX),
     "seconds": st.integers(0, limits.AGE_SECONDS_MAX) | st.floats(0, limits.AGE_SECONDS_MAX),
+    "delays": st.lists(st.floats(0, limits.AGE_SECONDS_MAX), max_size=4),
     "state": st.sampled_from(["", *MESSAGE_STATES]),
     "names": st.lists(NAMES, max_size=4),
     "rules": st.lists(_text(limits.RULE_BYTES_MAX), max_size=4),

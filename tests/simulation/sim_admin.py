@@ -94,6 +94,10 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "operation": ("copy",),
     "when": ("match",),
     "cascade": (True, False),
+    "attempts": (0, 20, 1_000),
+    "backoff": ([1.0, 5.0],),
+    "ack_timeout": (1800.0,),
+    "reset": (True, False),
     "dry_run": (False, False, True),
 }
 """Values of each argument of a change, by its name. The criteria of a feed go with its condition."""

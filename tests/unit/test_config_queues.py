@@ -26,7 +26,7 @@ def load(tmp_path: Path, text: str) -> Config:
 def test_every_option_of_a_policy_is_one_of_a_rule_and_some_are_of_the_section() -> None:
     options = set(tomllib.loads(Config().toml())["queues"])
     assert options < set(POLICY_FIELDS) == set(_OF_RULES)
-    assert [*POLICY_FIELDS.values()] == [*QueuePolicy._fields]
+    assert [*POLICY_FIELDS.values(), "source"] == [*QueuePolicy._fields]
     assert QueuesConfig().policy("mailbox", "bob") == QueuePolicy()
 
 

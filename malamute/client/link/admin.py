@@ -83,6 +83,7 @@ class AdminMethods:
     queue_delete = AdminMethod(admin.QueueDelete)
     queue_purge = AdminMethod(admin.QueuePurge)
     queue_redrive = AdminMethod(admin.QueueRedrive)
+    queue_set = AdminMethod(admin.QueueSet)
     stream_create = AdminMethod(admin.StreamCreate)
     stream_delete = AdminMethod(admin.StreamDelete)
     stream_delete_messages = AdminMethod(admin.StreamDeleteMessages)

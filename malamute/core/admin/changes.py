@@ -21,6 +21,7 @@ from malamute.core.admin.deletion import delete_stream
 from malamute.core.admin.feeds import delete_feed, disable_feed, enable_feed, set_feed
 from malamute.core.admin.groups import add_group, remove_group, set_group
 from malamute.core.admin.queue_deletion import delete_queue
+from malamute.core.admin.queue_settings import set_queue
 from malamute.core.admin.queues import queue_of
 from malamute.core.admin.streams import stream_of
 from malamute.core.admin.users import add_user, remove_user, set_user
@@ -552,6 +553,7 @@ def makers(core: Engines) -> dict[str, Callable[[Session, Any, Answered, Failed]
         "feed.delete": partial(delete_feed, feeds),
         "queue.redrive": partial(redrive, configuration, core.queues),
         "queue.purge": partial(purge, core.queues),
+        "queue.set": partial(set_queue, core.queues),
         "queue.delete": partial(delete_queue, *of_queues),
         "broker.reload": partial(reload, effects, access),
         "client.disconnect": partial(disconnect, core.sessions),

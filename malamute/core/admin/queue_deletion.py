@@ -106,6 +106,7 @@ def _deletion(
         return
     if not is_gone:
         queues[queue.kind].remove(queue)
+    queue.limits.forget_settings(queue.kind, queue.name)
     feeds.forget(place)
     effects.event(f"{queue.kind}.deleted.{queue.name}", count=gone.messages)
     # Removals are done even if the disk refuses the rest.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
     from malamute.core.queue.service import Services
     from malamute.core.queue.table import QueueTables
+    from malamute.store.policies import QueueSettings
 
 NOTHING_MEASURED = QueueMetrics().row(0.0)
 
@@ -112,6 +113,20 @@ def credit_left(amount: float) -> int:
     return UNLIMITED if amount == inf else max(0, int(amount))
 
 
+SETTINGS = {"attempts_max": "attempts", "backoff_seconds": "backoff", "ack_timeout_seconds": "ack_timeout"}
+"""The settings of a queue that may be made at run time, and their names in a row."""
+
+
+def settings_of(queue: Queue, settings: QueueSettings | None) -> dict[str, Any]:
+    """Return the fields of a row about the settings of a queue, of which some may be made at run time."""
+    policy, given = queue.limits.policy(queue.kind, queue.name), settings.given if settings else {}
+    row: dict[str, Any] = {name: given.get(field, getattr(policy, field)) for field, name in SETTINGS.items()}
+    row["backoff"] = [*row["backoff"]]
+    overruled = ", ".join(name for field, name in SETTINGS.items() if field in given)
+    row["settings_source"] = policy.source + f"; at run time: {overruled}" * bool(overruled)
+    return row
+
+
 def _queue(effects: Effects, queue: Queue) -> QueueRow:
     now, oldest = effects.now, queue.entries.oldest_ns
     return QueueRow(
@@ -129,6 +144,7 @@ def _queue(effects: Effects, queue: Queue) -> QueueRow:
         expired=queue.usage.counts["expired"],
         timeouts=queue.usage.counts["timeout"],
         redelivered=queue.usage.counts["redelivered"],
+        **settings_of(queue, queue.limits.settings.get((queue.kind, queue.name))),
         **(queue.usage.metrics.row(now) if queue.usage.metrics else NOTHING_MEASURED),
     )
 

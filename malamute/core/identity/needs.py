@@ -126,6 +126,7 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "feed.disable": _OF_FEED,
     "feed.delete": _OF_FEED,
     "queue.redrive": _QUEUE,
+    "queue.set": _QUEUE,
     "queue.purge": _QUEUE,
     "queue.delete": _QUEUE,
     "broker.reload": (),

@@ -19,15 +19,16 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.iteration.dedup_quota import DedupQuota
+from malamute.core.iteration.stored_values import StoredValues
 from malamute.core.iteration.timers import Timers
 from malamute.core.queue.delivery import QueueFlush
 from malamute.core.queue.entry import Entry, size_of
 from malamute.core.queue.settlement_log import SettlementLog
 from malamute.core.queue.unwritten import Hold
-from malamute.errors import TryLater
-from malamute.store.operations import PutValue
-from malamute.store.policies import MEMORY
-from malamute.store.tables import SEQUENCES
+from malamute.errors import TooMany, TryLater
+from malamute.store.operations import DeleteValue, PutValue
+from malamute.store.policies import MEMORY, QueueSettings
+from malamute.store.tables import QUEUE_SETTINGS, SEQUENCES
 
 if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
@@ -44,6 +45,9 @@ RESERVE = 1 << 18
 """Sequences that are reserved at once, ahead of the last one."""
 
 RETRY_SECONDS = 1.0
+
+SETTINGS_MAX = 1_000
+"""Queues with settings of their own."""
 
 KEY = ("",)
 
@@ -113,6 +117,8 @@ class QueueLimits:
         self.configured = limits
         self.timers = timers
         self.policy = policy
+        self.settings: StoredValues[tuple[str, str], QueueSettings] = StoredValues(effects.stage)
+        """The settings of queues, by kind and name, that were made at run time."""
         self.caches = caches
         """Shared by the indexes of all queues, and of streams."""
         self.queues = 0
@@ -131,10 +137,16 @@ class QueueLimits:
     def restore(self, recovered: Recovered, recovery: Recovery) -> None:
         """Restore the shared state of all queues."""
         self.sequences.restore(recovered)
+        for queue, value in recovered.table(QUEUE_SETTINGS).items():
+            self.settings[queue] = QueueSettings.of(value)
 
     def store_again(self, stranded: Stranded) -> None:
         """Store the shared values of all queues once more, if the store has lost them."""
         self.sequences.store_again(stranded)
+        for queue in stranded.keys(QUEUE_SETTINGS):
+            self.settings.rely_on_changes(queue.__eq__)
+            if queue in self.settings:
+                self.effects.stage.store(PutValue(QUEUE_SETTINGS, queue, self.settings[queue]))
 
     def configure(self, policy: PolicyOf, limits: Limits) -> None:
         """Go by other policies and limits; `QueueTable.configure` does so for each queue."""
@@ -147,13 +159,33 @@ class QueueLimits:
         """
         policy, limits = self.policy(kind, name), self.configured
         persistence = persistence or policy.persistence
+        set_here = self.settings.get((kind, name), QueueSettings())
         return policy._replace(
+            **set_here.given,
             persistence=persistence,
             # Dead letters stay for long, and would take memory that is for messages.
             dead_letters_max=0 if persistence == MEMORY else policy.dead_letters_max,
             messages_max=min(policy.messages_max or limits.queue_messages, limits.queue_messages),
             bytes_max=min(policy.bytes_max or limits.queue_bytes, limits.queue_bytes),
         )
+
+    def check_settings(self, kind: BaseKind, name: str) -> None:
+        """Raise `TooMany` unless there is room for the settings of a queue."""
+        if (kind, name) not in self.settings and len(self.settings) >= SETTINGS_MAX:
+            raise TooMany(f"too many queues have settings of their own: expected at most {SETTINGS_MAX}")
+
+    def set(self, kind: BaseKind, name: str, settings: QueueSettings | None) -> None:
+        """Store the settings of a queue with this iteration; None is those of the configuration."""
+        self.settings.put((kind, name), settings)
+        if settings is None:
+            self.effects.stage.store(DeleteValue(QUEUE_SETTINGS, (kind, name)))
+        else:
+            self.effects.stage.store(PutValue(QUEUE_SETTINGS, (kind, name), settings))
+
+    def forget_settings(self, kind: BaseKind, name: str) -> None:
+        """Delete the settings of a queue that is deleted, if it has any."""
+        if (kind, name) in self.settings:
+            self.set(kind, name, None)
 
     def check(self, usage: QueueUsage, messages: int, size_bytes: int) -> None:
         """Raise `TryLater` unless there is room for messages in a queue."""

@@ -158,6 +158,14 @@ ACTS: Mapping[str, Act] = {
     "stream.create": Act(_retained, "Create", _KEPT, asks=False, destroys=False),
     "stream.retain": Act(_retained, "Set retention", _KEPT),
     "stream.purge": Act(_dropped, "Drop all", {"stream": str}),
+    "stream.delete-messages": Act(
+        lambda said: (
+            f"{some(said.messages, 'message')} of the stream {said.stream} "
+            f"{'is' if said.messages == 1 else 'are'} deleted for good"
+        ),
+        "Delete",
+        {"stream": str, "sequence": forms.number, "subject": str, "up_to": forms.number},
+    ),
     "stream.delete": Act(_deleted, "Remove it", {"stream": str, "cascade": forms.flag}),
     "cursor.set": Act(
         lambda said: (
@@ -192,6 +200,22 @@ ACTS: Mapping[str, Act] = {
     "feed.disable": Act(_feed("pauses"), "Pause", _FEED, destroys=False),
     "feed.delete": Act(_feed("is deleted"), "Delete", _FEED),
     "queue.redrive": Act(_redriven, "Redrive", _QUEUE, destroys=False),
+    "queue.set": Act(
+        lambda said: (
+            f"The {said.kind} {said.name} has {some(said.attempts, 'attempt')} for a message, delays of "
+            f"{', '.join(map(span, said.backoff)) or 'no time'}, and {span(said.ack_timeout)} to settle it"
+        ),
+        "Set",
+        {
+            "kind": str,
+            "name": str,
+            "attempts": forms.number,
+            "backoff": forms.durations,
+            "ack_timeout": forms.duration,
+            "reset": forms.flag,
+        },
+        destroys=False,
+    ),
     "queue.purge": Act(_removed, "Remove", {**_QUEUE, "dead": forms.flag, "state": str}),
     "queue.delete": Act(_deleted, "Remove it", {"kind": str, "name": str, "cascade": forms.flag}),
     "client.disconnect": Act(_disconnected, "Disconnect", {"id": str}),

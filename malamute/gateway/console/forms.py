@@ -43,6 +43,11 @@ def duration(text: str) -> float:
         ) from None
 
 
+def durations(text: str) -> list[float]:
+    """Return durations with commas between them in seconds. Raises `InvalidValue`."""
+    return [duration(one) for one in text.split(",")]
+
+
 def number(text: str) -> int:
     """Return a whole number. Raises `InvalidValue`."""
     text = text.strip()

@@ -82,6 +82,8 @@ from malamute.protocol.admin.queues import QueueDeleted as QueueDeleted
 from malamute.protocol.admin.queues import QueuePurge as QueuePurge
 from malamute.protocol.admin.queues import QueueRedrive as QueueRedrive
 from malamute.protocol.admin.queues import QueueRow as QueueRow
+from malamute.protocol.admin.queues import QueueSet as QueueSet
+from malamute.protocol.admin.queues import QueueSettingsRow as QueueSettingsRow
 from malamute.protocol.admin.queues import ServiceDetails as ServiceDetails
 from malamute.protocol.admin.queues import ServiceQuery as ServiceQuery
 from malamute.protocol.admin.queues import ServicesQuery as ServicesQuery

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
 from malamute.protocol.admin.value import Row
-from malamute.protocol.fields import Binary, Boolean, MessageState, Name, Position, Positions, QueueKind, Text
+from malamute.protocol.fields import (
+    AgeSeconds,
+    Binary,
+    Boolean,
+    Delays,
+    MessageState,
+    Name,
+    Number,
+    Position,
+    Positions,
+    QueueKind,
+    Text,
+)
 
 
 class QueueRow(Row):
-    """A mailbox or a service. Rates are of a second, and quantiles None while nothing was measured."""
+    """A mailbox or a service. Rates are of a second, and quantiles None while nothing was measured.
+
+    `settings_source` is the rule of the configuration, or `default`, and the settings overruled at run time.
+    """
 
     name: str
     persistence: str
@@ -30,6 +45,10 @@ class QueueRow(Row):
     queue_time_p99_ms: float | None
     processing_time_p50_ms: float | None
     processing_time_p99_ms: float | None
+    attempts: int
+    backoff: list[float]
+    ack_timeout: float
+    settings_source: str
 
 
 class WorkerRow(Row):
@@ -111,6 +130,33 @@ class QueuePurge(AdminChange[QueueChanged]):
     where: Text = ""
     state: MessageState = ""
     limit: Position | None = None
+
+
+class QueueSettingsRow(Row):
+    """The attempts, the backoff and the time-out in seconds of a queue, and their source as in its row."""
+
+    kind: str
+    name: str
+    attempts: int
+    backoff: list[float]
+    ack_timeout: float
+    settings_source: str
+
+
+class QueueSet(AdminChange[QueueSettingsRow]):
+    """Set the attempts, the backoff and the time-out of a queue, in place of the configuration.
+
+    A setting that is None stays. With `reset`, the others are those of the configuration again.
+    """
+
+    topic = "queue.set"
+
+    kind: QueueKind
+    name: Name
+    attempts: Number | None = None
+    backoff: Delays | None = None
+    ack_timeout: AgeSeconds | None = None
+    reset: Boolean = False
 
 
 class QueueDeleted(Row):
