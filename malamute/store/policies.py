@@ -96,6 +96,7 @@ PolicyOf = Callable[[BaseKind, str], QueuePolicy]
 
 BucketPersistenceOf = Callable[[str], Persistence]
 
+
 class QueueSettings(NamedTuple):
     """The part of the policy of one queue that was set at run time; None is as configured."""
 
