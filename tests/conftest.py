@@ -74,11 +74,19 @@ TOGETHER = (
 )
 """One session of Spark, one build of the site, one browser and one machine, for all tests there."""
 
+BY_FILE = "tests/client/"
+"""The tests of a file have one broker there."""
+
+LONG = ("tests/torture/", "tests/crash/", "tests/fuzz/", "tests/bench/", "tests/typing/")
+"""Long tests, which begin first: at the end, one process would take them while all others are done."""
+
 
 class Scheduling(LoadScopeScheduling):
     """Give the tests of one of `TOGETHER` to one process, and each other test to whichever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(BY_FILE):
+            return nodeid.partition("::")[0]
         return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
@@ -97,6 +105,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 def pytest_collection() -> None:
     """Collect no garbage meanwhile: there is hardly any."""
     gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long tests; xdist takes groups of many tests before."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 def pytest_collection_finish() -> None:

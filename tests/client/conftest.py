@@ -1,6 +1,6 @@
-"""A session in dialogue: what the broker says in, what the session says out, as messages."""
+"""A broker for each module, and a session in dialogue: what the broker says in and the session out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -9,6 +9,7 @@ from malamute.client.session.session import ClientSession
 from malamute.protocol.batch import Columns, pack_queue_payload, pack_record, pack_stream_payload
 from malamute.protocol.codec import decode, encode
 from malamute.protocol.messages import Deliver, Message, Welcome
+from malamute.testing import Broker
 
 IDENTITY = b"\x01session-identit"
 WELCOME = Welcome(2, IDENTITY, b"broker", False, "malamute 0", {})
@@ -66,6 +67,13 @@ def queue_delivery(
     rows = None if properties is None else [properties] * count
     columns = Columns(sequences, [1] * count, "bob", ["a"] * count, records, attempts, rows)  # type: ignore[arg-type]
     return Deliver(source, 0, *pack_queue_payload(columns))
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """The broker of a module, whose tests have streams and mailboxes of their own."""
+    with Broker() as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -17,12 +17,6 @@ PATIENCE = 60
 COLUMNS = ["sequence", "time", "sender", "subject", "body", "unit", "header.time", "n"]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
-
-
 @pytest.fixture
 def client(broker: Broker) -> Iterator[malamute.Client]:
     with malamute.connect(broker.url, address="station", timeout=PATIENCE) as client:

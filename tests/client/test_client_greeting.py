@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,6 @@ from malamute.errors import AccessRefused, ConnectTimeout
 from malamute.testing import Broker
 
 PATIENCE = 60.0
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
 
 
 @pytest.mark.parametrize("mechanism", ["NULL", "PLAIN", "CURVE"])

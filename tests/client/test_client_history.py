@@ -22,12 +22,6 @@ from malamute.testing import Broker
 PATIENCE = 60
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
-
-
 @pytest.fixture
 def client(broker: Broker) -> Iterator[malamute.Client]:
     with malamute.connect(broker.url, address=f"me-{uuid4().hex}", timeout=PATIENCE) as client:

@@ -77,8 +77,9 @@ def publish_many():
 """
 
 CASES = [
-    *((BLOCKING, name) for name in ("publish_one_by_one", "publish_many", "drop", "thread", "child", "fail")),
-    *((ASYNCIO, name) for name in ("publish_one_by_one", "publish_many")),
+    *((BLOCKING, name, "none") for name in ("publish_one_by_one", "drop", "thread", "child", "fail")),
+    (ASYNCIO, "publish_one_by_one", "none"),
+    *((text, "publish_many", assurance) for text in (BLOCKING, ASYNCIO) for assurance in ("stored", "none")),
 ]
 
 
@@ -93,8 +94,7 @@ def program(text: str, call: str, *arguments: str) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("assurance", ["stored", "none"])
-@pytest.mark.parametrize(("text", "call"), CASES)
+@pytest.mark.parametrize(("text", "call", "assurance"), CASES)
 def test_what_was_accepted_is_there_though_nobody_closes_the_client(
     malamute_broker: Broker, text: str, call: str, assurance: str
 ) -> None:

@@ -216,12 +216,6 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 """What each is refused for."""
 
 
-@pytest.fixture(scope="module")
-def broker() -> Any:
-    with Broker() as broker:
-        yield broker
-
-
 REFUSALS = (malamute.InvalidValue, malamute.InvalidName, malamute.TooLarge)
 
 

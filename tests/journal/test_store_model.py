@@ -387,5 +387,5 @@ class Stores(RuleBasedStateMachine):
             self.steps.undo()
 
 
-Stores.TestCase.settings = settings(max_examples=20 * DEPTH, stateful_step_count=40, deadline=None)
+Stores.TestCase.settings = settings(max_examples=10 * DEPTH, stateful_step_count=40, deadline=None)
 TestStores = Stores.TestCase

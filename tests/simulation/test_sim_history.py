@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
-from depth import DEPTH
+from depth import DEPTH, some
 from history import PURGE, PURGE_REFUSED, PURGED, RULES, STORED
 from sim_admin import CHANGED
 from sim_client import Client
@@ -292,13 +292,13 @@ def rules_broken(plan):
 
 @pytest.mark.parametrize("make", [operated, refused])
 def test_every_promise_is_kept_where_much_is_purged_or_refused(make):
-    for seed in range(12 * DEPTH):
+    for seed in range(6 * DEPTH):
         assert failure_of(make(seed)) is None, f"{make.__name__}({seed})"
 
 
 @pytest.mark.parametrize("make", [plan_of, operated, refused])
 def test_who_sees_nothing_but_histories_finds_nothing_in_good_ones(make):
-    for seed in range(6 * DEPTH):
+    for seed in range(3 * DEPTH):
         assert rules_broken(make(seed)) == set()
 
 
@@ -309,7 +309,7 @@ def test_a_deletion_of_a_stream_that_only_ended_its_feeds_has_purged_nothing():
     assert STORED in kept
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", some(BROKEN, *[*BROKEN][::2]))
 def test_the_history_alone_shows_a_broken_promise(name):
     fault = BROKEN[name]
     with patch(fault.target, fault.substitute):

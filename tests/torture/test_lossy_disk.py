@@ -46,7 +46,7 @@ def journal(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def test_what_was_synced_is_there_and_of_the_rest_any_sectors_are(disk: LossyDisk) -> None:
     file = disk.place / "file"
     kept = lost = 0
-    for seed in range(12):
+    for seed in range(5):
         before, after = bytes([2 * seed + 1]), bytes([2 * seed + 2])
         with file.open("wb") as opened:
             opened.write(before * SECTOR * 8)
@@ -91,10 +91,9 @@ def test_a_page_that_cannot_be_read_ends_one_broker_and_no_other(disk: LossyDisk
         while not daemon.has_ended:
             messages.receive(SOON)
     assert daemon.wait() == -signal.SIGBUS
-    for _ in range(2):
-        with pytest.raises(AssertionError, match=r"error 803: .*cannot be read"):
-            daemon.start()
-        daemon.end()
+    with pytest.raises(AssertionError, match=r"error 803: .*cannot be read"):
+        daemon.start()
+    daemon.end()
     looked = journal("inspect", "--data", disk.place)
     assert (looked.returncode, "error 803: " in looked.stderr) == (1, True), looked.stderr
     repaired = repair(disk.place)
@@ -120,9 +119,8 @@ def test_an_inspection_that_a_page_ends_is_the_last_one_it_does(disk: LossyDisk,
     inspect = ("inspect", "--data", disk.place)
     disk.fail_reads(range(second, second + 1))
     assert journal(*inspect).returncode == -signal.SIGBUS
-    for _ in range(2):
-        looked = journal(*inspect)
-        assert (looked.returncode, "error 803: " in looked.stderr) == (1, True), looked.stderr
+    looked = journal(*inspect)
+    assert (looked.returncode, "error 803: " in looked.stderr) == (1, True), looked.stderr
     disk.fail_reads(NO_BLOCKS)
     assert journal(*inspect).returncode == 0
     daemon.start()

@@ -20,6 +20,10 @@ AT_NIGHT = {
     "hostile clients, all of them",
     "network, real: packets lost and out of order",
     "links lossy and reordering",
+    "disk: ENOSPC",
+    "disk: EROFS",
+    "disk, real: full, then broker killed",
+    "reader of the store stopped, broker killed",
 }
 """What takes longest, and has tests of its own beside, or a fault like it."""
 COMPILER = shutil.which("gcc") or shutil.which("cc")

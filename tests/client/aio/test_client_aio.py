@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 import uvloop
+from depth import DEPTH
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,12 +26,6 @@ PATIENCE = 60.0
 
 Program = Callable[[malamute.aio.Client], Coroutine[Any, Any, None]]
 Play = Callable[[Program], None]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -74,7 +69,7 @@ async def cut(call: Awaitable[Any], at: int) -> Any:
 
 
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-some = settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
+some = settings(max_examples=15 * DEPTH, deadline=None, suppress_health_check=SLOW)
 cuts = st.integers(0, 4)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any
 
@@ -16,12 +16,6 @@ from malamute.protocol.codec import decode
 from malamute.testing import Broker
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

@@ -254,7 +254,7 @@ def take(alone, together, step):
                 alone.receive(part, step == "take-full")
 
 
-@settings(deadline=None, max_examples=80 * DEPTH)
+@settings(deadline=None, max_examples=30 * DEPTH)
 @given(STEPS)
 def test_coalescing_changes_nothing_for_any_caller(steps):
     alone, together = brokers = ModelBroker(coalescing=False), ModelBroker(coalescing=True)

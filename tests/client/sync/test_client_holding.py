@@ -27,12 +27,6 @@ class Recorded:
         self.asked.append(driver)
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
-
-
 @pytest.fixture
 def client(broker: Broker) -> Iterator[Client]:
     with malamute.connect(broker.url, timeout=60) as client:
