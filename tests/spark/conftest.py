@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+STARTED = "all before was said when the session started"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,10 +47,32 @@ def java() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(java: None, environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark_errors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The standard error of the session: a line `STARTED` is behind its start."""
+    return tmp_path_factory.mktemp("errors") / "errors"
+
+
+@contextmanager
+def _errors_to(path: Path) -> Iterator[None]:
+    own = os.dup(2)
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+@pytest.fixture(scope="session")
+def spark(
+    java: None, environment: None, tmp_path_factory: pytest.TempPathFactory, spark_errors: Path
+) -> Iterator[SparkSession]:
     """A session on this machine. Its workers import what is tested here."""
     warehouse = tmp_path_factory.mktemp("warehouse")
-    session = open_session("malamute-tests", "local[2]", spark__sql__warehouse__dir=str(warehouse))
+    with _errors_to(spark_errors):
+        session = open_session("malamute-tests", "local[2]", spark__sql__warehouse__dir=str(warehouse))
+    session._jvm.java.lang.System.err.println(STARTED)  # type: ignore[union-attr]
     yield session
     session.stop()
 

@@ -19,7 +19,7 @@ from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.batch import pack
 from malamute.spark import analyze as spark_analyze
 from malamute.spark import partial_aggregates
-from malamute.spark.analyze import LATE, AnalyzeOptions, Measure, analyze
+from malamute.spark.analyze import LATE, TABLES, AnalyzeOptions, Measure, analyze
 from malamute.spark.analyze import analysed as made
 from malamute.spark.partial_aggregates import EACH_DOUBLING, VALUES_MAX, buckets, partial_tables
 from malamute.spark.scan import ExportedHistory, HistoryBounds, HistoryPart, read
@@ -155,34 +155,56 @@ def test_a_task_hands_over_its_rows_before_they_are_too_many(
     assert same == sums
 
 
-def test_gaps_within_and_between_files(analysed: Analyse, tmp_path: Path) -> None:
-    write(tmp_path / "h", "s", [Sent(n) for n in (5, 6, 9, 10)], rows=2)
-    write(tmp_path / "h", "s", [Sent(n) for n in (20, 21, 30)])
-    gaps = sorted((row["first"], row["last"], row["messages"]) for row in analysed("gaps")["gaps"])
-    assert gaps == [(7, 8, 2), (11, 19, 9), (22, 29, 8)]
+QUICK = some([(0.039, False), (0.999, False), (1.0, True)], (0.999, False), (1.0, True))
+"""Silences of a sender that says something each millisecond, and whether it is late."""
 
 
-def test_files_that_overlap_are_counted_exactly(analysed: Analyse, tmp_path: Path) -> None:
-    write(tmp_path / "h", "s", [Sent(n) for n in (1, 2, 5, 6)], rows=2)
-    write(tmp_path / "h", "s", [Sent(n) for n in (2, 3, 6, 9)])
-    write(tmp_path / "h", "other", [Sent(n) for n in (1, 3, 3)])
-    tables = analysed("gaps", "streams")
-    assert sorted((row["stream"], row["first"], row["last"]) for row in tables["gaps"]) == [
-        ("other", 2, 2),
-        ("s", 4, 4),
-        ("s", 7, 8),
-    ]
-    assert {row["stream"]: row["duplicates"] for row in tables["streams"]} == {"s": 2, "other": 1}
-
-
-def test_a_sender_that_fell_silent_is_late(analysed: Analyse, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def together(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Tables of one history with the streams of several tests: an analysis costs the same for all of them."""
+    history = tmp_path_factory.mktemp("together")
+    write(history, "gaps", [Sent(n) for n in (5, 6, 9, 10)], rows=2)
+    write(history, "gaps", [Sent(n) for n in (20, 21, 30)])
+    write(history, "overlap", [Sent(n) for n in (1, 2, 5, 6)], rows=2)
+    write(history, "overlap", [Sent(n) for n in (2, 3, 6, 9)])
+    write(history, "twice", [Sent(n) for n in (1, 3, 3)])
     steady = [Sent(0, sender="steady", seconds=n) for n in range(1000)]
     silent = [Sent(0, sender="silent", seconds=n + 0.5) for n in range(200)]
     gap = [Sent(0, sender="gap", seconds=n + 0.7 + (500 if n > 100 else 0)) for n in range(400)]
     messages = sorted([*steady, *silent, *gap], key=lambda m: m.seconds)
-    messages = [m._replace(sequence=n) for n, m in enumerate(messages, 1)]
-    write(tmp_path / "h", "s", messages, rows=300)
-    senders = {row["sender"]: row for row in analysed("senders")["senders"]}
+    write(history, "senders", [m._replace(sequence=n) for n, m in enumerate(messages, 1)], rows=300)
+    for silence, _ in QUICK:
+        moments = [n / 1000 for n in range(200)]
+        moments.append(moments[-1] + silence)
+        write(history, f"quick {silence}", [Sent(n, seconds=at) for n, at in enumerate(moments, 1)])
+    damage(write(history, "damaged", some_messages(400), rows=100), 2, "time_ns")
+    torn = write(history, "torn", [Sent(1)])
+    torn.write_bytes(torn.read_bytes()[:-20])
+    pa.parquet.write_table(pa.table({"sequence": [1]}), write(history, "wrong", [Sent(1)]))
+    write(history, "$sys", [event._replace(sequence=n) for n, event in enumerate(reported(), 1)])
+    names = ("streams", "gaps", "senders", "damage", "queues", "queue_times", "consumers", "events")
+    with made(spark, ExportedHistory(str(history)), AnalyzeOptions(window_seconds=1)) as tables:
+        return {name: rows_of(tables[name]) for name in names}
+
+
+def test_gaps_within_and_between_files(together: Rows) -> None:
+    found = sorted((r["first"], r["last"], r["messages"]) for r in together["gaps"] if r["stream"] == "gaps")
+    assert found == [(7, 8, 2), (11, 19, 9), (22, 29, 8)]
+
+
+def test_files_that_overlap_are_counted_exactly(together: Rows) -> None:
+    found = [(row["stream"], row["first"], row["last"]) for row in together["gaps"]]
+    assert sorted(row for row in found if row[0] in ("overlap", "twice")) == [
+        ("overlap", 4, 4),
+        ("overlap", 7, 8),
+        ("twice", 2, 2),
+    ]
+    duplicates = {row["stream"]: row["duplicates"] for row in together["streams"] if row["duplicates"]}
+    assert duplicates == {"overlap": 2, "twice": 1}
+
+
+def test_a_sender_that_fell_silent_is_late(together: Rows) -> None:
+    senders = {row["sender"]: row for row in together["senders"] if row["stream"] == "senders"}
     assert {name: row["late"] for name, row in senders.items()} == {
         "steady": False,
         "silent": True,
@@ -193,17 +215,10 @@ def test_a_sender_that_fell_silent_is_late(analysed: Analyse, tmp_path: Path) ->
     assert senders["silent"]["longest_silence"] == pytest.approx(999 - 199.5)
 
 
-@pytest.mark.parametrize(
-    ("silence", "late"), some([(0.039, False), (0.999, False), (1.0, True)], (0.999, False), (1.0, True))
-)
-def test_only_a_silence_of_a_window_or_more_is_late(
-    analysed: Analyse, tmp_path: Path, silence: float, late: bool
-) -> None:
-    """However many times as long as its usual one it is: that sender says something each millisecond."""
-    moments = [n / 1000 for n in range(200)]
-    moments.append(moments[-1] + silence)
-    write(tmp_path / "h", "s", [Sent(n, sender="quick", seconds=at) for n, at in enumerate(moments, 1)])
-    [row] = analysed("senders", options=AnalyzeOptions(window_seconds=1))["senders"]
+@pytest.mark.parametrize(("silence", "late"), QUICK)
+def test_only_a_silence_of_a_window_or_more_is_late(together: Rows, silence: float, late: bool) -> None:
+    """However many times as long as its usual one it is."""
+    row = one(together["senders"], stream=f"quick {silence}")
     assert row["longest_silence"] == pytest.approx(silence)
     assert row["longest_silence"] > LATE * row["p99"]
     assert row["late"] is late
@@ -221,8 +236,8 @@ def test_bounds(analysed: Analyse, tmp_path: Path) -> None:
 
 def test_an_empty_range_has_empty_tables(analysed: Analyse, tmp_path: Path) -> None:
     write(tmp_path / "h", "s", [Sent(1)])
-    tables = analysed(options=AnalyzeOptions(HistoryBounds(first=100)))
-    assert tables
+    tables = analysed(*TABLES, options=AnalyzeOptions(HistoryBounds(first=100)))
+    assert tables.keys() == TABLES.keys()
     assert all(rows == [] for rows in tables.values())
 
 
@@ -239,19 +254,12 @@ def test_unknown_streams_and_places_are_errors(tmp_path: Path) -> None:
         ExportedHistory("nosuch://x/y")
 
 
-def test_damage_is_reported_and_the_rest_is_analysed(analysed: Analyse, tmp_path: Path) -> None:
-    messages = some_messages(400)
-    path = write(tmp_path / "h", "s", messages, rows=100)
-    damage(path, 2, "time_ns")
-    torn = write(tmp_path / "h", "torn", [Sent(1)])
-    torn.write_bytes(torn.read_bytes()[:-20])
-    wrong = write(tmp_path / "h", "wrong", [Sent(1)])
-    pa.parquet.write_table(pa.table({"sequence": [1]}), wrong)
-    tables = analysed("damage", "streams")
-    found = {(Path(row["path"]).parts[-3], row["row_group"], row["messages"]) for row in tables["damage"]}
-    assert found == {("stream=s", 2, 100), ("stream=torn", -1, 0), ("stream=wrong", -1, 0)}
-    assert all(row["reason"] for row in tables["damage"])
-    [stream] = tables["streams"]
+def test_damage_is_reported_and_the_rest_is_analysed(together: Rows) -> None:
+    damage = together["damage"]
+    found = {(Path(row["path"]).parts[-3], row["row_group"], row["messages"]) for row in damage}
+    assert found == {("stream=damaged", 2, 100), ("stream=torn", -1, 0), ("stream=wrong", -1, 0)}
+    assert all(row["reason"] for row in damage)
+    stream = one(together["streams"], stream="damaged")
     assert (stream["messages"], stream["missing"]) == (300, 100)
 
 
@@ -299,9 +307,10 @@ def gap(kind: str, name: str, **details: Any) -> Sent:
     return Sent(0, f"{kind}.gap.{name.replace('.', '_')}", b"", {"name": name, **details}, "$broker")
 
 
-def test_what_the_broker_reports(analysed: Analyse, tmp_path: Path) -> None:
+def reported() -> list[Sent]:
+    """The events of a broker."""
     second = 10**9
-    events = [
+    return [
         settled(
             "service a.b",
             sequences=[1, 2, 3],
@@ -330,8 +339,10 @@ def test_what_the_broker_reports(analysed: Analyse, tmp_path: Path) -> None:
         gap("feed", "a.b", stream="s", first=5, last=5, reason="too-large"),
         Sent(0, "mailbox.expired.bob", b"", {"name": "bob", "count": 3}, "$broker"),
     ]
-    write(tmp_path / "h", "$sys", [event._replace(sequence=n) for n, event in enumerate(events, 1)])
-    tables = analysed("queues", "queue_times", "consumers", "events")
+
+
+def test_what_the_broker_reports(together: Rows) -> None:
+    tables = together
     assert sorted((r["queue"], r["outcome"], r["messages"], r["redeliveries"]) for r in tables["queues"]) == [
         ("mailbox bob", "acknowledged", 1, 0),
         ("service a.b", "acknowledged", 2, 0),

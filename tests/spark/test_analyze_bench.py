@@ -50,6 +50,7 @@ def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch
         assert called.args[1].bounds.whole
 
 
+@nightly
 def test_the_history_is_whole_and_both_count_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -514,7 +514,7 @@ def test_an_export_beside_a_broker_that_publishes(tmp_path: Path) -> None:
         exported = []
         try:
             assert begun.wait(60)
-            for _ in range(3):
+            for _ in range(2):
                 reported = run_apart("journal", "export", "--data", str(data), "--to", str(out), "--json")
                 exported.append(sum(row["messages"] for row in json.loads(reported)))
         finally:
@@ -523,7 +523,7 @@ def test_an_export_beside_a_broker_that_publishes(tmp_path: Path) -> None:
         # Each of them had something new, so it was published while they went on.
         assert all(exported)
         run_apart("journal", "export", "--data", str(data), "--to", str(out))
-        assert "good" in run_apart("journal", "export", "verify", "--from", str(out), "--url", url)
+        assert "good" in run("journal", "export", "verify", "--from", str(out), "--url", url)
         assert "good" in run_apart("journal", "export", "verify", "--from", str(out), "--data", str(data))
     assert _table(out).column("body").to_pylist() == [b"%d" % n for n in range(published)]
 

@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import some
 from history_files import Sent, damage, write
 
 from malamute.errors import InvalidSelector, InvalidValue
@@ -75,7 +76,7 @@ def naive(messages: list[tuple[str, Sent]], wanted: list[MatchSubscription]) -> 
     return hits
 
 
-@pytest.mark.parametrize("by_headers", [False, True])
+@pytest.mark.parametrize("by_headers", some([False, True], True))
 def test_as_the_broker_would(spark: SparkSession, tmp_path: Path, by_headers: bool) -> None:
     messages = history(tmp_path / "h")
     (tmp_path / "wanted.toml").write_text(FILE)

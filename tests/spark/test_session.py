@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pytest
+from conftest import STARTED
+from depth import nightly, some
 
 from malamute.cli import spark as cli_spark
 from malamute.errors import NotInstalled
@@ -33,10 +36,13 @@ def test_a_session_has_times_in_utc(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize(
     ("needed", "exit_code", "word"),
-    [
-        ("", 0, "1 skipped: without Java nothing is tested of Spark"),
+    some(
+        [
+            ("", 0, "1 skipped: without Java nothing is tested of Spark"),
+            ("1", 1, "ERROR tests/spark/test_session.py"),
+        ],
         ("1", 1, "ERROR tests/spark/test_session.py"),
-    ],
+    ),
 )
 def test_without_java_the_tests_of_spark_are_skipped_unless_it_has_to_be_there(
     tmp_path: Path, needed: str, exit_code: int, word: str
@@ -80,7 +86,16 @@ def test_a_spark_home_that_is_said_is_kept_and_yarn_gets_its_archives(
         assert os.environ == before
 
 
-def test_a_session_starts_without_a_word_and_what_goes_wrong_is_reported(
+def test_a_session_starts_without_a_word_and_reports_later_errors(
+    spark: SparkSession, spark_errors: Path
+) -> None:
+    while STARTED not in (written := spark_errors.read_text()):
+        time.sleep(0.01)
+    assert written.partition(STARTED)[0] == ""
+
+
+@nightly
+def test_a_program_with_a_session_leaves_nothing_and_says_what_goes_wrong(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     words = (
