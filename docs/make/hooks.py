@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,3 +30,11 @@ def on_page_markdown(markdown: str, **more: Any) -> str:
     parts = _FENCED.split(markdown)
     parts[::2] = [_NESTED.sub("    ", prose) for prose in parts[::2]]
     return "".join(parts)
+
+
+@event_priority(-100)
+def on_post_build(config: Any) -> None:
+    """Write the index of the search as a script, too: a page that is read from the disk may fetch nothing."""
+    index = Path(config.site_dir, "search", "search_index.json")
+    if index.exists():
+        index.with_suffix(".js").write_text(f"var __index = {index.read_text('utf-8')}", encoding="utf-8")

@@ -15,6 +15,7 @@ import commands
 import configuration
 import error_table
 import limits_table
+import python_reference
 
 PAGES = {
     "reference/administration.md": administration.page,
@@ -22,5 +23,6 @@ PAGES = {
     "reference/configuration.md": configuration.page,
     "reference/errors.md": error_table.page,
     "reference/limits.md": limits_table.page,
+    **python_reference.PAGES,
 }
 """Where each page is below docs/, and what makes it."""

@@ -299,5 +299,6 @@ def pages() -> list[Path]:
         ROOT / "README.md",
         docs / "index.md",
         docs / "security.md",
+        docs / "make" / "examples.md",
         *(page for folder in folders for page in sorted((docs / folder).glob("*.md"))),
     ]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from xml.etree import ElementTree
 
 import click
@@ -59,7 +59,11 @@ def _text(page: Path) -> str:
 
 
 def test_every_document_is_in_it(site: Path) -> None:
-    documents = [page.relative_to(DOCS).with_suffix(".html") for page in DOCS.glob("**/*.md")]
+    documents = [
+        page.relative_to(DOCS).with_suffix(".html")
+        for page in DOCS.glob("**/*.md")
+        if page.parent.name != "make"
+    ]
     pages = [page.with_name("index.html") if page.stem == "README" else page for page in documents]
     assert [str(page) for page in pages if not (site / page).exists()] == []
 
@@ -101,15 +105,27 @@ def test_every_error_and_every_option_has_its_place(site: Path) -> None:
     assert [option for option in named if f"<td><code>{option}</code></td>" not in options] == []
 
 
-def test_what_a_program_uses_is_described(site: Path) -> None:
-    page = _text(site / "reference" / "python.html")
-    for name in (
-        "sync.client.connect",
-        "sync.client.Client.publish",
-        "sync.consumers.Request.reply",
-        "sync.receipts.Receipt",
-    ):
-        assert f'id="malamute.client.{name}"' in page
+@pytest.mark.parametrize("name", _module("python_reference").CLASSES)
+def test_each_class_has_its_page_with_its_arguments(site: Path, name: str) -> None:
+    page = _text(site / "reference" / "python" / f"{name}.html")
+    for path in _module("python_reference").CLASSES[name].objects:
+        assert f'id="malamute.client.{path}"' in page
+    assert "Unpack" not in page
+
+
+def test_an_argument_is_described_where_it_is_used(site: Path) -> None:
+    client = _text(site / "reference" / "python" / "client.html")
+    assert 'id="malamute.client.sync.client.Client.work"' in client
+    assert client.count("Time without a settlement or a report after which a request is redelivered") >= 2
+
+
+def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
+    """A page that is read from the disk may fetch nothing and have no worker: the index is a script."""
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "search_index.json").write_text("{}")
+    _module("hooks").on_post_build(SimpleNamespace(site_dir=tmp_path))
+    assert _text(tmp_path / "search" / "search_index.js") == "var __index = {}"
+    assert '<script src="iframe-worker.js"' in _text(site / "index.html")
 
 
 def test_the_diagrams_are_those_that_are_drawn() -> None:
