@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from malamute.cli.admin import confirm, dry_run_option, yes_option
 from malamute.cli.events import STREAM as EVENTS
 from malamute.cli.exit_codes import ERROR, TIMED_OUT
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option, waits
+from malamute.cli.options import (
+    ConnectionOptions,
+    ask_password,
+    connects,
+    examples,
+    json_option,
+    waits,
+)
 from malamute.cli.printing import Function, Render, printable, prints_messages, to_json
 from malamute.cli.settings import load
 from malamute.cli.signals import until_stopped
 from malamute.cli.subscribe import follow, window
-from malamute.cli.tables import show_rows
+from malamute.cli.tables import show_map, show_rows
 from malamute.protocol.names import AUDIT
 
 if TYPE_CHECKING:
@@ -29,6 +38,64 @@ def auth() -> None:
     ACTION is publish, subscribe, send, receive, request, offer, create, browse, view or admin; TARGET is
     KIND/NAME or KIND/NAME/SUBJECT, as in a rule. USER may be '' for clients without a name.
     """
+
+
+RULES = ("* */#", "subscribe,view stream/$sys", "subscribe,view stream/$audit")
+"""The rules of an administrator: everything, and what the broker reports."""
+
+
+@auth.command(
+    epilog=examples(
+        "malamute auth enable admin --at tcp://127.0.0.1:9998",
+        "malamute auth enable admin --url lab:9998 --dry-run",
+    )
+)
+@click.argument("name")
+@click.option(
+    "--at", metavar="URL", help="The endpoint that asks for passwords, if it is not the one of --url."
+)
+@dry_run_option
+@yes_option
+@connects
+@json_option
+def enable(
+    name: str, *, at: str | None, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool
+) -> None:
+    """Begin rules on a running broker, with the account NAME, which may do everything.
+
+    Without rules every client may do everything. With this account's rules, the first ones, all other clients
+    may do nothing until `malamute user` or `malamute group` gives them rules. The command adds the account,
+    with a password that it asks for, unless there is one. It then logs in as NAME and begins the rules as
+    that user, so they begin only where somebody can log in to change them. They are stored in the broker.
+    """
+    from malamute.config.accounts import hash_password
+    from malamute.errors import MalamuteError
+    from malamute.protocol import admin
+
+    confirm("From now on clients may do nothing without a rule. Begin rules?", yes=yes, dry_run=dry_run)
+    own = connection.credentials
+    password = "" if own else ask_password(twice=True)
+    adding = admin.UserAdd(name=name, password=None if own else hash_password(password), dry_run=dry_run)
+    with connection.open() as client:
+        known = {row.name for row in client.query(admin.UsersQuery())}
+        added = name not in known and not own
+        if added:
+            client.change(adding)
+    if dry_run:
+        show_map({"name": name, "added": added, "access_rules": [*RULES]}, as_json=as_json)
+        return
+    login = replace(
+        connection, url=at or connection.url, credentials=own or {"user": name, "password": password}
+    )
+    try:
+        with login.open() as client:
+            done = client.change(admin.UserSet(name=name, added_rules=[*RULES]))
+    except MalamuteError:
+        if added:
+            with connection.open() as client:
+                client.change(admin.UserRemove(name=name))
+        raise
+    show_map({"name": name, "added": added, "access_rules": done.access_rules}, as_json=as_json)
 
 
 def _asked(function: Any) -> Any:

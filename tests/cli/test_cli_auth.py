@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
+import zmq
 from cli_commands import Run
 
 import malamute
 from malamute.access import Account, Accounts
 from malamute.cli.auth import as_refusal
 from malamute.client.session.message import Message
-from malamute.config import Config
+from malamute.config import Config, ListenConfig
 from malamute.config.accounts import save_accounts
 from malamute.protocol.batch import pack_record
-from malamute.testing import Broker
+from malamute.server.daemon import open_broker
+from malamute.testing import Broker, small_config
 
 RULES = """
 [access]
@@ -33,6 +38,42 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "rules.toml"
     path.write_text(RULES)
     return path
+
+
+@pytest.fixture
+def endpoints() -> Iterator[tuple[str, str]]:
+    """The endpoints of a broker without rules: an open one, and one that asks for passwords."""
+    context: zmq.Context[Any] = zmq.Context()
+    config = small_config()
+    both = ListenConfig(endpoints=("tcp://127.0.0.1:*", "plain+tcp://127.0.0.1:*"))
+    storage = replace(config.storage, kind="memory")
+    loop = open_broker(replace(config, storage=storage, listen=both), context)
+    thread = Thread(target=loop.run)
+    thread.start()
+    yield loop.endpoints[0], loop.endpoints[1]
+    loop.stop()
+    thread.join()
+    context.term()
+
+
+def test_rules_begin_on_a_running_broker_with_an_administrator(run: Run, endpoints: tuple[str, str]) -> None:
+    asks_nobody, asks = endpoints
+    enable = ("auth", "enable", "root", "--url", asks_nobody)
+    assert "Begin rules? [y/N]" in run(*enable, stdin="n\n", exit_code=1).stderr
+    # The open endpoint proves no user: nothing begins, and the account is removed.
+    assert "error" in run(*enable, "--yes", stdin="secret\n", exit_code=1).stderr
+    assert json.loads(run("user", "list", "--url", asks_nobody, "--json").stdout) == []
+    at = ("--at", asks, "--json")
+    assert json.loads(run(*enable, *at, "--dry-run", stdin="secret\n").stdout)["added"] is True
+    assert json.loads(run("user", "list", "--url", asks_nobody, "--json").stdout) == []
+    done = json.loads(run(*enable, *at, "--yes", stdin="secret\n").stdout)
+    assert (done["name"], done["added"], done["access_rules"][0]) == ("root", True, "* */#")
+    assert "error 401" in run("stream", "list", "--url", asks_nobody, exit_code=1).stderr
+    with malamute.connect(asks, user="root", password="secret") as client:
+        client.publish("weather", "temp.oslo", b"1", assurance="stored")
+        client.admin.user_add(name="ann", access_rules=["view broker/#"])
+        with client.subscribe("$sys", start="last"):
+            pass
 
 
 @pytest.fixture(params=["file", "broker"])

@@ -265,6 +265,33 @@ def test_the_first_rule_of_all_is_not_a_stored_one(bench):
     assert change(bench, "user.remove", name="ann").code == 401
 
 
+@pytest.mark.parametrize(
+    ("who", "proved", "rules", "begins"),
+    [
+        ("ann", True, ["* */#"], True),
+        ("ann", True, ["admin user/ann"], True),
+        ("ann", True, ["view broker/#"], False),
+        ("ann", True, ["* */#", "deny admin user/#"], False),
+        ("ann", False, ["* */#"], False),
+        ("op", True, ["* */#"], False),
+    ],
+)
+def test_the_first_rules_are_those_of_who_has_logged_in_and_may_change_them(
+    bench, who, proved, rules, begins
+):
+    assert isinstance(change(bench, "user.add", name="ann", password=HASH), Ok)
+    hello(bench, "eve", proof="")
+    proof = bench.core.accounts.named(who).proof("plain") if proved else ""
+    hello(bench, who, proof=proof)
+    bench.tell(who, Change(1, "user.set", {"name": "ann", "added_rules": rules}))
+    bench.settle()
+    answers = [m for m in bench.sent(who) if isinstance(m, Ok | Error)]
+    assert [isinstance(answer, Ok) for answer in answers] == [begins]
+    assert bench.core.access.in_force is begins
+    bench.restart()
+    assert bench.core.access.in_force is begins
+
+
 def test_the_last_rule_of_all_does_not_go_with_its_account():
     bench = made(*RULES, accounts=(Account("eve"),))
     change(bench, "user.add", name="ann", password=HASH, access_rules=["* broker/#", "* user/#"])

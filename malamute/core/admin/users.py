@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
 
-from malamute.access import AccessRule, Account
+from malamute.access import AccessRule, Account, explain
 from malamute.access.quota import USER
 from malamute.core.admin.pages import first
 from malamute.core.admin.quotas import quota_figures
@@ -85,7 +85,7 @@ def add_user(
     if accounts.named(name) is not None or name in accounts.unreadable:
         raise InvalidValue(f"there is an account {name!r} already: change it, or remove it first")
     rules = tuple(map(AccessRule.parse, wanted.access_rules or ()))
-    _put(accounts, configuration.settings, access, Account(name, rules=rules), wanted, answered)
+    _put(accounts, configuration.settings, access, session, Account(name, rules=rules), wanted, answered)
 
 
 def set_user(
@@ -114,6 +114,7 @@ def set_user(
         accounts,
         configuration.settings,
         access,
+        session,
         before._replace(rules=tuple(whole)),
         wanted,
         answered,
@@ -140,6 +141,7 @@ def _put(
     accounts: AccountDirectory,
     settings: Settings,
     access: AccessControl,
+    session: Session,
     before: Account,
     wanted: UserAdd | UserSet,
     answered: Answered,
@@ -149,7 +151,7 @@ def _put(
     fields = {**before._asdict(), "rules": tuple(map(str, before.rules)), **given}
     account = Account.of(*(fields[name] for name in Account._fields))
     accounts.check(account, settings.limits.accounts)
-    if account.rules:
+    if account.rules and not _begins_rules(access, session, account):
         check_first_rule(access)
     else:
         check_last_rule(access, user=account.name)
@@ -158,12 +160,27 @@ def _put(
     answered(_row_of(account), before=row_before)
 
 
+def _begins_rules(access: AccessControl, session: Session, account: Account) -> bool:
+    """Return whether the first rules may be those of an account.
+
+    Its user asks for them, was proved by the account, and may change accounts by these rules.
+    """
+    asking = session.may.principal
+    if access.in_force or account.disabled or asking.by is not None or not asking.proof:
+        return False
+    found = explain(
+        access.policy, account.name, "admin", f"user/{account.name}", rules=account.rules, in_force=True
+    )
+    return asking.user == account.name and found.decision.allowed
+
+
 def check_first_rule(access: AccessControl) -> None:
     """Raise `InvalidValue` for rules that would be the first ones of all."""
     if not access.in_force:
         raise InvalidValue(
             "there are no rules in the configuration, and with the first one all others may do nothing: "
-            "write access.rules there, and reload"
+            "begin with the rules of an administrator, by `malamute auth enable NAME`, or write access.rules "
+            "there, and reload"
         )
 
 
