@@ -23,9 +23,10 @@ from malamute.cli.admin import (
     yes_option,
 )
 from malamute.cli.escaping import for_terminal
+from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.payload import body_of
-from malamute.cli.printing import body_fields, excerpt, plain_headers
+from malamute.cli.printing import body_fields, excerpt, plain_headers, to_json
 from malamute.cli.tables import show_whole
 from malamute.cli.units import duration
 from malamute.protocol.names import Kind
@@ -282,6 +283,35 @@ def _redrive(queues: QueueKind) -> click.Command:
     return redrive
 
 
+def _cancel(queues: QueueKind) -> click.Command:
+    kind = queues.kind
+
+    @click.command(
+        help=f"""Take back the messages of a {kind} under an ID that wait or are delayed, whoever sent them.
+
+        A message that a consumer has stays with it, and the consumer is notified: that is exit code 4, and
+        so is no message under the ID.
+        """,
+        epilog=examples(f"malamute {kind} cancel {queues.example} order-17"),
+    )
+    @_name(queues)
+    @click.argument("identity", metavar="ID")
+    @connects
+    @json_option
+    def cancel(name: str, identity: str, *, connection: ConnectionOptions, as_json: bool) -> None:
+        connection, name = connection.to(name, kind)
+        with connection.open() as client:
+            found = client.cancel(kind, name, id=identity)
+        if as_json:
+            click.echo(to_json(found._asdict()))
+        else:
+            click.echo(f"{found.cancelled:,} cancelled, {found.in_flight:,} in flight")
+        if not found.cancelled:
+            raise click.exceptions.Exit(FAILED)
+
+    return cancel
+
+
 def _purge(queues: QueueKind) -> click.Command:
     kind, shown = queues.kind, f"malamute {queues.kind} purge {queues.example}"
 
@@ -413,6 +443,7 @@ def _group(queues: QueueKind) -> click.Group:
         _reading(queues, "dead", died, dead=True),
         _message(queues),
         _redrive(queues),
+        _cancel(queues),
         _purge(queues),
         _delete(queues),
     ]

@@ -79,7 +79,8 @@ class Recalled(NamedTuple):
     """The broker recalled mail or requests that are not settled, for `reason`.
 
     `queue` is the service, or the address of the mailbox. With the reason `timeout` they are redelivered to
-    the next consumer; with `expired`, `withdrawn` and `purged` they are settled.
+    the next consumer; with `expired`, `withdrawn` and `purged` they are settled. With `cancelled` they are
+    unwanted: they stay here, and are to be settled as ever.
     """
 
     queue: str

@@ -374,6 +374,7 @@ _OPTIONS: dict[str, Callable[[str, Any], Any]] = {
     "existing": flag,
     "temporary": flag,
     "auto_ack": flag,
+    "id": _short_text,
     "address": text,
     "software": text,
     "token": text,

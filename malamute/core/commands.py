@@ -21,8 +21,9 @@ from malamute.core.bucket.table import Outcome
 from malamute.core.engines import Engines
 from malamute.core.identity.access import ANONYMOUS, Permissions, Principal
 from malamute.core.identity.quotas import check_rates, consume_rates
+from malamute.core.iteration.effects import Effects
 from malamute.core.queue.entry import ENTRY_BYTES
-from malamute.core.queue.purge import withdraw
+from malamute.core.queue.purge import cancel, withdraw
 from malamute.core.queue.source import QueueSource
 from malamute.core.reports.events import report_worker
 from malamute.core.review import check_offer
@@ -538,35 +539,20 @@ class ClientCommands:
     # Handlers: all else
 
     def _withdraw(self, peer: bytes, session: Session, message: Withdraw) -> None:
-        table = self.queues[message.kind]
         sender = session.address if message.kind == "mailbox" else session.mailbox
-        queue = table.by_name.get(message.name)
-        opcode = BY_TYPE[Withdraw].opcode
-        nothing = NotFound(f"no message of this sender has the correlation {message.correlation!r}")
-
-        def refused(error: MalamuteError) -> None:
-            self.effects.refuse(peer, error_message(error, opcode, message.ref))
-
-        def report(count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
-            if partial:
-                self.effects.send(peer, Ok(opcode, message.ref, count))
-            elif final and not count:
-                refused(nothing)
-            elif final:
-                self.effects.stage.when_stored(
-                    lambda error: withdrawn(count if error is None else before, error)
-                )
-
-        def withdrawn(count: int, error: MalamuteError | None) -> None:
-            if error is not None and not count:
-                refused(error)
-            else:
-                self.effects.send(peer, Ok(opcode, message.ref, count))
-
-        if queue is not None and sender:
-            withdraw(queue, sender, message.correlation, report, refused)
-        else:
-            report(0, 0)
+        queue = self.queues[message.kind].by_name.get(message.name)
+        answer = _WithdrawalAnswer(self.effects, peer, message)
+        if message.id:
+            needed = SENDING[message.kind], message.kind, message.name
+            session.may.require_some(*needed)
+            if queue is not None:
+                allow = partial(session.may.require, *needed)
+                cancel(queue, message.id, allow, answer.keep, answer.report, answer.refuse)
+                return
+        elif queue is not None and sender:
+            withdraw(queue, sender, message.correlation, answer.report, answer.refuse)
+            return
+        answer.report(0, 0)
 
     def _query(self, peer: bytes, session: Session, message: Query) -> None:
         self.queries.answer(session, message)
@@ -591,6 +577,52 @@ class ClientCommands:
         self.effects.send(peer, Ok(BY_TYPE[Bye].opcode, 0))
         self.sessions.end(session, "bye")
 
+
+class _WithdrawalAnswer:
+    """The answer to a WITHDRAW, once it is stored."""
+
+    def __init__(self, effects: Effects, peer: bytes, message: Withdraw) -> None:
+        self._effects = effects
+        self._peer = peer
+        self._message = message
+        self._in_flight = 0
+
+    def keep(self, in_flight: int) -> None:
+        """So many messages under the id stay with their consumers."""
+        self._in_flight = in_flight
+
+    def refuse(self, error: MalamuteError) -> None:
+        """Nothing was withdrawn."""
+        answer = error_message(error, BY_TYPE[Withdraw].opcode, self._message.ref)
+        self._effects.refuse(self._peer, answer)
+
+    def report(self, count: int, before: int, *, final: bool = True, partial: bool = False) -> None:
+        """Answer, after the commit if it has any message."""
+        if partial:
+            self._send(count)
+        elif final and not count and not self._message.id:
+            words = f"no message of this sender has the correlation {self._message.correlation!r}"
+            self.refuse(NotFound(words))
+        elif final and not count:
+            self._send(0)
+        elif final:
+            self._effects.stage.when_stored(
+                lambda error: self._stored(count if error is None else before, error)
+            )
+
+    def _stored(self, count: int, error: MalamuteError | None) -> None:
+        if error is not None and not count:
+            self.refuse(error)
+        else:
+            self._send(count)
+
+    def _send(self, count: int) -> None:
+        value = [count, self._in_flight] if self._message.id else count
+        self._effects.send(self._peer, Ok(BY_TYPE[Withdraw].opcode, self._message.ref, value))
+
+
+SENDING = {"mailbox": "send", "service": "request"}
+"""The action of sending a message, by the kind of the queue."""
 
 Handler = Callable[[ClientCommands, bytes, Any, Any], None]
 

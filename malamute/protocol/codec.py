@@ -50,6 +50,7 @@ from malamute.protocol.messages import (
     Spec,
     Subscribe,
     Welcome,
+    Withdraw,
 )
 from malamute.protocol.part import DeliveryPart
 
@@ -70,6 +71,7 @@ _GROWN: dict[type[Any], tuple[slice, slice, tuple[Any, ...]]] = {
         (Offer, 2),
         (Reject, 1),
         (Commit, 1),
+        (Withdraw, 1),
         (Welcome, 1),
     )
 }

@@ -271,12 +271,17 @@ class Drain(NamedTuple):
 
 
 class Withdraw(NamedTuple):
-    """Withdraw unsettled messages or requests of this session's address with a correlation."""
+    """Withdraw unsettled messages or requests of this session's address with a correlation.
+
+    With an `id`, the messages under it are withdrawn that no consumer has, whoever sent them; the correlation
+    is ignored. A consumer that has one gets RECALL, and keeps the message.
+    """
 
     ref: Ref
     kind: QueueKind
     name: Name
     correlation: Correlation
+    id: Words = ""
 
 
 class Query(NamedTuple):
@@ -410,7 +415,8 @@ class Ok(NamedTuple):
     """The command `about` with this `ref` is done.
 
     For SUBSCRIBE, `value` is the first sequence; for OFFER, the ack timeout in force, in milliseconds; for
-    CHANGE, PUT, DELETE and ADD, its outcome.
+    CHANGE, PUT, DELETE and ADD, its outcome; for WITHDRAW, the number of messages, and by an id `[withdrawn,
+    in flight]`.
     """
 
     about: Opcode
@@ -541,8 +547,15 @@ class Pong(NamedTuple):
     """The answer to PING."""
 
 
+CANCELLED = "cancelled"
+"""The reason of a RECALL that takes nothing: its messages are unwanted, and stay with the receiver."""
+
+
 class Recall(NamedTuple):
-    """Deliveries of a source are taken from the receiver: `timeout`, `expired`, `withdrawn`, `purged`."""
+    """Deliveries of a source are taken from the receiver: `timeout`, `expired`, `withdrawn`, `purged`.
+
+    With the reason `cancelled` they stay with the receiver, who may end the work.
+    """
 
     source: Source
     ranges: Ranges

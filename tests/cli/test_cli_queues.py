@@ -209,6 +209,18 @@ def test_dead_letters_are_removed(run: Run, dead: str) -> None:
     assert [row["body"] for row in _rows(run, dead, "dead", "q")] == ["body2"]
 
 
+def test_a_message_is_cancelled_by_its_id(run: Run, client: malamute.Client) -> None:
+    client.send("bob", "s", b"", id="mail-1", delay=3600)
+    client.enqueue("w", "s", b"", id="task-1", assurance="stored")
+    assert run("mailbox", "cancel", "bob", "mail-1").stdout == "1 cancelled, 0 in flight\n"
+    assert _rows(run, "service", "cancel", "w", "task-1") == {"cancelled": 1, "in_flight": 0}
+    assert run("mailbox", "cancel", "bob", "mail-1", exit_code=4).stdout == "0 cancelled, 0 in flight\n"
+    client.send("bob", "s", b"", id="mail-2")
+    with client.consume("bob", auto_ack=False) as mailbox:
+        mailbox.receive(40.0)
+        assert run("mailbox", "cancel", "bob", "mail-2", exit_code=4).stdout == "0 cancelled, 1 in flight\n"
+
+
 def test_messages_are_removed_after_asking(run: Run, kind: str) -> None:
     purge = (kind, "purge", "q")
     assert "all messages" in run(*purge, stdin="n\n", exit_code=1).stderr

@@ -11,7 +11,7 @@ import pytest
 from scenario_world import PATIENCE, World
 
 from malamute import errors
-from malamute.client.events import Connected, Lost
+from malamute.client.events import Connected, Lost, Recalled
 
 Play = Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]
 
@@ -287,6 +287,56 @@ def test_who_asks_learns_how_a_message_ended(play: Play) -> None:
         assert all(delivery.done and delivery.error is None for delivery in sent.values())
         with pytest.raises(errors.TimedOut):
             await alice.receive(0.01)
+
+    play(scenario)
+
+
+def test_a_message_is_cancelled_by_its_id_unless_a_consumer_has_it(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        alice, bob, carol = [await world.connect(name) for name in ("alice", "bob", "carol")]
+
+        async def cancel(identity: str) -> tuple[int, int]:
+            found = await carol.cancel("mailbox", "bob", id=identity)
+            return found.cancelled, found.in_flight
+
+        await alice.send("bob", "later", b"", id="later", delay=3600, assurance="stored")
+        await alice.send("bob", "now", b"", id="now", assurance="stored")
+        held = await bob.mailbox(auto_ack=False).receive(PATIENCE)
+        await world.middle()
+        await bob.flush()
+        await carol.query("status")
+        assert await cancel("later") == (1, 0)
+        assert await cancel("later") == (0, 0)
+        assert await cancel("now") == (0, 1)
+        await bob.flush()
+        recalled = [event for event in world.events if isinstance(event, Recalled)]
+        assert recalled == [Recalled("bob", (held.sequence,), "cancelled")]
+        held.ack()
+        await bob.flush()
+        assert await cancel("now") == (0, 0)
+        for kind, identity in (("mailbox", ""), ("mailbox", "x" * 256), ("mailbox", 5), ("stream", "x")):
+            with pytest.raises(errors.InvalidValue):
+                await carol.cancel(kind, "bob", id=identity)
+
+    play(scenario)
+
+
+def test_a_temporary_mailbox_goes_with_its_last_consumer(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        alice, bob, carol = [await world.connect(name) for name in ("alice", "bob", "carol")]
+        async with bob.consume("once", temporary=True) as mine:
+            async with carol.consume("once", auto_ack=False):
+                await alice.send("once", "a", b"", assurance="stored")
+                await world.middle()
+                for client in (bob, carol):
+                    await client.flush()
+            assert (await mine.receive(PATIENCE)).subject == "a"
+            await alice.send("once", "b", b"", assurance="stored")
+        await bob.flush()
+        assert "once" not in {row["name"] for row in await alice.query("mailboxes")}
+        await alice.send("once", "c", b"", assurance="stored")
+        with pytest.raises(errors.InUse):
+            await bob.consume("once", temporary=True)
 
     play(scenario)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from sim_origin import Violation
+from sim_origin import Key, Violation
 
 from malamute.protocol.messages import (
     Commit,
@@ -36,6 +36,19 @@ WITHDRAW = 20
 Asked = tuple[tuple[str, str], str, int | str]
 """A queue, the sender of messages in it, and their correlation."""
 
+Under = tuple[tuple[str, str], str]
+"""A queue, and an id."""
+
+
+class Cancellation:
+    """What is to be taken back under an id, and the messages that waited there when it was asked for."""
+
+    def __init__(self, under: Under, waiting: list[Key]) -> None:
+        self.under = under
+        self.waiting = waiting
+        self.most = 0
+        """How many messages under the id were withdrawn since."""
+
 
 class AnswerBook:
     """What was asked, and how often it was answered."""
@@ -50,6 +63,10 @@ class AnswerBook:
         """The first of this iteration for each."""
         self._withdrawn: dict[tuple[bytes, int], int] = {}
         """How many messages each took back."""
+        self.cancellations: dict[tuple[bytes, int], Cancellation] = {}
+        """Those without an answer, by who wants them and the number."""
+        self.cancelled: list[Cancellation] = []
+        """Those answered in this iteration."""
 
     def received(self, peer: bytes, message: Message) -> None:
         """The broker is about to read a command."""
@@ -65,8 +82,11 @@ class AnswerBook:
         self._withdrawn[peer, message.ref] = 0
         self._withdrawals.setdefault(asked, (peer, message.ref))
 
-    def handed_out(self, withdrawn: Mapping[Asked, int]) -> None:
+    def handed_out(self, withdrawn: Mapping[Asked, int], cancelled: Mapping[Under, int]) -> None:
         """The broker wants to store what it has done; so many messages may have been withdrawn."""
+        for under, count in cancelled.items():
+            for wanted in self.cancellations.values():
+                wanted.most += count * (wanted.under == under)
         for asked, count in withdrawn.items():
             if asked in self._withdrawals:
                 self._withdrawn[self._withdrawals[asked]] += count
@@ -79,12 +99,26 @@ class AnswerBook:
                     self._answer(peer, number)
         elif isinstance(message, Error):
             self._refused.add(peer)
+            if message.about == WITHDRAW:
+                self.cancellations.pop((peer, message.ref), None)
             if message.about in ABOUT.values() and message.ref and message.code not in NO_OUTCOME:
                 self._answer(peer, message.ref)
         elif isinstance(message, Ok) and message.about == WITHDRAW:
-            most = self._withdrawn.get((peer, message.ref), 0)
-            if not 1 <= message.value <= most:
-                raise Violation("a withdrawal is reported of other messages", told=message.value, most=most)
+            self._told_withdrawn(peer, message)
+
+    def _told_withdrawn(self, peer: bytes, message: Ok) -> None:
+        if (wanted := self.cancellations.pop((peer, message.ref), None)) is not None:
+            if not 0 <= message.value[0] <= wanted.most:
+                raise Violation("a cancellation is reported of other messages", told=message.value)
+            self.cancelled.append(wanted)
+            return
+        most = self._withdrawn.get((peer, message.ref), 0)
+        if not 1 <= message.value <= most:
+            raise Violation("a withdrawal is reported of other messages", told=message.value, most=most)
+
+    def is_cancelled(self, under: Under) -> bool:
+        """Whether a cancellation of messages of a queue under an id is under way."""
+        return any(wanted.under == under for wanted in self.cancellations.values())
 
     def _answer(self, peer: bytes, number: int) -> None:
         self._answered[peer, number] += 1
@@ -102,6 +136,7 @@ class AnswerBook:
         self._unnumbered.clear()
         self._refused.clear()
         self._withdrawals.clear()
+        self.cancelled.clear()
 
     def died(self) -> None:
         """The broker is killed: what it read and did not answer it need not answer."""
@@ -109,3 +144,5 @@ class AnswerBook:
         self._refused.clear()
         self._withdrawals.clear()
         self._withdrawn.clear()
+        self.cancellations.clear()
+        self.cancelled.clear()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from sim_answers import NO_OUTCOME, AnswerBook
+from sim_answers import NO_OUTCOME, AnswerBook, Cancellation
 from sim_audit import AuditBook
 from sim_buckets import KeyBook
 from sim_clock import MailTimes, Wall
@@ -117,6 +117,7 @@ class Book:
         """Those that may stand."""
         self.credit = CreditBook()
         self._answers = AnswerBook()
+        self.queues.is_cancelled = self._answers.is_cancelled
         self.orders: dict[bytes, dict[int, list[Order]]] = {}
         """The orders of each number; publishes that were coalesced have one."""
         self.cursors: dict[tuple[str, str], int] = {}
@@ -291,6 +292,11 @@ class Book:
         self.waiting.offered.add((message.kind, message.service))
 
     def _withdraw(self, peer: bytes, message: Withdraw) -> None:
+        if message.id:
+            under = ((message.kind, message.name), message.id)
+            wanted = Cancellation(under, self.queues.waiting_under(under))
+            self._answers.cancellations[peer, message.ref] = wanted
+            return
         sender = self.mailboxes.get(peer, "")
         asked = ((message.kind, message.name), sender, message.correlation)
         self.queues.withdrawn.add(asked)
@@ -505,8 +511,9 @@ class Book:
             elif isinstance(operation, ForgetStream):
                 self.streams.begin_to_forget(operation.stream)
         self.queues.handed_out(self._puts.of(append))
-        self._answers.handed_out(self.queues.ends.withdrawn)
+        self._answers.handed_out(self.queues.ends.withdrawn, self.queues.ends.cancelled)
         self.queues.ends.withdrawn.clear()
+        self.queues.ends.cancelled.clear()
 
     def committed(self, operations: Sequence[Operation]) -> None:
         """The disk has committed something."""
@@ -618,6 +625,8 @@ class Book:
         if core.idle and not self._unlearned:
             self.check_values(core)
         self.queues.turn_over()
+        for cancellation in self._answers.cancelled:
+            self.queues.check_cancelled(cancellation)
         self._answers.iterated(self._has, {*core.sessions.by_peer})
         self.choosing(core)
         self.waiting.iterated(core, lambda peer, source: self.credit.began(peer, source))

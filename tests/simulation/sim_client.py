@@ -32,7 +32,7 @@ from malamute.core.reports.events import EVENTS
 from malamute.errors import Failed
 from malamute.protocol.codec import decode
 from malamute.protocol.limits import RECORD_LARGE_BYTES
-from malamute.protocol.messages import Recall
+from malamute.protocol.messages import CANCELLED, Recall
 from malamute.protocol.names import AUDIT
 
 ADDRESSES = ("ann", "bob", "", "cat", "")
@@ -147,7 +147,7 @@ class Client:
         reader = self.readers.get(number)
         gaps = 0 if reader is None else reader.source.gaps
         self.session.receive(frames)
-        if isinstance(message, Recall) and message.reason != "timeout":
+        if isinstance(message, Recall) and message.reason not in ("timeout", CANCELLED):
             self._recalled(message)
         if reader is not None:
             if reader.source.gaps > gaps:

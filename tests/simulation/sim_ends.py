@@ -74,6 +74,8 @@ class Ends:
         self.counts: Counter[str] = Counter()
         self.withdrawn: Counter[tuple[tuple[str, str], str, int | str]] = Counter()
         """Of the append that is looked at: the queue, the sender, and the correlation."""
+        self.cancelled: Counter[tuple[tuple[str, str], str]] = Counter()
+        """Of the same: the queue, and the id."""
 
     def judge(self, key: Key, mail: Mail, said: Said, facts: Facts, began: float) -> str:
         """How a message that is removed has ended."""
@@ -99,6 +101,7 @@ class Ends:
         if end == "withdrawn":
             asked = mail.message.properties or {}
             self.withdrawn[key[:2], mail.message.sender, asked.get("correlation", "")] += 1
+            self.cancelled[key[:2], mail.wishes.identity] += 1
         return end
 
     def _spent(

@@ -119,6 +119,9 @@ class History:
         self.sent_as: dict[tuple[str, Queue, str], list[str]] = {}
         """What was sent to each queue under a correlation, by the mailbox of its sender."""
         self.withdrawn: set[tuple[str, Queue, str]] = set()
+        self.sent_under: dict[tuple[Queue, str], list[str]] = {}
+        """What was sent to each queue under an id, by anybody."""
+        self.cancelled: set[tuple[Queue, str]] = set()
         self.shortened: set[str] = set()
         """The streams that operators let keep less than is configured."""
         self.ended: list[str] = []
@@ -228,6 +231,12 @@ class Notes:
             self.note(SEND, name, body.decode(), **identity)
             if "ttl" in options:
                 self.note(EXPIRES, name, body.decode())
+            if order.identity:
+                under = self.history.sent_under
+                # The newest is the last.
+                under[queue, order.identity] = [*under.pop((queue, order.identity), ()), body.decode()]
+                if (queue, order.identity) in self.history.cancelled:
+                    self.note(REMOVED, name, body.decode(), text="withdrawn")
             if correlation:
                 key = sender, queue, correlation
                 self.history.sent_as.setdefault(key, []).append(body.decode())
@@ -249,6 +258,13 @@ class Notes:
         self.history.withdrawn.add(key)
         for body in self.history.sent_as.get(key, ()):
             self.note(REMOVED, queue_name((kind, name)), body, text="withdrawn")
+
+    def cancels(self, kind: str, name: str, identity: str) -> None:
+        """It takes back what anybody has sent under an id."""
+        queue = kind, name
+        self.history.cancelled.add((queue, identity))
+        for body in self.history.sent_under.get((queue, identity), ()):
+            self.note(REMOVED, queue_name(queue), body, text="withdrawn")
 
     def commits(self, order: Order) -> None:
         """It commits a cursor."""

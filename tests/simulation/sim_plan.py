@@ -29,6 +29,9 @@ KEYED = 6
 ADMINISTERED = 7
 """In some runs operators change anything at all, in each of so many steps."""
 
+CANCELLED = 9
+"""In some runs programs cancel messages by their ids, in each of so many steps."""
+
 # How often a kind of step is drawn, beside the others.
 CLIENT_WEIGHTS: Mapping[str, int] = {
     "publish": 60,
@@ -221,7 +224,8 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         existing=theme is None and seed % 19 == 7,
         cut_through=WAYS[seed // 5 % 3],
     )
-    if "identities_bytes" in tight:
+    cancels = theme is None and seed % 13 == 4
+    if "identities_bytes" in tight or cancels:
         setup = setup._replace(wishes=60)
     if theme is None and seed % 16 == 9:
         setup = setup._replace(age_seconds=AGES_SECONDS[seed // 16 % len(AGES_SECONDS)])
@@ -231,9 +235,12 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
     if administered and not (clocks or restores):
         # By the seed itself, too. The books of what operators set do not go back to a backup.
         kinds[::ADMINISTERED] = ["administer"] * len(kinds[::ADMINISTERED])
-    if any_theme and seed % 6 == 3 and not administered:
-        # By the seed itself: the rest of a plan is as it was before there were buckets.
-        kinds[3::KEYED] = ["change_key"] * len(kinds[3::KEYED])
+    # By the seed itself: the rest of a plan is as it was before there were buckets and cancellations.
+    others = {
+        "change_key": any_theme and seed % 6 == 3 and not administered and slice(3, None, KEYED),
+        "cancel_id": cancels and slice(0, None, CANCELLED),
+    }
+    _put_in(kinds, others)
     bits = chance.getrandbits
     steps = [Step(kind, bits(16), bits(16), bits(16)) for kind in kinds]
     rare = {
@@ -248,6 +255,13 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         for _ in range(RARE_STEPS if wanted else 0):
             steps.insert(chance.randrange(STEPS), Step(kind, bits(16), bits(16), bits(16)))
     return Plan(seed, setup, steps)
+
+
+def _put_in(kinds: list[str], others: Mapping[str, slice | bool]) -> None:
+    """Put kinds of steps in the places of others."""
+    for kind, places in others.items():
+        if isinstance(places, slice):
+            kinds[places] = [kind] * len(kinds[places])
 
 
 def _tight(seed: int) -> Mapping[str, int]:

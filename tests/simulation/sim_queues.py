@@ -13,6 +13,7 @@ from copy import copy
 from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
+from sim_answers import Cancellation, Under
 from sim_clock import MailTimes
 from sim_damage import Damaged
 from sim_dead import SPENT, DeadBook, Letter, base_of, is_dead, is_put, is_told, name_of, without
@@ -29,6 +30,7 @@ from malamute.core.queue.state import DELIVERED, SETTLING
 from malamute.protocol.batch import Columns
 from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import Limits
+from malamute.protocol.messages import CANCELLED
 from malamute.store.commit import Append
 from malamute.store.operations import (
     DeleteMessages,
@@ -127,6 +129,8 @@ class QueueBook:
         """Those under way, by who asked for them and the number. Each takes some iterations."""
         self.withdrawn: set[tuple[Name, str, int | str]] = set()
         """What operators and senders took back in this iteration."""
+        self.is_cancelled: Callable[[Under], bool] = lambda under: False
+        """Whether a cancellation of the messages of a queue under an id is under way."""
         self.heard: set[bytes] = set()
         """Who said anything in this iteration, or went."""
         self._given_back: dict[Key, tuple[Holder, int, float]] = {}
@@ -284,9 +288,27 @@ class QueueBook:
             said["rejected"] = mail.rejected
         if (key[:2], sender, (mail.message.properties or {}).get("correlation")) in self.withdrawn:
             said["withdrawn"] = ""
+        if mail.holder is None and self.is_cancelled((key[:2], mail.wishes.identity)):
+            said["withdrawn"] = ""
         if key[:2] in self._purged():
             said["purged"] = ""
         return said
+
+    def waiting_under(self, under: Under) -> list[Key]:
+        """The stored messages of a queue under an id that nobody has."""
+        return [
+            key
+            for key, mail in self.mail.items()
+            if (key[:2], mail.wishes.identity) == under
+            if mail.stored and mail.holder is None and not (mail.leaving or mail.damaged or mail.stranded)
+        ]
+
+    def check_cancelled(self, wanted: Cancellation) -> None:
+        """What waited under an id is gone once a cancellation is confirmed."""
+        here = [mail for key in wanted.waiting if (mail := self.mail.get(key)) is not None]
+        left = [mail.key for mail in here if mail.holder is None and not mail.leaving]
+        if left and not self.disk_failed:
+            raise Violation("a cancelled message is there", keys=left)
 
     def _purged(self) -> set[Name]:
         """The queues, and those of dead letters, that operators empty."""
@@ -957,6 +979,10 @@ class QueueBook:
         found = [(key, mail) for key, mail in self._among(queue, ranges) if mail.holder == holder]
         if holder[0] not in self.heard and len(found) < sum(last - first + 1 for first, last in ranges):
             raise Violation("a recall of what was not delivered", holder=holder, ranges=ranges, reason=reason)
+        if reason == CANCELLED:
+            if wrong := [key for key, m in found if not self.is_cancelled((queue, m.wishes.identity))]:
+                raise Violation("a consumer is told of what nobody has cancelled", keys=wrong)
+            return
         gone = self._recalled.setdefault(holder, set())
         for key, mail in found:
             gone.add(key[2])

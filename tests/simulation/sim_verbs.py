@@ -114,6 +114,15 @@ def withdraw(client: Client, a: int, b: int, c: int) -> str:
     return f"withdraws {correlation!r} from the {kind} {name}"
 
 
+def cancel_id(client: Client, a: int, b: int, c: int) -> str:
+    """Take back what anybody sent under an id."""
+    known = [*client.notes.history.sent_under][-8:]
+    (kind, name), identity = known[a % len(known)] if known else (client.some_queue(a), "i0")
+    client.notes.cancels(kind, name, identity)
+    client.session.questions.cancel(kind, name, identity)
+    return f"cancels {identity} in the {kind} {name}"
+
+
 def purge(client: Client, a: int, b: int, c: int) -> str:
     """Drop messages, or dead letters."""
     kind, name = client.some_queue(a)
@@ -145,6 +154,7 @@ VERBS: dict[str, Callable[[Client, int, int, int], str]] = {
     "report": report,
     "repeat": repeat,
     "withdraw": withdraw,
+    "cancel_id": cancel_id,
     "purge": purge,
     "redrive": redrive,
     "browse": browse,

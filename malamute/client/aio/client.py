@@ -57,6 +57,7 @@ from malamute.client.options import (
 )
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message
+from malamute.client.session.questions import Cancelled
 from malamute.protocol.batch import Body, Headers
 
 Answer = TypeVar("Answer")
@@ -281,6 +282,20 @@ class Client(ClientBase):
         Raises as `malamute.Client.withdraw`.
         """
         return await self._withdraw(kind, name, correlation, timeout)
+
+    async def cancel(
+        self,
+        kind: str,
+        name: str,
+        *,
+        id: str,  # noqa: A002  # as options of the protocol are called
+        timeout: Span | None = None,
+    ) -> Cancelled:
+        """Take back the messages under an `id` that wait or are delayed, whoever sent them.
+
+        Raises as `malamute.Client.cancel`.
+        """
+        return await self._cancel(kind, name, id, timeout)
 
     def sender(self, address: str, **options: Unpack[PublisherOptions]) -> Publisher:
         """Return a publisher of many messages to one mailbox, as `publisher` does for a stream.

@@ -56,7 +56,7 @@ from malamute.client.session.batch import (
 )
 from malamute.client.session.codecs import CodecOption, codec_of
 from malamute.client.session.outbox import Command, StoredSequence
-from malamute.client.session.questions import PendingChange, PendingQuery
+from malamute.client.session.questions import Cancelled, PendingChange, PendingQuery
 from malamute.client.session.receipts import OutcomeTracking, SentBase
 from malamute.client.session.replies import PendingRequest
 from malamute.client.session.route import Route, urls_of
@@ -385,6 +385,13 @@ class ClientBase:
         self._driver.check()
         query = self._session.questions.withdraw(kind, name, correlation)
         return int(await self._answered(query, timeout, "no answer to a withdrawal") or 0)
+
+    async def _cancel(self, kind: str, name: str, identity: str, timeout: Span | None) -> Cancelled:
+        timeout = patience("timeout", timeout)
+        identity = checked(id=identity)["id"]
+        self._driver.check()
+        query = self._session.questions.cancel(kind, name, identity)
+        return Cancelled(*await self._answered(query, timeout, "no answer to a cancellation"))
 
     async def _settle(self, command: Command, timeout: float | None) -> int:
         driver = self._driver

@@ -387,7 +387,10 @@ class Inbox:
         """Drop the messages that the broker recalled."""
         source = self.mailbox if recall.source == MAILBOX else self._sources.get(recall.source)
         if isinstance(source, ConsumerSource):
-            taken = source.recall(recall.ranges, comes_again=recall.reason == "timeout")
+            if recall.reason == wire.CANCELLED:
+                taken = source.outstanding_of(recall.ranges)
+            else:
+                taken = source.recall(recall.ranges, comes_again=recall.reason == "timeout")
             if taken:
                 self._emit(Recalled(source.name or self._address, tuple(taken), recall.reason))
             self.refill(source)

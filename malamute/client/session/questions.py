@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from malamute.client.session.outbox import Command, Outbox
 from malamute.client.session.plain import plain
@@ -28,8 +28,18 @@ KeyChange = wire.Put | wire.Delete | wire.Add
 
 _WITHDRAWAL_LOST = (
     "connection was lost before the answer: it is unknown whether messages were withdrawn; withdraw them once"
-    " more, unless others have been sent since with the same correlation"
+    " more, unless others have been sent since with the same correlation or id"
 )
+
+
+class Cancelled(NamedTuple):
+    """The result of `cancel`: messages that were taken back, and messages that consumers have and keep.
+
+    Without either, no message under the id is in the queue.
+    """
+
+    cancelled: int
+    in_flight: int
 
 
 class PendingQuery:
@@ -119,6 +129,10 @@ class Questions:
     def get(self, bucket: str, keys: Sequence[str]) -> PendingQuery:
         """Ask for keys of a bucket; the answer is a row of each."""
         return self._ask(lambda ref: wire.Get(ref, bucket, keys))
+
+    def cancel(self, kind: str, name: str, identity: str) -> PendingQuery:
+        """Withdraw messages under an id; the answer is their number, and that of those in flight."""
+        return self._ask(lambda ref: wire.Withdraw(ref, kind, name, 0, identity))
 
     def _ask(self, make: Callable[[int], Asking]) -> PendingQuery:
         self._outbox.check()

@@ -446,7 +446,7 @@ class ConsumerSource(Source):
 
         Held messages stay in their owner's hands, since they may be redelivered while the handler is at work.
         """
-        taken = [s for first, last in ranges for s in self._within(first, last)]
+        taken = self.outstanding_of(ranges)
         held = self._held.intersection(taken) if comes_again else ()
         for sequence in taken:
             self._drop(sequence)
@@ -455,6 +455,10 @@ class ConsumerSource(Source):
         if removed:
             self.waiting = deque(item for item in self.waiting if item.sequence not in removed)
         return taken
+
+    def outstanding_of(self, ranges: Ranges) -> list[int]:
+        """Return the sequences of these ranges that are outstanding here."""
+        return [s for first, last in ranges for s in self._within(first, last)]
 
     def _within(self, first: int, last: int) -> list[int]:
         if last - first < len(self.outstanding):

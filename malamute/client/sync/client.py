@@ -35,6 +35,7 @@ from malamute.client.options import (
 )
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message
+from malamute.client.session.questions import Cancelled
 from malamute.client.session.receipts import SentBase
 from malamute.client.sync.bucket import Bucket
 from malamute.client.sync.consumers import Mailbox, Replies, Subscription, Work
@@ -350,6 +351,29 @@ class Client(ClientBase):
             TimedOut: the broker did not answer in time.
         """
         return self._driver.run(self._withdraw(kind, name, correlation, timeout))
+
+    def cancel(
+        self,
+        kind: str,
+        name: str,
+        *,
+        id: str,  # noqa: A002  # as options of the protocol are called
+        timeout: Span | None = None,
+    ) -> Cancelled:
+        """Take back the messages under an `id` that wait or are delayed, whoever sent them.
+
+        `kind` is `mailbox` or `service`, `name` the address or the service. A message that a consumer has is
+        not taken back: the consumer gets the event `Recalled`. Returns how many were cancelled, and how many
+        are in flight; both are 0 if no message under the id is there.
+
+        Raises:
+            AccessRefused: the client may not send there.
+            InvalidValue: the kind or the id is invalid.
+            ConnectionLost: the connection broke before the answer, and the result is unknown.
+            TryLater: a message under the id is not stored yet.
+            TimedOut: the broker did not answer in time.
+        """
+        return self._driver.run(self._cancel(kind, name, id, timeout))
 
     def sender(self, address: str, **options: Unpack[PublisherOptions]) -> Publisher:
         """Return a publisher of many messages to one mailbox, as `publisher` does for a stream.

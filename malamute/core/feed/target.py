@@ -191,6 +191,7 @@ class QueueTarget:
             if entry.sequence in asked
         }
         queue.put(made, confirmed=True, options=options, reserved=True)
+        queue.ids.add(made)
         for message, entry in zip(made, entries, strict=True) if counted else ():
             if quotas := counted.get(entry.sequence):
                 queue.sent_by.add([message], quotas)

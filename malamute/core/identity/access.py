@@ -217,6 +217,16 @@ class Permissions:
             known = self._subjects[action, kind, name] = scope, set()
         self._check_subjects(*known, (action, kind, name), subjects)
 
+    def require_some(self, action: str, kind: str, name: str) -> None:
+        """Check one action on one thing under some subject; each subject is checked by `require`.
+
+        Raises:
+            AccessRefused: the principal may not do that under any.
+        """
+        scope = self.scope(action, kind, name)
+        if scope is not None:
+            _refuse_unless(scope.decide(), action, kind, name)
+
     def require_cursor(self, action: str, stream: str, cursor: str, owner: str) -> None:
         """Check one action on a cursor, beside the need of its stream: its owner and a rule allow it.
 

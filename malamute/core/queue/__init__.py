@@ -43,7 +43,7 @@ by return values, or by a function that it was given.
         settlement      the ends of messages            dead_letters        rejected and failed messages
         dispatch        choosing a consumer for each    waiters             consumer groups, ready queues
         affinity        keys that stay with a worker    schedule            from when and until when
-        paging          records that stay on the disk   correlations        what a sender may withdraw
+        paging          records that stay on the disk   correlations        what senders may withdraw
         steps           work of many iterations         unwritten       delivered before the store knows them
 
     shared by all queues

@@ -1,4 +1,4 @@
-"""Correlations: the messages of a sender under each of them, which it may withdraw."""
+"""Correlations and ids: the messages under each of them, which a sender may withdraw."""
 
 from __future__ import annotations
 
@@ -7,6 +7,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from malamute.core.queue.entry import Entries, Entry
+
+
+class MessageIds:
+    """The messages of a queue by their ids, for as long as they are there.
+
+    Deduplication forgets an id when its window is over; a message may be delayed for longer.
+    """
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[int, ...]] = {}
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Messages came into the queue."""
+        for entry in entries:
+            if entry.properties and (identity := entry.properties.get("id")) is not None:
+                self.known[identity] = (*self.known.get(identity, ()), entry.sequence)
+
+    def of(self, identity: str) -> tuple[int, ...]:
+        """The sequences of the messages under an id."""
+        return self.known.get(identity, ())
+
+    def remove(self, entries: Iterable[Entry]) -> None:
+        """Messages have left the queue."""
+        for entry in entries:
+            identity: str = (entry.properties or {}).get("id", "")
+            if found := self.known.get(identity):
+                if left := tuple(sequence for sequence in found if sequence != entry.sequence):
+                    self.known[identity] = left
+                else:
+                    del self.known[identity]
 
 
 class Correlations:

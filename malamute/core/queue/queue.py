@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from malamute.core.iteration.metrics import QueueMetrics
-from malamute.core.queue.correlations import Correlations
+from malamute.core.queue.correlations import Correlations, MessageIds
 from malamute.core.queue.dead_letters import DeadLetters
 from malamute.core.queue.deduplication import DedupWindow
 from malamute.core.queue.delivery import Deliveries, Watermark
@@ -112,6 +112,7 @@ class Queue:
         self.sent_by = SentBy(kind)
         self.dedup = DedupWindow(effects, timers, limits.dedup_quota, usage)
         self.correlations = Correlations(entries)
+        self.ids = MessageIds()
         self.watermark = watermark = Watermark(effects, usage, entries)
         self.schedule = Schedule(
             effects, timers, limits.grace_period, entries, self.options, states, self.make_ready, self._over
@@ -266,6 +267,7 @@ class Queue:
         for sequence, asked in options.items():
             if asked.identity:
                 self.dedup.record(asked.identity, sequence, self.usage.policy)
+                self.ids.add((self.entries[sequence],))
             if asked.lasting:
                 self.adopt(self.entries[sequence], asked)
         for sequence, asked in options.items():
@@ -446,6 +448,16 @@ class Queue:
             consumer.remember_recalled(sent)
             self.effects.send(consumer.session.peer, Recall(consumer.source, ranges_of(sent), reason))
 
+    def sent_to_consumers(self, sequences: Iterable[int]) -> list[tuple[Consumer, list[int]]]:
+        """Those of some messages that consumers were sent and have."""
+        held: dict[int, list[int]] = {}
+        for sequence in sequences:
+            entry = self.entries[sequence]
+            if entry.state == DELIVERED:
+                held.setdefault(id(entry.consumer), []).append(sequence)
+        found = [(self.consumers[identifier], theirs) for identifier, theirs in held.items()]
+        return [(consumer, sent) for consumer, theirs in found if (sent := consumer.sent_of(theirs))]
+
     # Messages leave
 
     def settle_early(self, sequences: Iterable[int], outcome: str, *, bound: bool = True) -> int:
@@ -497,7 +509,8 @@ class Queue:
             self.schedule.drop(sequences)
         if self.sent_by.quotas:
             self.sent_by.remove(entries)
-        if self.correlations.known is not None:
+        if self.ids.known or self.correlations.known is not None:
+            self.ids.remove(entries)
             self.correlations.remove(entries)
         if self.not_durable:
             self.not_durable.difference_update(sequences)

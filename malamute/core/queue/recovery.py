@@ -46,6 +46,7 @@ class RestoredQueue:
             if paged_out_bytes:
                 limits.memory.count_paged_out(queue.usage, entry.size_bytes)
         queue.entries.restore(self._entries)
+        queue.ids.add(self._entries)
         queue.states.enqueue(len(self._entries))
         queue.schedule.restore(state.due_ns, queue.effects.time_ns)
         queue.dedup.restore(state.identities, queue.usage.policy, limits.grace_period.until)

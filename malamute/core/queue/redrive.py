@@ -125,4 +125,5 @@ def _put_back(queue: Queue, entries: Sequence[Entry], records: Records, body: by
         if (found := Options.of(message, time_ns, queue.effects.ahead_ns)) is not None
     }
     queue.put(again, confirmed=True, options=asked, reserved=True)
+    queue.ids.add(again)
     queue.effects.stage.store_bound(queue.dead_letters.removal([entry.sequence for entry in entries]))
