@@ -50,6 +50,7 @@ def feed() -> None:
     epilog=examples(
         "malamute feed set billing stream/orders service/billing 'paid.*' --where 'amount > 100'",
         "malamute feed set cold stream/sensors stream/alarms 'temp.#' --where 'value < -20' --start since:1h",
+        "malamute feed set work stream/orders service/billing --key header:customer",
         "malamute feed set rest stream/orders stream/others --when default",
         "malamute feed set spill service/resize service/resize-cloud --when overflow",
     ),
@@ -73,6 +74,13 @@ def feed() -> None:
     help="overflow takes ready messages of a queue without a consumer's credit, default messages of no "
     "other feed of the source.",
 )
+@click.option(
+    "--key",
+    default="",
+    metavar="KEY",
+    help="The key of each message, so that consumers of TARGET compete in order by key: subject, a part of "
+    "it as in subject:2, or a header as in header:customer.",
+)
 @dry_run_option
 @connects
 @json_option
@@ -85,6 +93,7 @@ def set_feed(
     where: str,
     start: str,
     when: str,
+    key: str,
     dry_run: bool,
     connection: ConnectionOptions,
     as_json: bool,
@@ -106,6 +115,7 @@ def set_feed(
         where=where,
         start=start,
         when=when,
+        key=key,
         dry_run=dry_run,
     )
     make_change(connection, change, as_json=as_json)

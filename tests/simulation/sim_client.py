@@ -47,6 +47,7 @@ OFFERED = (
 """What programs offer to consume from, mailboxes only where they share these."""
 SUBJECTS = ("a.x", "a.y", "b.x", "b.y")
 STARTS = ("new", "first", "last", "last-per-subject", "seq:1", "seq:9", "time", "since:2s")
+FEED_KEYS = ("", "subject", "subject:1")
 FEED_STARTS = ("", "", "", "", "", "", "new", "first", "last", "seq:3", "time", "since:2s")
 CREDITS = (1, 2, 8, 100, -1)
 CREDIT_BYTES = (30, 200, 4_000, -1)
@@ -466,6 +467,8 @@ class Client:
         criteria, where, _ = list(CRITERIA.values())[b % len(CRITERIA)]
         feed = {"source": f"stream/{stream}", "feed": name, "target": target_of(name)}
         arguments = {**feed, "criteria": criteria, "where": where}
+        if self.setup.keyed and c % 3:
+            arguments["key"] = FEED_KEYS[c % 3]
         start = self._start(FEED_STARTS[c % len(FEED_STARTS)])
         done = self.change("feed.set", **arguments, **({"start": start} if start else {}))
         return done and f"has {stream} feed {name} with {criteria} {where} {start}"

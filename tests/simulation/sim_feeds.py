@@ -338,6 +338,9 @@ class FeedBook:
             raise Violation("a feed went back", feed=name, position=course.position, to=sequence)
         if not feed.wants(origin) and taken not in course.unsure:
             raise Violation("a request that a feed was not to make", feed=name, sequence=sequence)
+        subject = put.message.subject
+        if asked.get("key", "") not in ("", subject, subject.partition(".")[0]):
+            raise Violation("a feed has made another key", feed=name, key=asked["key"], subject=subject)
         if name in self._disabled:
             raise Violation("a feed that is disabled takes a message", feed=name, sequence=sequence)
         if course.under_way and course.token != token:

@@ -151,6 +151,8 @@ class Setup(NamedTuple):
     """Whether the broker has its stream of changes."""
     tight: Mapping[str, int] = {}
     """Limits in bytes that are small."""
+    keyed: bool = False
+    """Whether feeds give their messages keys."""
     shared: bool = False
     """Whether programs consume from mailboxes beside their owners, and from one that is nobody's."""
     existing: bool = False
@@ -220,6 +222,7 @@ def plan_of(seed: int, theme: frozenset[str] | None = None) -> Plan:
         flaws=flaws,
         audit=theme is None and seed % 4 == 2,
         tight=tight,
+        keyed=any_theme and seed % 11 == 6,
         shared=shared,
         existing=theme is None and seed % 19 == 7,
         cut_through=WAYS[seed // 5 % 3],

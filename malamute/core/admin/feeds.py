@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page
+from malamute.core.feed.key import FeedKey
 from malamute.core.feed.rule import FeedName, FeedRule
 from malamute.core.feed.start import FeedStart, QueueStart, StreamStart
 from malamute.core.feed.target import FeedPlace, QueueTarget, StreamTarget
@@ -143,6 +144,7 @@ def _rule(wanted: FeedSet, session: Session) -> FeedRule:
         target=Place.parse(wanted.target),
         operation=wanted.operation or _OPERATIONS[Place.parse(wanted.source).kind],
         when=wanted.when,
+        key=wanted.key,
     )
 
 
@@ -179,6 +181,13 @@ def _check(feeds: Feeds, selectors: SelectorBudget, streams: Streams, name: Feed
     if rule.operation != _OPERATIONS[kind]:
         keeps = "a stream keeps its messages" if kind == "stream" else f"a message of a {kind} is for one"
         raise InvalidValue(f"{keeps}: expected the operation {_OPERATIONS[kind]!r}")
+    if rule.key:
+        FeedKey.parse(rule.key)
+        if kind != "stream" or rule.target.kind == "stream":
+            raise InvalidValue(
+                f"a key of a feed from {name.source} to {rule.target}: expected a stream as its source, and "
+                "a mailbox or a service as its target"
+            )
     if kind != "stream":
         return
     if rule.when == "overflow":

@@ -33,9 +33,9 @@ with the key of the token, it is stopped where it is, over restarts, until an op
 A message made in a queue has the sender of its original, and properties with the source and the sequence
 there. No requester waits: the final reply completes it, and replies are dropped.
 
-The modules: `rule` is a stored feed, `target` its destination, `feed` the common part of all; `stream_feed`
-and `queue_feed` each kind at work, `start` their beginnings, `table` all of them and the changes of
-operators.
+The modules: `rule` is a stored feed, `key` the origin of its keys, `target` its destination, `feed` the
+common part of all; `stream_feed` and `queue_feed` each kind at work, `start` their beginnings, `table` all of
+them and the changes of operators.
 
 Source: COPY and MOVE are those of the Xump notes.
 """

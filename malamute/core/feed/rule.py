@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
+from malamute.core.feed.key import FeedKey
 from malamute.core.identity.access import ANONYMOUS, Principal
 from malamute.errors import NotFound
 from malamute.matching import Selector
@@ -73,6 +74,8 @@ class FeedRule(NamedTuple):
     operation: str = "copy"
     when: str = "match"
     enabled: bool = True
+    key: str = ""
+    """The key of each message at the target, as `FeedKey.parse` takes it; empty for none."""
 
     @classmethod
     def parse(cls, name: str, value: bytes) -> Self:
@@ -82,6 +85,8 @@ class FeedRule(NamedTuple):
         """
         criteria, where, *others = unpack(value)
         found = cls(criteria, where, *others[: len(cls._fields) - 2])
+        if found.key:
+            FeedKey.parse(found.key)
         if found.setter is not ANONYMOUS:
             found = found._replace(setter=Principal.of(found.setter))
         target = Place.parse(others[3]) if len(others) > 3 else Place("service", name)
@@ -102,6 +107,7 @@ class FeedRule(NamedTuple):
             "target": str(self.target),
             "operation": self.operation,
             "when": self.when,
+            "key": self.key,
             "criteria": [[*criterion] for criterion in self.selector.criteria],
             "where": self.where,
             "state": state,

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from malamute.core.feed.feed import Feed, FeedOwner
+from malamute.core.feed.key import keys_of
 from malamute.core.feed.target import FED_BYTES
+from malamute.core.queue.entry import PROPERTY_BYTES
 from malamute.core.stream.reader_state import LIVE, REPLAY
 from malamute.core.stream.subscription import Position, Reader
 from malamute.matching import CompiledSelector, Selector
@@ -121,8 +123,9 @@ class StreamFeed(Reader, Feed):
 
     def _offer(self, columns: Columns, time_ns: int) -> int:
         sequences = columns.each_sequence()
+        fed_bytes = FED_BYTES + (PROPERTY_BYTES if self.rule.key else 0)
         sizes = [
-            len(subject) + len(record) + FED_BYTES
+            len(subject) + len(record) + fed_bytes
             for subject, record in zip(columns.subjects, columns.records, strict=True)
         ]
 
@@ -151,7 +154,7 @@ class StreamFeed(Reader, Feed):
 
     def _put(self, columns: Columns) -> None:
         sequences = columns.each_sequence()
-        self.target.put(columns, self.name.source)
+        self.target.put(columns, self.name.source, keys_of(self.rule.key, columns))
         self.stream.cursors.commit(self.name.cursor, sequences[-1])
         self.delivered += len(sequences)
         self._first, self._last = self._first or sequences[0], sequences[-1]

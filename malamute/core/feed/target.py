@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from malamute.core.queue.entry import ASKED, ENTRY_BYTES, PROPERTY_BYTES, Entry
+from malamute.core.queue.options import Options
 from malamute.core.queue.queue import Queue
 from malamute.core.stream.stream import Stream
 from malamute.errors import TryLater
@@ -17,7 +18,6 @@ from malamute.protocol.names import Place
 
 if TYPE_CHECKING:
     from malamute.core.identity.quotas import QuotaUsages
-    from malamute.core.queue.options import Options
     from malamute.core.queue.paging import Records
 
 
@@ -79,7 +79,7 @@ class FeedTarget(Protocol):
     def size_of(self, entry: Entry) -> int:
         """Return the bytes that a queued message counts in the limits there."""
 
-    def put(self, columns: Columns, source: Place) -> None:
+    def put(self, columns: Columns, source: Place, keys: Sequence[str] = ()) -> None:
         """Put messages there, with all else of this iteration. There is room for them."""
 
     def move(
@@ -143,20 +143,23 @@ class QueueTarget:
         """For how many more messages there is room; -1 without limit."""
         return max(0, self.queue.usage.policy.messages_max - self.queue.usage.messages)
 
-    def put(self, columns: Columns, source: Place) -> None:
+    def put(self, columns: Columns, source: Place, keys: Sequence[str] = ()) -> None:
         """Put messages there, with all else of this iteration. There is room for them."""
         queue = self.queue
         first, time_ns = queue.next_sequence, queue.effects.time_ns
         rows = zip(
             columns.each_sequence(), columns.all_senders(), columns.subjects, columns.records, strict=True
         )
-        queue.put(
-            [
-                Entry((first + place, time_ns, sender, subject, record, origin(source, sequence)))
-                for place, (sequence, sender, subject, record) in enumerate(rows)
-            ],
-            confirmed=True,
-        )
+        made = [
+            Entry((first + place, time_ns, sender, subject, record, origin(source, sequence)))
+            for place, (sequence, sender, subject, record) in enumerate(rows)
+        ]
+        options: dict[int, Options] = {}
+        for entry, key in zip(made, keys, strict=True) if keys else ():
+            if key:
+                entry.properties = {**(entry.properties or {}), "key": key}
+                options[entry.sequence] = Options({"key": key}, time_ns)
+        queue.put(made, confirmed=True, options=options)
 
     def size_of(self, entry: Entry) -> int:
         """Return the bytes that a queued message counts in the limits there."""
@@ -240,7 +243,7 @@ class StreamTarget:
         """How many messages may be there at most before one is to be put again that has no room now."""
         return inf
 
-    def put(self, columns: Columns, source: Place) -> None:
+    def put(self, columns: Columns, source: Place, keys: Sequence[str] = ()) -> None:
         """Put messages there, with all else of this iteration."""
         self.stream.forward(columns.all_senders(), columns.subjects, columns.records)
 

@@ -193,6 +193,7 @@ ACTS: Mapping[str, Act] = {
             "where": str,
             "start": str,
             "when": str,
+            "key": str,
         },
         destroys=False,
     ),

@@ -17,7 +17,8 @@ class FeedRow(Row):
     a `reason`, as the rights of the `user` who has set it have ended. `credit` is that of the target in
     messages, -1 without limit. `taken` counts messages passed on since the broker started, `skipped` those
     that the target can never accept. `sequence` is the last one of the source that is done with. A `limited`
-    feed takes a part of its criteria, as its user has no right to the rest.
+    feed takes a part of its criteria, as its user has no right to the rest. `key` is the origin of the keys
+    of its messages; empty for none.
     """
 
     source: str
@@ -36,6 +37,7 @@ class FeedRow(Row):
     user: str
     reason: str
     limited: bool = False
+    key: str = ""
 
 
 class FeedsQuery(PagedQuery[list[FeedRow]]):
@@ -74,7 +76,8 @@ class FeedSet(AdminChange[FeedChanged]):
     Without a `start` a feed continues at its position, or begins at the head. From a stream the `operation`
     is `copy`, from a queue `move`; without one the source decides. A feed takes messages that match its
     criteria; with `overflow` those of them that wait in the queue without credit of a consumer, and with
-    `default` those that no other feed of the source takes.
+    `default` those that no other feed of the source takes. With a `key`, consumers of the target compete for
+    messages of a stream in order by key: `subject`, a part of it such as `subject:2`, or `header:NAME`.
     """
 
     topic = "feed.set"
@@ -87,6 +90,7 @@ class FeedSet(AdminChange[FeedChanged]):
     start: Words = ""
     operation: FeedOperation = ""
     when: FeedWhen = "match"
+    key: Words = ""
 
 
 class FeedSwitched(Row):
