@@ -65,6 +65,7 @@ def running() -> Iterator[RunningGateway]:
         patch.setattr(watch, "INTERVAL_SECONDS", 0.2)
         for stream in (HOSTILE, "items", "__class__"):
             client.publish(stream, HOSTILE, HOSTILE.encode(), {"h": HOSTILE}, assurance="stored")
+        client.bucket(HOSTILE).put("key", HOSTILE)
         client.send(HOSTILE, HOSTILE, HOSTILE.encode(), {"h": HOSTILE})
         client.receive(timeout=WAIT_SECONDS).reject(HOSTILE)
         client.send(HOSTILE, HOSTILE, HOSTILE.encode())
@@ -237,6 +238,13 @@ def test_a_site_that_may_use_the_api_may_not_send_forms(running: RunningGateway)
         csrf = Page(http.get("/console/feeds").text).csrf
         answer = http.post("/console/change", data={"csrf": csrf, "topic": "broker.reload"})
         assert answer.status_code == 403
+
+
+def test_buckets_are_listed_beside_the_queues(console: httpx.Client) -> None:
+    text = console.get("/console/queues").text
+    assert "<h2>Buckets</h2>" in text
+    assert HOSTILE not in text
+    assert "<h2>Buckets</h2>" not in console.get("/console/queues?find=nothing").text
 
 
 def test_streams_of_the_broker_itself_are_hidden_until_they_are_asked_for(console: httpx.Client) -> None:

@@ -150,6 +150,22 @@ def test_what_readers_and_refusals_come_to_is_counted_over_all_streams(
     assert found["malamute_refusals_total", (("code", "404"),)] == 1
 
 
+def test_operations_on_keys_of_buckets_are_counted(http: httpx.Client, client: malamute.Client) -> None:
+    before = _scrape(http)
+    bucket = client.bucket("metrics")
+    bucket.put("a", b"1")
+    bucket.add("a", 1)
+    bucket.get_many(["a", "b"])
+    bucket.delete("a")
+    after = _scrape(http)
+    name = "malamute_key_operations_total"
+    counted = [
+        after[name, (("operation", what),)] - before[name, (("operation", what),)]
+        for what in ("put", "add", "get", "delete", "expired")
+    ]
+    assert counted == [1, 1, 2, 1, 0]
+
+
 def test_settlements_are_counted_by_outcome(http: httpx.Client, client: malamute.Client) -> None:
     client.send("native", "s", b"x")
     with client.mailbox(auto_ack=False) as mailbox:

@@ -12,10 +12,11 @@ from malamute.errors import MalamuteError, NotFound
 from malamute.gateway.console.clients import FIRST_LOOK_SECONDS
 from malamute.gateway.console.series import MINUTES, charted
 from malamute.gateway.console.stream_pages import COUNT, characters_of
-from malamute.gateway.console.streams import FIND, PAGE, arguments_of, sheet
+from malamute.gateway.console.streams import FIND, PAGE, PAGE_ROWS, arguments_of, sheet
 from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
 from malamute.protocol.admin import (
+    BucketsQuery,
     ClientQuery,
     MailboxesQuery,
     MailboxReader,
@@ -45,10 +46,11 @@ ORDERS: dict[str, Callable[[tuple[str, QueueRow]], Any]] = {
 
 
 async def queues(request: Request, arguments: Arguments) -> Response:
-    """Show all queues, the longest first."""
+    """Show all queues, the longest first, and the buckets."""
     visit = visit_of(request)
     mailboxes = await visit.listed("mailboxes", MailboxesQuery())
     services = await visit.listed("services", ServicesQuery())
+    buckets = await visit.listed("buckets", BucketsQuery())
     found = [("mailbox", row) for row in mailboxes.rows] + [("service", row) for row in services.rows]
     found = [pair for pair in found if arguments["find"] in pair[1].name]
     found.sort(key=ORDERS[arguments["order"]])
@@ -56,6 +58,7 @@ async def queues(request: Request, arguments: Arguments) -> Response:
         "queues.html",
         mailboxes=mailboxes,
         services=services,
+        buckets=[row for row in buckets.rows if arguments["find"] in row.name][:PAGE_ROWS],
         sheet=sheet(found, arguments["page"]),
         **arguments_of(arguments),
     )
