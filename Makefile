@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick versions check demo bench simulate torture crash-states fuzz mutants nightly spark-cluster-test docs release screenshots clean
+.PHONY: help setup run test quick versions check demo bench simulate torture crash-states fuzz mutants nightly spark-cluster-test docs release newcomer screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ docs: setup ## build the site into site/, with what is made from the code, and c
 
 release: setup ## build wheel and sdist into dist/, and check both in clean environments; ARGS=--draft before the changelog has a date
 	@$(BIN)/python deploy/release.py $(ARGS)
+
+newcomer: setup ## do what README says in a clean clone, in a terminal of 80x24; build/newcomer.txt has all that was shown
+	@$(BIN)/python tests/newcomer/newcomer.py $(ARGS)
 
 screenshots: setup ## take the pictures of terminals and of the console in docs/images anew
 	@$(BIN)/python docs/make/screenshots.py
