@@ -25,6 +25,11 @@ def tell(event: Event) -> None:
         assert_type(event.reason, str)
 
 
+def of_any_thread(url: str) -> None:
+    assert_type(malamute.connect(url, threads="any"), malamute.Client)
+    malamute.connect(url, threads="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def blocking(url: str) -> None:
     with malamute.connect((url, "tcp://127.0.0.1:9998"), address="alice", timeout=5.0) as client:
         assert_type(client, malamute.Client)

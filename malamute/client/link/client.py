@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic, time_ns
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from malamute.client.events import Event
 from malamute.client.link.connection import Connection
@@ -119,6 +119,14 @@ class ConnectOptions(TypedDict, total=False):
     such a body is refused."""
     context: AnyContext | None
     """The context of ZeroMQ to open sockets in. Default: one that the clients of the process share."""
+
+
+class ThreadOptions(ConnectOptions, total=False):
+    """The options of `connect` for blocking programs."""
+
+    threads: Literal["one", "any"]
+    """The threads that may use the client: `one`, which is the one that made it, or `any`. With `any` a child
+    of a fork connects anew at its first call. Default: `one`."""
 
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)

@@ -100,7 +100,9 @@ class Driver:
         """Return the error of a caller that does not own this client."""
         if self._owner == FORKED:
             return LinkError("client was made before a fork: connect again in the child")
-        return LinkError("client belongs to another thread: connect one client for each thread")
+        return LinkError(
+            "client belongs to another thread: connect with threads='any', or one client for each thread"
+        )
 
     def disown(self) -> None:
         """Note that the process was forked, and this is the child."""

@@ -7,12 +7,14 @@ does not notice a broken connection: it continues when the client has reconnecte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from malamute.client.frames import Library, MessageTable
-from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
+from malamute.client.link.client import ClientBase, ThreadOptions, open_driver
 from malamute.client.link.consumers import HistoryEnd
+from malamute.client.link.driver import Driver
 from malamute.client.link.greenlets import warn_of_greenlets
 from malamute.client.options import (
     DEFAULT_URL,
@@ -38,13 +40,16 @@ from malamute.client.session.message import Mail, Message
 from malamute.client.session.questions import Cancelled
 from malamute.client.session.receipts import SentBase
 from malamute.client.sync.bucket import Bucket
-from malamute.client.sync.consumers import Mailbox, Replies, Subscription, Work
+from malamute.client.session.session import ClientSession
+from malamute.client.sync.consumers import Mailbox, Replies, SharedSubscription, Subscription, Work
 from malamute.client.sync.demand import Demand
-from malamute.client.sync.driver import BlockingDriver, RenewingDriver, run
+from malamute.client.sync.driver import BlockingDriver, RenewingDriver, SharedDriver, run
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
-from malamute.client.sync.publisher import Publisher
+from malamute.client.sync.publisher import Publisher, SharedPublisher
 from malamute.client.sync.receipts import Sent
+from malamute.errors import InvalidValue, LinkError
 from malamute.protocol.batch import Body, Headers
+from malamute.protocol.texts import shown
 
 if TYPE_CHECKING:
     from malamute.client.link.admin import Admin
@@ -56,13 +61,14 @@ MailHandler = TypeVar("MailHandler", bound=Callable[..., object])
 MessageHandler = TypeVar("MessageHandler", bound=Callable[..., object])
 
 
-def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOptions]) -> Client:
+def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ThreadOptions]) -> Client:
     """Connect to a broker, and wait until it has answered.
 
     `url` is a ZeroMQ address such as `tcp://host:9999` or `ipc:///run/malamute.sock`, or a URI such as
     `malamute://host`. Several of them, as a sequence or separated by commas, are tried in this order, now and
     at every reconnect. A URI may end with `/stream/NAME`, `/mailbox/NAME` or `/service/NAME`: only its broker
-    counts here, and `malamute.Uri.parse` returns the name. `ConnectOptions` describes the options.
+    counts here, and `malamute.Uri.parse` returns the name. `ConnectOptions` and `ThreadOptions` describe the
+    options.
 
     Warns that a call holds up every greenlet, where gevent or eventlet has replaced threads.
 
@@ -75,20 +81,34 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ConnectOpt
 
     """
     warn_of_greenlets()
-    driver = RenewingDriver if callable(options.get("token")) else BlockingDriver
-    return Client(run(open_driver(driver, url, **options)))
+    connection: dict[str, Any] = {**options}
+    threads = connection.pop("threads", "one")
+    if threads == "any":
+        return _SharedClient(partial(_share, url, connection))
+    if threads != "one":
+        raise InvalidValue(f"invalid threads {shown(threads)}: expected 'one' or 'any'")
+    driver = RenewingDriver if callable(connection.get("token")) else BlockingDriver
+    return Client(run(open_driver(driver, url, **connection)))
+
+
+def _share(url: str | Sequence[str], connection: dict[str, Any]) -> SharedDriver:
+    driver = run(open_driver(SharedDriver, url, **connection))
+    driver.share()
+    return driver
 
 
 class Client(ClientBase):
     """A connection to a broker. Made by `connect`; a context manager that closes it at the end.
 
-    A client belongs to the thread that made it. Every call raises `Closed` on a closed client, the error that
-    ended the session, and `LinkError` in another thread or after a fork. A `timeout` is in seconds; None is
-    the client's own.
+    A client belongs to the thread that made it, unless it was made for any thread. Every call raises `Closed`
+    on a closed client, the error that ended the session, and `LinkError` in another thread or after a fork. A
+    `timeout` is in seconds; None is the client's own.
     """
 
     _driver: BlockingDriver
     _mailbox: Mailbox | None
+    _subscription: type[Subscription] = Subscription
+    _publisher: Callable[..., Publisher] = Publisher
 
     def __init__(self, driver: BlockingDriver) -> None:
         super().__init__(driver)
@@ -206,7 +226,7 @@ class Client(ClientBase):
             InvalidValue: an option is wrong.
 
         """
-        return self._driver.do(lambda: Publisher(self._driver, self._to_stream(stream, ttl), **options))
+        return self._driver.do(lambda: self._publisher(self._driver, self._to_stream(stream, ttl), **options))
 
     def demand(self, stream: str, *, refresh: Span = DEMAND_REFRESH_SECONDS) -> Demand:
         """Return the demand for a stream without a journal: other messages need not be published.
@@ -241,7 +261,7 @@ class Client(ClientBase):
             TimedOut: the broker did not answer in time.
         """
         source = self._driver.run(self._subscribe(stream, patterns, **options))
-        return Subscription(self._driver, source)
+        return self._subscription(self._driver, source)
 
     def history(
         self,
@@ -382,7 +402,7 @@ class Client(ClientBase):
             InvalidValue: an option is wrong.
 
         """
-        return self._driver.do(lambda: Publisher(self._driver, self._to_mailbox(address), **options))
+        return self._driver.do(lambda: self._publisher(self._driver, self._to_mailbox(address), **options))
 
     def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
         """Return the mailbox of this client's address.
@@ -393,11 +413,15 @@ class Client(ClientBase):
         Raises:
             InvalidValue: the client has no address, or an option is wrong.
         """
-        source = self._driver.do(lambda: self._open_mailbox(**options))
-        if self._mailbox is None:
-            self._mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
-        self._mailbox.auto_ack = auto_ack
-        return self._mailbox
+
+        def open_() -> Mailbox:
+            source = self._open_mailbox(**options)
+            if self._mailbox is None:
+                self._mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
+            self._mailbox.auto_ack = auto_ack
+            return self._mailbox
+
+        return self._driver.do(open_)
 
     def consume(
         self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[ConsumeOptions]
@@ -420,7 +444,7 @@ class Client(ClientBase):
         """
         source = self._driver.run(self._offer(name, senders, kind="mailbox", **options))
         mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
-        self._keep_shared(mailbox)
+        self._driver.do(self._keep_shared, mailbox)
         return mailbox
 
     def receive(self, timeout: Span | None = None) -> Mail:
@@ -596,13 +620,13 @@ class Client(ClientBase):
             Exception: a handler of a subscription raised it.
             MalamuteError: the error that ended the session, or that a consumer could not be opened with.
         """
-        self._driver.check()
+        self._driver.do(self._driver.check)
         slots = [HandlerSlot(handling, handling.open()) for handling in self._handlers]
-        self._pool = self._driver.pool = pool = HandlerPool(self._driver, slots)
+        self._pool = pool = HandlerPool(self._driver, slots)
         try:
-            self._driver.do(pool.serve)
+            self._driver.run(pool.serve())
         finally:
-            self._pool = self._driver.pool = None
+            self._pool = None
             pool.close()
             for slot in slots:
                 slot.consumer.cancel()
@@ -718,3 +742,46 @@ class Client(ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._driver.run(self._leave(failed=kind is not None))
+
+
+class _SharedClient(Client):
+    """A client for any thread. A child of a fork connects anew, with the same options, at its first call."""
+
+    _subscription = SharedSubscription
+    _publisher = SharedPublisher
+
+    def __init__(self, connect: Callable[[], SharedDriver]) -> None:
+        self._connect = connect
+        self._present = connect()
+        super().__init__(self._present)
+
+    @property
+    def _driver(self) -> SharedDriver:
+        present = self._present
+        return present if not present.forked else self._connected_anew(present)
+
+    @_driver.setter
+    def _driver(self, driver: Driver) -> None:
+        """Do nothing: the driver is set already."""
+
+    @property
+    def _session(self) -> ClientSession:
+        return self._driver.session
+
+    @_session.setter
+    def _session(self, session: ClientSession) -> None:
+        """Do nothing: the session is the driver's."""
+
+    def _connected_anew(self, forked: SharedDriver) -> SharedDriver:
+        with forked.successor:
+            if self._present is forked:
+                if address := forked.session.address:
+                    raise LinkError(
+                        f"client was made before a fork, and the address {address!r} is its parent's: connect "
+                        "with another one in the child"
+                    )
+                driver = self._connect()
+                driver.on_event = forked.on_event
+                self._mailbox, self._shared, self._pool, self._stream = None, [], None, ""
+                self._present = driver
+        return self._present

@@ -6,6 +6,7 @@ mechanism.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +22,7 @@ from malamute.client.options import Assurance, Span
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
 from malamute.client.session.outbox import Command
+from malamute.client.session.sources import StreamSource
 from malamute.client.sync.driver import BlockingDriver
 from malamute.client.sync.receipts import Receipt
 from malamute.errors import Closed
@@ -50,7 +52,7 @@ class _ThreadSafeConsumer(QueueConsumer):
 
     def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
         """Acknowledge one message, or reject it."""
-        self._driver.do(super().finish, message, rejection)
+        self._driver.settle(super().finish, message, rejection)
 
     def finish_with(self, message: Mail, put: Any) -> Any:
         """Acknowledge one message together with a put, and return the revision."""
@@ -58,15 +60,15 @@ class _ThreadSafeConsumer(QueueConsumer):
 
     def give_back(self, message: Mail, delay_ms: int) -> None:
         """Return one message after a delay in milliseconds, or after the broker's backoff for -1."""
-        self._driver.do(super().give_back, message, delay_ms)
+        self._driver.settle(super().give_back, message, delay_ms)
 
     def release(self, message: Mail) -> None:
         """Release one message as if it had never been delivered."""
-        self._driver.do(super().release, message)
+        self._driver.settle(super().release, message)
 
     def report(self, message: Mail) -> None:
         """Report progress on one message."""
-        self._driver.do(super().report, message)
+        self._driver.settle(super().report, message)
 
     def has_one(self) -> bool:
         """For handlers: return whether a message is here. Raises the error that ended the queue."""
@@ -167,6 +169,37 @@ class Subscription(SubscriptionBase, _Scope):
     def cancel(self) -> None:
         """End the subscription. Messages already received can still be read."""
         self._driver.do(super().cancel)
+
+
+class _Chunk(deque[Message]):
+    """Messages that several threads may take: each goes to one of them."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        try:
+            return self.popleft()
+        except IndexError:
+            raise StopIteration from None
+
+
+class SharedSubscription(Subscription):
+    """A subscription whose messages any number of threads may receive: each goes to one of them."""
+
+    def __init__(self, driver: BlockingDriver, source: StreamSource) -> None:
+        super().__init__(driver, source)
+        self._ready = _Chunk()
+
+    async def _fill(self, timeout: Span | None) -> bool:
+        # Another thread may have filled the buffer before the call of this one.
+        return bool(self._ready) or await super()._fill(timeout)
+
+    def _refill(self) -> bool:
+        if not super()._refill():
+            return False
+        self._ready = _Chunk(self._ready)
+        return True
 
 
 class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):

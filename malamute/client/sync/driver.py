@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import suppress
 from functools import cache
 from math import inf
 from queue import Empty, SimpleQueue
-from threading import RLock, Thread, get_ident
+from threading import Lock, RLock, Thread, get_ident
 from time import monotonic, sleep
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from malamute.client.link.connection import Connection
-from malamute.client.link.driver import Driver
+from malamute.client.link.driver import FORKED, Driver
 from malamute.client.link.leaving import dropped
-from malamute.client.options import Span, patience, seconds
+from malamute.client.options import Span, seconds
 from malamute.client.session.session import ClientSession
-from malamute.errors import TimedOut
+from malamute.client.sync.calls import OwnerCall, OwnerCalls, PendingCall
+from malamute.errors import LinkError
 from malamute.protocol.batch import Frame
 
 T = TypeVar("T")
@@ -46,40 +47,14 @@ def run(call: Coroutine[Any, Any, T]) -> T:
     raise AssertionError(_SUSPENDED)
 
 
-class PendingCall(NamedTuple):
-    """The wait of a suspended call, until the deadline `by`. `timeout` is as the caller has given it."""
-
-    done: Callable[[], object]
-    by: float
-    timeout: Span | None
-    what: str
-
-    def late(self) -> TimedOut:
-        """Return the error after the timeout."""
-        return TimedOut(f"{self.what}: nothing within {patience('timeout', self.timeout)} s")
-
-
 # The present call of the owner: none, one whose waits block, or one of the pool, which they suspend. Plain
 # integers, since these are set with each call.
 _NONE, _BLOCKS, _SUSPENDS = 0, 1, 2
 
 
-class OwnerCalls(Protocol):
-    """Threads whose calls the owner makes for them: `HandlerPool` is one."""
-
-    @property
-    def wake_fd(self) -> int:
-        """Return the file that becomes readable when a thread makes a call."""
-
-    def has(self, thread: int) -> bool:
-        """Return whether this thread is of the pool."""
-
-    def owner_call(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Have the owner's thread make a call, and wait for its result."""
-
-
 # The owner has lent the socket.
 _LENT = -2
+_NO_THREAD = -3
 
 
 class BlockingDriver(Driver):
@@ -92,7 +67,8 @@ class BlockingDriver(Driver):
     """
 
     hold_seconds = HOLD_SECONDS
-    pool: OwnerCalls | None = None
+    calls: OwnerCalls | None = None
+    """The calls that the owner makes for other threads: those of handlers."""
     _call = _NONE
     """The session is changed in calls alone. A signal handler, or the program's handler of events, may call
     the client while another call is under way; so each call restores the former value."""
@@ -211,9 +187,9 @@ class BlockingDriver(Driver):
         raise AssertionError(_SUSPENDED)
 
     def _run_for_another(self, call: Coroutine[Any, Any, T]) -> T:
-        pool = self.pool
-        if pool is not None and pool.has(get_ident()):
-            result: T = pool.owner_call(call)
+        calls = self.calls
+        if calls is not None and get_ident() in calls.members:
+            result: T = calls.call(call)
             return result
         call.close()
         raise self.not_owner()
@@ -244,15 +220,18 @@ class BlockingDriver(Driver):
             self.do(self._drain_session)
             self.do(self.send)
 
-    @contextmanager
-    def suspending(self) -> Iterator[None]:
-        """Drive a call of the pool during the block: its waits do not block, they suspend it."""
+    settle = do
+    """The same for a settlement, whose result no caller needs."""
+
+    def step(self, call: Coroutine[Any, Any, Any], error: BaseException | None) -> PendingCall:
+        """Drive the call of another thread to its next wait: waits do not block, they suspend it."""
         interrupted = self._call
         self._call = _SUSPENDS
         try:
-            yield
+            waiting: PendingCall = call.send(None) if error is None else call.throw(error)
         finally:
             self._call = interrupted
+        return waiting
 
     async def wait(
         self, done: Callable[[], object], timeout: Span | None, what: str, *, by: float | None = None
@@ -273,8 +252,10 @@ class BlockingDriver(Driver):
             # A caller that waits has read all messages: its acknowledgements can be sent.
             self.prepare()
             now = monotonic()
-            left = (by if by < connection.due else connection.due) - now
-            wake_fd = None if self.pool is None else self.pool.wake_fd
+            left, wake_fd = (by if by < connection.due else connection.due) - now, None
+            if (calls := self.calls) is not None:
+                calls.polling, wake_fd = True, calls.wake_fd
+                left = min(left, calls.patience())
             connection.link.wait(left, sending=bool(session.outbox.queue), wake_fd=wake_fd)
             self.iterate()
             if by <= now and not done():
@@ -345,6 +326,223 @@ class RenewingDriver(BlockingDriver):
                         self.send()
                 finally:
                     self._lock.release()
+
+
+class SharedDriver(BlockingDriver):
+    """A driver for any thread: one thread at a time owns the socket, for as long as its call takes.
+
+    A call that finds the socket free owns it, and polls if it has to wait. While another thread owns it, the
+    call is handed over to that one, which makes the calls of all threads. When its own call is over, it lets
+    a thread whose call still waits own the socket. So a call of a free client costs a lock, and there is no
+    thread in the background.
+    """
+
+    calls: OwnerCalls
+
+    def __init__(self, session: ClientSession, connection: Connection, timeout: float) -> None:
+        super().__init__(session, connection, timeout)
+        self.calls = OwnerCalls(session, self.step)
+        self.forked = False
+        """Whether this is a child, and the client its parent's."""
+        self.successor = Lock()
+        """Held while a child of a fork connects anew."""
+
+    def share(self) -> None:
+        """Let any thread own the socket, once it is connected."""
+        self._thread = _NO_THREAD
+        self._release()
+
+    # The owner
+
+    def _acquire(self) -> bool:
+        """Own the socket if no other thread does."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._owner = get_ident()
+        return True
+
+    def _release(self) -> None:
+        """Own the socket no more: a thread whose call waits comes next."""
+        calls = self.calls
+        while True:
+            heir = calls.heir() if calls.new or calls.suspended else None
+            self._owner = _LENT
+            self._lock.release()
+            if self._holds and self.session.outbox.queue and not self._sender_asked:
+                self._holds, self._sender_asked = False, True
+                sender().ask(self)
+            if heir is not None:
+                heir.open_gate()
+                return
+            # Calls that came after the look for an heir: their threads saw that the socket was owned.
+            if not calls.new or not self._acquire():
+                return
+            calls.drive()
+
+    # Calls
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call in any thread.
+
+        Raises:
+            LinkError: the process was forked.
+        """
+        if get_ident() == self._owner:
+            # A handler of events or of signals interrupts a call of its own thread.
+            return super().run(call)
+        if self.forked:
+            call.close()
+            raise self.not_owner()
+        if not self._acquire():
+            result: T = self._hand_over(call)
+            return result
+        try:
+            return super().run(call)
+        finally:
+            self._release()
+
+    def _hand_over(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Have the owner make a call, or own the socket once that is free."""
+        mine = OwnerCall(call)
+        gate = mine.wait_here()
+        self.calls.hand_over(mine)
+        try:
+            while not mine.done and not self._acquire():
+                gate.acquire()
+            if not mine.done:
+                self._lead(mine)
+        except BaseException:
+            # A signal has interrupted the caller: its call ends, and it may have been the next owner.
+            mine.abandoned = True
+            self.calls.wake()
+            self._drive()
+            raise
+        return mine.outcome()
+
+    def _lead(self, mine: OwnerCall) -> None:
+        """Make the calls of all threads until the caller's own is over."""
+        calls, self._call = self.calls, _BLOCKS
+        try:
+            calls.drive()
+            while not mine.done:
+                try:
+                    run(self.wait(lambda: mine.done, None, ""))
+                except BaseException as error:  # of a handler, or of a signal: it belongs to this call
+                    if error is self.session.error:
+                        calls.drive()
+                    else:
+                        calls.step(mine, error)
+        finally:
+            self._call = _NONE
+            self._release()
+
+    def iterate(self) -> None:
+        """Iterate, and make the calls of other threads go on."""
+        super().iterate()
+        if self._call != _SUSPENDS and (self.calls.new or self.calls.suspended or self.calls.polling):
+            self.calls.hear()
+            self.calls.drive()
+
+    def _drive(self) -> None:
+        """Make calls that were handed over, if no other thread does."""
+        if self._acquire():
+            try:
+                self.calls.drive()
+            finally:
+                self._release()
+
+    def do(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that does not wait, in any thread. Raises as `run`."""
+        if get_ident() == self._owner:
+            return super().do(function, *arguments)
+        if self.forked or not self._acquire():
+            return self.run(_do(function, arguments))
+        try:
+            return super().do(function, *arguments)
+        finally:
+            self._release()
+
+    def settle(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Settle a message without waiting: the owner of the socket does it after its present step."""
+        if get_ident() == self._owner:
+            return super().do(function, *arguments)
+        if self.forked:
+            raise self.not_owner()
+        if self.calls.new or not self._acquire():
+            self.calls.hand_over(OwnerCall(_do(function, arguments)))
+            self._drive()
+            return None
+        try:
+            return super().do(function, *arguments)
+        finally:
+            self._release()
+
+    def publish_unconfirmed(self, stream: str, subject: str, record: Frame) -> bool:
+        """Publish a checked message, if nothing is in its way. Return whether it was published."""
+        if self._owner != _LENT or not self._acquire():
+            return False
+        try:
+            return Driver.publish_unconfirmed(self, stream, subject, record)
+        finally:
+            self._release()
+
+    def send_lent(self) -> bool:
+        """Send held commands, and then make calls that were handed over meanwhile."""
+        blocked = super().send_lent()
+        if self.calls.new:
+            self._drive()
+        return blocked
+
+    def drain(self) -> None:
+        """Drain the session: now, or in the next iteration if a call is under way in this thread."""
+        self.drain_due = True
+        if not self.closed and get_ident() != self._owner:
+            self.do(self._drain_session)
+            self.do(self.send)
+
+    def renew(self, token: str) -> None:
+        """Have the session go on with another token."""
+        self.settle(self._renew, token)
+
+    def _renew(self, token: str) -> None:
+        self.session.renew(token)
+        self.send()
+
+    # Forks, and the end
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the caller has the socket."""
+        return get_ident() == self._owner
+
+    def not_owner(self) -> LinkError:
+        """Return the error of a caller in a child of a fork."""
+        return LinkError(
+            "consumer, publisher or message was made before a fork: make it anew in the child, by a call of "
+            "its client"
+        )
+
+    def disown(self) -> None:
+        """Note that the process was forked, and this is the child. A closed client stays closed."""
+        self._lock, self.successor = RLock(), Lock()
+        self.forked = not self.closed
+        self._owner = FORKED if self.forked else _LENT
+
+    @property
+    def thread(self) -> int:
+        """Return the thread that uses this client; the caller if none does."""
+        return get_ident() if self._owner == _LENT else self._owner
+
+    def take_over(self) -> None:
+        """Make the caller the owner: no other thread uses the client any more."""
+        if self._owner != get_ident():
+            self._lock.acquire(timeout=self.timeout)
+            self._owner = get_ident()
+
+    def close(self) -> None:
+        """Close the connection. Calls of other threads end with `Closed`."""
+        super().close()
+        self.calls.close_files()
 
 
 class Sender:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import RLock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from malamute.client.link.publisher import PublisherBase
-from malamute.client.options import Span
+from malamute.client.link.publisher import Carry, PublisherBase
+from malamute.client.options import PublisherOptions, Span
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.outbox import Command
-from malamute.client.sync.driver import BlockingDriver
+from malamute.client.sync.driver import BlockingDriver, SharedDriver
 from malamute.client.sync.receipts import Receipt
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers
@@ -97,3 +98,44 @@ class Publisher(PublisherBase):
 
     def _wait_for(self, command: Command, timeout: Span | None) -> None:
         self._driver.run(self._wait(command, timeout))
+
+
+class SharedPublisher(Publisher):
+    """A publisher for any thread: a lock of its own holds the batch together.
+
+    The owner of the socket ships the batch. A batch that is due, or nearly full, takes a message within a
+    call of the client alone.
+    """
+
+    _driver: SharedDriver
+
+    def __init__(self, driver: SharedDriver, carry: Carry, **options: Unpack[PublisherOptions]) -> None:
+        self._lock = RLock()
+        super().__init__(driver, carry, **options)
+
+    def publish(
+        self, subject: str, body: Content = b"", headers: Headers | None = None, *, json: Any = ABSENT
+    ) -> Receipt:
+        """Publish one message, as `Publisher` does."""
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
+        with self._lock:
+            due = self._is_due() or self._driver.forked
+            if not due:
+                placed = PublisherBase._add(self, subject, body, headers)
+        if due:
+            placed = self._driver.run(self._publish(subject, body, headers))
+        elif self._batch.full:
+            self._driver.run(self._ship())
+        return Receipt(*placed, self._wait_for)
+
+    def _add(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
+        with self._lock:
+            if self._batch.full:
+                # Another thread was faster, since this one was admitted.
+                self._hand_over()
+            return super()._add(subject, body, headers)
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            super()._hand_over()
