@@ -10,10 +10,8 @@ import click
 
 from malamute.cli.options import ConnectionOptions, Function
 from malamute.cli.tables import show_map, show_rows
-from malamute.errors import NotFound
 
 if TYPE_CHECKING:
-    from malamute.client.sync.client import Client
     from malamute.protocol import admin
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Make a dry run.")
@@ -44,16 +42,6 @@ def show_found(rows: Sequence[Mapping[str, Any]], what: str, *, as_json: bool) -
     if not rows and not as_json:
         click.echo(f"no {what}", err=True)
     show_rows(rows, as_json=as_json)
-
-
-def find_mailbox(client: Client, name: str) -> admin.QueueRow:
-    """Return the row of a mailbox. Raises `NotFound`."""
-    from malamute.protocol import admin
-
-    for row in client.query(admin.MailboxesQuery()):
-        if row.name == name:
-            return row
-    raise NotFound(f"there is no mailbox {name!r}")
 
 
 def make_change(connection: ConnectionOptions, change: admin.AdminChange[Any], *, as_json: bool) -> None:

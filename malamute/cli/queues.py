@@ -16,7 +16,6 @@ from malamute.cli import completion
 from malamute.cli.admin import (
     confirm,
     dry_run_option,
-    find_mailbox,
     make_change,
     show_found,
     show_list,
@@ -119,10 +118,8 @@ def _show(queues: QueueKind) -> click.Command:
 
         connection, name = connection.to(name, queues.kind)
         with connection.open() as client:
-            if queues.kind == "service":
-                found: admin.QueueRow = client.query(admin.ServiceQuery(name=name))
-            else:
-                found = find_mailbox(client, name)
+            ask = admin.ServiceQuery if queues.kind == "service" else admin.MailboxQuery
+            found: admin.QueueRow = client.query(ask(name=name))
         show_whole(found.as_map(), as_json=as_json)
 
     return show

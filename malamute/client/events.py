@@ -14,10 +14,14 @@ _logger = logging.getLogger("malamute")
 
 
 class Connected(NamedTuple):
-    """The session is open. `resumed`: the broker still knew it from an earlier connection."""
+    """The session is open. `resumed`: the broker still knew it from an earlier connection.
+
+    `again`: the session was open before.
+    """
 
     broker: str
     resumed: bool
+    again: bool = False
 
 
 class Lost(NamedTuple):
@@ -125,9 +129,13 @@ _SENTENCES: dict[type, str] = {
 def log_event(event: Event) -> None:
     """Write an event to the logger `malamute` as a sentence: failures as warnings, others as information.
 
+    The first connection of a session is for debugging.
+
     The record has the fields of the event as attributes of its own, so that a formatter for programs, such as
     `structlog.stdlib.ProcessorFormatter` behind `ExtraAdder`, shows them one by one.
     """
     fields = {name: str(value) if name == "error" else value for name, value in event._asdict().items()}
     words = _SENTENCES[type(event)].format(**event._asdict())
-    _logger.log(_LEVELS[type(event)], "%s", words, extra={"event_type": type(event).__name__, **fields})
+    is_first = type(event) is Connected and not event.again
+    level = logging.DEBUG if is_first else _LEVELS[type(event)]
+    _logger.log(level, "%s", words, extra={"event_type": type(event).__name__, **fields})

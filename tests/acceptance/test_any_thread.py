@@ -1,13 +1,12 @@
-"""Clients that any thread uses: threads and forks enqueue while the broker is killed, and each job is kept once."""
+"""Clients for any thread: threads and forks enqueue while the broker is killed; each job is stored once."""
 
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from depth import NIGHT
 from rig_daemon import Daemon
 from rig_programs import Program
-from rig_waiting import PATIENCE, eventually
+from rig_waiting import PATIENCE
 
 import malamute
 

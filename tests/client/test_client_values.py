@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum, StrEnum
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -316,21 +314,6 @@ def test_a_client_of_another_loop_is_refused(broker: Broker) -> None:
                 await call()
 
     asyncio.run(refuse())
-
-
-@pytest.mark.parametrize(
-    ("module", "asks"), [("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")]
-)
-def test_a_program_whose_threads_are_greenlets_is_warned(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, module: str, asks: str
-) -> None:
-    patched: set[str] = set()
-    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{asks: lambda name: name in patched}))  # type: ignore[arg-type]
-    malamute.connect(broker.url).close()
-    patched |= {"thread", "threading"}
-    with pytest.warns(RuntimeWarning, match="holds up every greenlet") as found:
-        malamute.connect(broker.url).close()
-    assert found[0].filename == __file__
 
 
 def test_replies_that_are_dropped_or_never_iterated_do_not_pile_up_on_the_broker(broker: Broker) -> None:

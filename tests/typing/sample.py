@@ -27,7 +27,7 @@ def tell(event: Event) -> None:
 
 def of_any_thread(url: str) -> None:
     assert_type(malamute.connect(url, threads="any"), malamute.Client)
-    malamute.connect(url, threads="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    malamute.connect(url, threads="all")  # type: ignore[arg-type]  # pyright: ignore
 
 
 def blocking(url: str) -> None:

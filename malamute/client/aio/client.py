@@ -254,6 +254,7 @@ class Client(ClientBase):
         json: Any = ABSENT,
         assurance: SendAssurance = "stored",
         timeout: Span | None = None,
+        wait: bool = True,
         **options: Unpack[SendOptions],
     ) -> Sent:
         """Send one message to a mailbox, whether its owner is connected or not.
@@ -270,6 +271,7 @@ class Client(ClientBase):
             headers,
             assurance=assurance,
             timeout=timeout,
+            wait=wait,
             options=options,
         )
         return Sent(command, tracking, self._wait_for_outcome)
@@ -302,7 +304,7 @@ class Client(ClientBase):
 
         Raises as `malamute.Client.sender`.
         """
-        return Publisher(self._driver, self._to_mailbox(address), **options)
+        return Publisher(self._driver, self._to_mailbox(address), is_mail=True, **options)
 
     def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
         """Return the mailbox of this client's address. There is one: later calls return it again.
@@ -380,6 +382,7 @@ class Client(ClientBase):
         json: Any = ABSENT,
         assurance: SendAssurance = "stored",
         timeout: Span | None = None,
+        wait: bool = True,
         **options: Unpack[RequestOptions],
     ) -> Sent:
         """Send a request that wants no reply: a job for one of the workers.
@@ -396,6 +399,7 @@ class Client(ClientBase):
             headers,
             assurance=assurance,
             timeout=timeout,
+            wait=wait,
             options=options,
         )
         return Sent(command, tracking, self._wait_for_outcome)

@@ -137,6 +137,17 @@ class Mailbox(MailboxBase, _Scope):
         """
         return await self._receive(timeout)
 
+    async def take(self, most: int, timeout: Span | None = None) -> list[Mail]:
+        """Return up to `most` of the next messages: the available ones, after waiting for at least one.
+
+        The list is empty when none came within `timeout` seconds (None waits without end), or at the end.
+        """
+        return await self._take(most, timeout)
+
+    async def poll(self) -> Mail | None:
+        """Return the next message if one is here, without waiting; None otherwise."""
+        return next(iter(await self.take(1, 0.0)), None)
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -198,6 +209,18 @@ class Work(WorkerBase, _Scope):
             raise Closed("offer is cancelled: make another one with Client.work")
         return Request(*item, self)
 
+    async def take(self, most: int, timeout: Span | None = None) -> list[Request]:
+        """Return up to `most` of the next requests: the available ones, after waiting for at least one.
+
+        The list is empty when none came within `timeout` seconds (None waits without end), or at the end.
+        """
+        items = await self._next_ones(most, timeout, "no request")
+        return [Request(*item, self) for item in items]
+
+    async def poll(self) -> Request | None:
+        """Return the next request if one is here, without waiting; None otherwise."""
+        return next(iter(await self.take(1, 0.0)), None)
+
     async def answer(
         self, request: Request, body: Any, headers: Headers | None, *, final: bool, assurance: str
     ) -> Receipt:
@@ -228,6 +251,18 @@ class Replies(ReplyStream, _Scope):
 
         """
         return await self._outcome(timeout)
+
+    async def stored(self, timeout: Span | None = None) -> None:
+        """Wait until the request is durable at the broker. With the assurance `none` there is no wait.
+
+        `timeout` is in seconds; None is the client's own. Replies are not waited for.
+
+        Raises:
+            TimedOut: the confirmation did not come in time.
+            MalamuteError: the broker refused the request with this error.
+
+        """
+        await self._stored(timeout)
 
 
 class _Consumer(Protocol):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from malamute.client.aio.receipts import Receipt
 from malamute.client.link.publisher import PublisherBase
-from malamute.client.options import Span
+from malamute.client.options import SendOptions, Span
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import Body, Headers
@@ -18,7 +18,13 @@ class Publisher(PublisherBase):
     """As `malamute.Publisher`, with a timer for lingering messages."""
 
     async def publish(
-        self, subject: str, body: Content = b"", headers: Headers | None = None, *, json: Any = ABSENT
+        self,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        **options: Unpack[SendOptions],
     ) -> Receipt:
         """Publish one message, and return its receipt. The call does not wait, unless the window is full.
 
@@ -28,7 +34,7 @@ class Publisher(PublisherBase):
         self._driver.check_owner()
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
-        command, place = await self._publish(subject, body, headers)
+        command, place = await self._publish(subject, body, headers, options)
         if self._batch.records:
             self._driver.within(self._linger)
         return Receipt(command, place, self._wait)

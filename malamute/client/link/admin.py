@@ -51,6 +51,7 @@ class AdminMethods:
     feed = AdminMethod(admin.FeedQuery)
     feeds = AdminMethod(admin.FeedsQuery)
     groups = AdminMethod(admin.GroupsQuery)
+    mailbox = AdminMethod(admin.MailboxQuery)
     mailboxes = AdminMethod(admin.MailboxesQuery)
     message = AdminMethod(admin.MessageQuery)
     messages = AdminMethod(admin.MessagesQuery)

@@ -40,6 +40,7 @@ from malamute.client.options import (
     check_name,
     checked,
     end_of,
+    flag,
     patience,
     properties_of,
     seconds,
@@ -365,24 +366,28 @@ class ClientBase:
         *,
         assurance: str,
         timeout: Span | None,
+        wait: bool,
         options: SendOptions | RequestOptions,
     ) -> tuple[Command, OutcomeTracking | None]:
         timeout = patience("timeout", timeout)
+        wait = wait is True or flag("wait", wait)
         subject = check_subject(subject)
         record = record_of(headers, body)
         properties = properties_of(options)
         numbered, confirmed = _assured(assurance, properties)
         await self._driver.make_room(numbered=numbered, timeout=timeout)
-        command, tracking = Command(), None
+        # Programs seldom look at what they do not wait for, so a refusal is reported as an event, too.
+        command, tracking = Command(awaited=wait), None
         if confirmed:
             tracking = self._session.sending.send_tracked(target, subject, record, command, properties, send)
         else:
             send(target, [subject], [record], command if numbered else None, properties)
-        if numbered:
+        if numbered and wait:
             await self._settle(command, timeout)
         else:
             await self._driver.ship()
-            command.settle()
+            if not numbered:
+                command.settle()
         return command, tracking
 
     async def _wait_for_outcome(self, delivery: SentBase, timeout: Span | None) -> str:
@@ -447,7 +452,7 @@ class ClientBase:
 
     def _to_mailbox(self, address: str) -> Carry:
         self._driver.check()
-        return partial(self._session.sending.send, address)
+        return partial(self._session.sending.send_batch, address)
 
     # Sources
 

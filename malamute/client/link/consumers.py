@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from malamute.client.events import Gap
 from malamute.client.link.bucket import PutWithAck, change_key
 from malamute.client.link.driver import Driver
-from malamute.client.options import Span, count, patience, seconds
+from malamute.client.options import Span, checked, count, patience, seconds
 from malamute.client.session.batch import is_stored, record_of
 from malamute.client.session.codecs import BodyCodec
 from malamute.client.session.message import Mail, Message, Rejection, ServiceRequest
@@ -46,8 +46,39 @@ class HistoryEnd(NamedTuple):
     time_ns: int
 
 
-class SubscriptionBase:
+class Credited:
+    """A consumer with credit that may be changed while it is open."""
+
+    _driver: Driver
+    _source: StreamSource | ConsumerSource
+
+    @property
+    def credit(self) -> int:
+        """The maximum of unprocessed messages at this client; -1 is without limit.
+
+        More credit may be used at once. Less takes effect as messages are settled, or read from a
+        subscription: until then no more are granted.
+
+        Raises:
+            InvalidValue: the credit is none, or the consumer has one without limit.
+            Closed: the consumer is cancelled.
+
+        """
+        return self._source.window.messages
+
+    @credit.setter
+    def credit(self, credit: float) -> None:
+        self._driver.do(self._set_credit, checked(credit=credit)["credit"])
+
+    def _set_credit(self, credit: int) -> None:
+        self._driver.session.inbox.resize(self._source, credit)
+        self._driver.send()
+
+
+class SubscriptionBase(Credited):
     """The messages of a stream that meet the criteria, in order."""
+
+    _source: StreamSource
 
     def __init__(self, driver: Driver, source: StreamSource) -> None:
         self._driver = driver
@@ -260,8 +291,10 @@ def _cancel(driver: Driver, source: StreamSource | ConsumerSource) -> None:
         driver.changed()
 
 
-class QueueConsumer:
+class QueueConsumer(Credited):
     """The common part of mailboxes and offers to work: single messages, each to be finished."""
+
+    _source: ConsumerSource
 
     def __init__(self, driver: Driver, source: ConsumerSource) -> None:
         self._driver = driver
@@ -358,6 +391,18 @@ class QueueConsumer:
             raise source.error
         return None
 
+    async def _next_ones(self, most: int, timeout: Span | None, what: str) -> list[Item]:
+        """Return up to `most` of the next messages, after waiting for one; none after the timeout."""
+        most, timeout = count("most", most, 1, NUMBER_MAX), patience("timeout", timeout)
+        try:
+            item = await self._next(timeout, what)
+        except TimedOut:
+            return []
+        items = [] if item is None else [item]
+        while items and len(items) < most and self._source.has_one:
+            items.append(self._source.hand_out())
+        return items
+
 
 class MailboxBase(QueueConsumer):
     """The mail of the client's address, or of a mailbox that it consumes from, in order.
@@ -370,7 +415,7 @@ class MailboxBase(QueueConsumer):
         super().__init__(driver, source)
         self.auto_ack = auto_ack
         self._blocks = 0
-        self._current: Mail | None = None
+        self._current: list[Mail] = []
 
     @property
     def closed(self) -> bool:
@@ -387,20 +432,27 @@ class MailboxBase(QueueConsumer):
         item = await self._next(timeout, "no mail")
         if item is None:
             raise Closed("mailbox is closed: open it again with Client.mailbox")
-        mail = Mail(*item, self)
+        return self._handed_out([item])[0]
+
+    async def _take(self, most: int, timeout: Span | None) -> list[Mail]:
+        self.acknowledge()
+        return self._handed_out(await self._next_ones(most, timeout, "no mail"))
+
+    def _handed_out(self, items: list[Item]) -> list[Mail]:
+        mail = [Mail(*item, self) for item in items]
         if self.auto_ack:
             self._current = mail
         return mail
 
     def acknowledge(self) -> None:
-        """With `auto_ack`: acknowledge the message handed out last, now."""
-        current, self._current = self._current, None
-        if current is not None:
-            current.ack()
+        """With `auto_ack`: acknowledge the messages handed out last, now."""
+        current, self._current = self._current, []
+        for mail in current:
+            mail.ack()
 
     def leave(self) -> None:
-        """With `auto_ack`: leave the message handed out last unacknowledged, to be redelivered."""
-        self._current = None
+        """With `auto_ack`: leave the messages handed out last unacknowledged, to be redelivered."""
+        self._current = []
 
     def drain(self) -> None:
         """Receive no more: waiting messages are released unread, and held ones can still be settled."""
@@ -547,6 +599,12 @@ class ReplyStream(SentBase):
 
     async def _outcome(self, timeout: Span | None) -> str:
         return await outcome_of(self._driver, self, timeout)
+
+    async def _stored(self, timeout: Span | None) -> None:
+        command = self._command
+        await self._driver.wait_for_broker(lambda: command.done, timeout, "waiting for the confirmation")
+        if command.error is not None:
+            raise command.error
 
     def cancel(self) -> None:
         """Stop waiting for replies: later ones are dropped."""

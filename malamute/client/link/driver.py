@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from time import monotonic
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from malamute.client.events import Connected, Event, log_event
@@ -36,6 +37,8 @@ ITERATION_SECONDS = 0.001
 longer than sending a small command, and a call that waits makes one anyway. A broken connection takes no
 command. If it was replaced, the broker refuses the number that left a gap, and the session resyncs.
 """
+
+T = TypeVar("T")
 
 FORKED = -1
 """The thread of a client made before a fork."""
@@ -91,6 +94,11 @@ class Driver:
         """Raise `LinkError` unless the caller is the thread that owns this client."""
         if threading.get_ident() != self._owner and not self._reclaim():
             raise self.not_owner()
+
+    def do(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that does not wait. Raises `LinkError` unless the caller owns this client."""
+        self.check_owner()
+        return function(*arguments)
 
     def _reclaim(self) -> bool:
         """Reclaim the socket that the owner has lent, if the caller is the owner. Return whether it is."""

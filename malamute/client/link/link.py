@@ -20,6 +20,7 @@ import zmq
 from zmq import backend
 
 from malamute.client.link.credentials import SocketOptions
+from malamute.client.link.greenlets import poll_function
 from malamute.client.link.greeting import Inquiry
 from malamute.client.link.lookup import lookup_of, with_address
 from malamute.errors import AccessRefused, InvalidValue, OutOfSockets
@@ -146,6 +147,9 @@ class Link:
         """Whether the last wait has found no change of the connection."""
         self._readable = False
         """Whether it has found a command, which nothing has received since."""
+        self.received = False
+        """Whether a command was received, for a loop that is to be notified of it."""
+        self._poll = poll_function()
         # The direct call avoids work that pyzmq does for other kinds of sockets at each frame.
         self._send = partial(backend.Socket.send, self.socket)
         self._receive: Callable[..., Any] = partial(backend.Socket.recv, self.socket, copy=False)
@@ -228,6 +232,8 @@ class Link:
                 part = receive()
                 frames.append(part.bytes)
             commands.append(frames)
+        if commands:
+            self.received = True
         return commands
 
     def send(self, frames: Sequence[Frame]) -> bool:
@@ -253,7 +259,7 @@ class Link:
         if timeout > 0.0:
             # Rounded up: a wait that is a little short would spin through the last millisecond.
             wait_ms = int(timeout * 1000) + 1 if timeout < _WAIT_MAX_SECONDS else WAIT_MAX_MS
-        ready = zmq.zmq_poll(sources, wait_ms)
+        ready = self._poll(sources, wait_ms)
         self.quiet, self._readable = True, False
         for source, events in ready:
             if source is self._monitor:

@@ -12,17 +12,20 @@ cancelled has added nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
+from typing import Any
 
 from malamute.client.link.driver import Driver
 from malamute.client.options import (
     BATCH_MESSAGES,
     LINGER_SECONDS,
     PUBLISHER_TIMEOUT_SECONDS,
+    SendOptions,
     Span,
     checked,
     patience,
+    properties_of,
 )
 from malamute.client.session.batch import (
     Batch,
@@ -33,14 +36,19 @@ from malamute.client.session.batch import (
     split_evenly,
 )
 from malamute.client.session.outbox import Command
-from malamute.errors import Closed, MalamuteError, TooLarge
+from malamute.errors import Closed, InvalidValue, MalamuteError, TooLarge
 from malamute.protocol.batch import Body, Frame, Headers
+from malamute.protocol.texts import shown
 
 TOGETHER = 32
 """Minimum messages that are shipped together, if batches are smaller."""
 
-Carry = Callable[[Sequence[str], Sequence[Frame], Command | None], None]
-"""Submits a batch to the session: a publish to one stream, or a send to one mailbox."""
+Carry = Callable[..., None]
+"""Submits a batch to the session: a publish to one stream, or a send to one mailbox.
+
+Its arguments are the subjects, the records, the command or None, and the properties of each message if any
+has some, which only mail may.
+"""
 
 
 class PublisherBase:
@@ -55,11 +63,13 @@ class PublisherBase:
         batch: int = BATCH_MESSAGES,
         linger: Span = LINGER_SECONDS,
         timeout: Span = PUBLISHER_TIMEOUT_SECONDS,
+        is_mail: bool = False,
     ) -> None:
         given = checked(batch=batch, linger=linger, timeout=timeout)
         batch = given["batch"]
         self._driver = driver
         self._carry = carry
+        self._is_mail = is_mail
         self._stored = is_stored(assurance)
         self._linger: float = given["linger"]
         self._timeout: float = given["timeout"]
@@ -68,6 +78,8 @@ class PublisherBase:
         window = driver.session.outbox.window_commands
         together = max(1, min(TOGETHER // batch, window // 4)) if 1 <= batch <= TOGETHER else 1
         self._batch = Batch(batch * together, driver.session.sending.limits.message_bytes)
+        self._properties: dict[int, Mapping[str, Any]] = {}
+        """Properties of messages in the batch, by place."""
         self._commands: list[Command] = []
         self._unsettled: list[Command] = []
         self._due = 0.0
@@ -79,12 +91,19 @@ class PublisherBase:
         """Return the first refusal since the last flush."""
         return next((command.error for command in self._unsettled if command.error is not None), None)
 
-    async def _publish(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
+    @property
+    def has_pending(self) -> bool:
+        """Return whether messages wait for others to join them."""
+        return bool(self._batch.records)
+
+    async def _publish(
+        self, subject: str, body: Body, headers: Headers | None, options: SendOptions | None
+    ) -> tuple[Command, int]:
         """Publish one message; return the command that carries it, and its place there."""
         due = self._is_due()
         if due:
             await self._admit()
-        placed = self._add(subject, body, headers)
+        placed = self._add(subject, body, headers, options)
         if due or self._batch.full:
             await self._ship()
         return placed
@@ -112,14 +131,31 @@ class PublisherBase:
     async def _make_room(self) -> None:
         await self._driver.make_room(numbered=self._stored, timeout=self._timeout)
 
-    def _add(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
+    def _add(
+        self, subject: str, body: Body, headers: Headers | None, options: SendOptions | None
+    ) -> tuple[Command, int]:
         """Add a message."""
-        within = self._batch.add(subject, body, headers) % self._most
+        properties = self._properties_of(options) if options else None
+        place = self._batch.add(subject, body, headers)
+        if properties:
+            self._properties[place] = properties
+            self._batch.size_bytes += sum(len(value) for value in properties.values() if type(value) is str)
+        within = place % self._most
         if self._batch.apart:
             within = 0
         if not within:
             self._commands.append(Command())
         return self._commands[-1], within
+
+    def _properties_of(self, options: SendOptions) -> Mapping[str, Any]:
+        if not self._is_mail:
+            raise InvalidValue(
+                f"option {shown(next(iter(options)))} of a message to a stream: expected none, or a message "
+                "to a mailbox by Client.sender"
+            )
+        if "tracker" in options:
+            raise InvalidValue("tracker without an outcome: expected Client.send with assurance='confirmed'")
+        return properties_of(options)
 
     async def _ship(self) -> None:
         """Ship the batch. A batch without room goes with the next."""
@@ -189,18 +225,22 @@ class PublisherBase:
         apart = self._batch.apart
         subjects, records = self._batch.pop()
         commands, self._commands = self._commands, []
+        properties, self._properties = self._properties, {}
         together = len(records) - apart
         firsts = [*range(0, together, self._most), *range(together, len(records))]
         for first, last, command in zip(firsts, [*firsts[1:], len(records)], commands, strict=True):
-            self._carry_on(subjects[first:last], records[first:last], command)
+            each = [[properties.get(place) for place in range(first, last)]] if properties else ()
+            self._carry_on(subjects[first:last], records[first:last], command, *each)
 
-    def _carry_on(self, subjects: Sequence[str], records: Sequence[Frame], command: Command) -> None:
+    def _carry_on(
+        self, subjects: Sequence[str], records: Sequence[Frame], command: Command, *properties: Any
+    ) -> None:
         if not self._stored:
-            self._carry(subjects, records, None)
+            self._carry(subjects, records, None, *properties)
             command.settle()
             return
         try:
-            self._carry(subjects, records, command)
+            self._carry(subjects, records, command, *properties)
         except MalamuteError as error:
             command.settle(error=error)
             raise

@@ -23,9 +23,10 @@ from malamute.client.session.sources import (
 )
 from malamute.client.session.watching import WatchSource
 from malamute.client.session.window import Window
-from malamute.errors import ConnectionLost, InvalidValue, MalamuteError, TooLarge
+from malamute.errors import Closed, ConnectionLost, InvalidValue, MalamuteError, TooLarge
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Columns, unpack_payload
+from malamute.protocol.fields import UNLIMITED
 from malamute.protocol.limits import CRITERIA_MAX, PATTERN_BYTES_MAX
 from malamute.protocol.messages import MAILBOX
 from malamute.protocol.names import Kind
@@ -155,6 +156,30 @@ class Inbox:
         if self._outbox.ready:
             self._outbox.say(source.command())
 
+    def resize(self, source: Source, credit: int) -> None:
+        """Change the window of a source in messages. Less takes effect as messages are consumed.
+
+        Raises:
+            InvalidValue: the window cannot be granted, or the source has one without limit.
+            Closed: the source has ended.
+        """
+        self._outbox.check()
+        if source.ended:
+            raise Closed("consumer is cancelled, and has no credit any more: open another one")
+        window = source.window
+        _, credit, _ = plain(wire.Credit(source.number, credit))
+        if window.messages == UNLIMITED != credit:
+            raise InvalidValue(
+                f"invalid credit {credit}: the consumer has one without limit; open another with this credit"
+            )
+        self._resize(source, credit, window.bytes)
+
+    def _resize(self, source: Source, credit: int, credit_bytes: int) -> None:
+        grant = source.window.resize(credit, credit_bytes)
+        paused = source is self.mailbox and self.mailbox.paused
+        if grant != (0, 0) and not (source.drains or source.draining or paused):
+            self._outbox.say(wire.Credit(source.number, *grant))
+
     def open_mailbox(self, credit: int, credit_bytes: int) -> ConsumerSource:
         """Open the mailbox, or resize its window.
 
@@ -169,11 +194,9 @@ class Inbox:
             self.mailbox.ack_timeout = self._mail_timeout
             self._fund_mailbox()
         else:
-            grant = self.mailbox.window.resize(credit, credit_bytes)
+            self._resize(self.mailbox, credit, credit_bytes)
             if self.mailbox.paused:
                 self._fund_mailbox()
-            elif grant != (0, 0) and not self.mailbox.drains:
-                self._outbox.say(wire.Credit(MAILBOX, *grant))
         self.mailbox.closed = self.mail_unread = False
         return self.mailbox
 

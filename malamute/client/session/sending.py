@@ -97,7 +97,17 @@ class Sending:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """Send to a mailbox; with `command`, confirmed. All messages have the same `options`."""
-        properties = [options] * len(subjects) if options else None
+        self.send_batch(address, subjects, records, command, [options] * len(subjects) if options else None)
+
+    def send_batch(
+        self,
+        address: str,
+        subjects: Sequence[str],
+        records: Sequence[Frame],
+        command: Command | None = None,
+        properties: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> None:
+        """Send to a mailbox; with `command`, confirmed. Each message has `properties` of its own."""
         self._carry(wire.Send, address, subjects, records, command, properties)
 
     def enqueue(

@@ -224,6 +224,7 @@ class ClientSession:
         if not self._is_current(welcome.attempt):
             return
         self._enter(State.READY)
+        again = bool(self.broker)
         if self.broker == welcome.broker and self.incarnation != welcome.incarnation:
             self.events.append(Restored(welcome.broker.hex()))
         self.broker, self.incarnation = welcome.broker, welcome.incarnation
@@ -233,7 +234,7 @@ class ClientSession:
         self.sending.limits = limits = Limits(**known)
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))
         self.outbox.coalesced_bytes = min(COALESCED_BYTES, limits.message_bytes)
-        self.events.append(Connected(welcome.broker.hex(), welcome.resumed))
+        self.events.append(Connected(welcome.broker.hex(), welcome.resumed, again))
         self.questions.resume(doubtful=self.outbox.known and not welcome.resumed)
         self._resume(welcome.limits.get("ack_timeout", 0) / 1000)
 

@@ -59,7 +59,11 @@ class Window:
 
     def resize(self, messages: int, size_bytes: int) -> tuple[int, int]:
         """Change the size, and return the credit to grant at once. A window without limit stays so."""
-        grant = _growth(self.messages, messages), _growth(self.bytes, size_bytes)
+        # After a reduction more may still be open than the size.
+        grant = (
+            _growth(self.messages, messages, self._open + self._held),
+            _growth(self.bytes, size_bytes, self._open_bytes + self._held_bytes),
+        )
         if self.messages != UNLIMITED:
             self.messages = messages
         if self.bytes != UNLIMITED:
@@ -94,7 +98,7 @@ def _less(size: int, held: int) -> int:
     return UNLIMITED if size == UNLIMITED else max(0, size - held)
 
 
-def _growth(old: int, new: int) -> int:
+def _growth(old: int, new: int, used: int) -> int:
     if UNLIMITED in (old, new):
         return 0 if old == UNLIMITED else UNLIMITED
-    return max(0, new - old)
+    return max(0, new - max(old, used))

@@ -15,7 +15,6 @@ from malamute.client.frames import Library, MessageTable
 from malamute.client.link.client import ClientBase, ThreadOptions, open_driver
 from malamute.client.link.consumers import HistoryEnd
 from malamute.client.link.driver import Driver
-from malamute.client.link.greenlets import warn_of_greenlets
 from malamute.client.options import (
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
@@ -70,8 +69,6 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ThreadOpti
     counts here, and `malamute.Uri.parse` returns the name. `ConnectOptions` and `ThreadOptions` describe the
     options.
 
-    Warns that a call holds up every greenlet, where gevent or eventlet has replaced threads.
-
     Raises:
         ConnectTimeout: no broker answered in time.
         InvalidValue: a URL or an option is wrong.
@@ -80,7 +77,6 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ThreadOpti
         Refused: the broker refused the session.
 
     """
-    warn_of_greenlets()
     connection: dict[str, Any] = {**options}
     threads = connection.pop("threads", "one")
     if threads == "any":
@@ -326,6 +322,7 @@ class Client(ClientBase):
         json: Any = ABSENT,
         assurance: SendAssurance = "stored",
         timeout: Span | None = None,
+        wait: bool = True,
         **options: Unpack[SendOptions],
     ) -> Sent:
         """Send one message to a mailbox, whether its owner is connected or not.
@@ -334,6 +331,9 @@ class Client(ClientBase):
         durable; with `none` at once, and a refusal is an event. With `confirmed` it returns as with `stored`,
         and the result has the outcome later: `Sent.wait` waits until the message is settled. That needs a
         client with an address. `SendOptions` describes the options.
+
+        Without `wait` the call returns when the message is sent, so that many share a write to the disk:
+        `Sent.wait` waits for the confirmation. A refusal is an event, too.
 
         Raises:
             TryLater: the mailbox is full, or as `publish`.
@@ -352,6 +352,7 @@ class Client(ClientBase):
                 headers,
                 assurance=assurance,
                 timeout=timeout,
+                wait=wait,
                 options=options,
             )
         )
@@ -402,7 +403,9 @@ class Client(ClientBase):
             InvalidValue: an option is wrong.
 
         """
-        return self._driver.do(lambda: self._publisher(self._driver, self._to_mailbox(address), **options))
+        return self._driver.do(
+            lambda: self._publisher(self._driver, self._to_mailbox(address), is_mail=True, **options)
+        )
 
     def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
         """Return the mailbox of this client's address.
@@ -514,13 +517,15 @@ class Client(ClientBase):
         json: Any = ABSENT,
         assurance: SendAssurance = "stored",
         timeout: Span | None = None,
+        wait: bool = True,
         **options: Unpack[RequestOptions],
     ) -> Sent:
         """Send a request that wants no reply: a job for one of the workers.
 
         A reply of the worker completes it as `ack` does, and goes nowhere. `assurance` and the result are as
         those of `send`: with `stored` the call returns when the job is durable, and with `confirmed`
-        `Sent.wait` waits until a worker has completed it. `RequestOptions` describes the options.
+        `Sent.wait` waits until a worker has completed it. `wait` is as for `send`, and `RequestOptions`
+        describes the options.
 
         Raises:
             TryLater: the queue of the service is full, or as `publish`.
@@ -539,6 +544,7 @@ class Client(ClientBase):
                 headers,
                 assurance=assurance,
                 timeout=timeout,
+                wait=wait,
                 options=options,
             )
         )
@@ -650,6 +656,36 @@ class Client(ClientBase):
         else:
             self._driver.do(super().drain)
         self.stop()
+
+    # Another event loop
+
+    def fileno(self) -> int:
+        """Return a file that is readable when `dispatch` has something to do.
+
+        The file stays the same over reconnects, until the client is closed. A loop that watches it calls
+        `dispatch` then, and also after `next_timeout` seconds. Linux alone has such a file.
+
+        Raises:
+            Closed: the client is closed.
+
+        """
+        return self._driver.do(self._driver.fileno)
+
+    def dispatch(self) -> bool:
+        """Receive and send without waiting, and return whether there is more to do at once.
+
+        Received messages wait in their consumers: `take` with the timeout 0 and `poll` return them.
+
+        Raises:
+            LinkError: another thread dispatches for this client.
+            MalamuteError: the error that ended the session.
+
+        """
+        return self._driver.do(self._driver.dispatch)
+
+    def next_timeout(self) -> float | None:
+        """Return the seconds until `dispatch` is due by itself; None if only the file tells that."""
+        return self._driver.next_timeout()
 
     # The connection
 
@@ -777,8 +813,8 @@ class _SharedClient(Client):
             if self._present is forked:
                 if address := forked.session.address:
                     raise LinkError(
-                        f"client was made before a fork, and the address {address!r} is its parent's: connect "
-                        "with another one in the child"
+                        f"client was made before a fork, and the address {address!r} is its parent's: "
+                        "connect with another one in the child"
                     )
                 driver = self._connect()
                 driver.on_event = forked.on_event

@@ -234,6 +234,17 @@ class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
         """
         return self._driver.run(self._receive(timeout))
 
+    def take(self, most: int, timeout: Span | None = None) -> list[Mail]:
+        """Return up to `most` of the next messages: the available ones, after waiting for at least one.
+
+        The list is empty when none came within `timeout` seconds (None waits without end), or at the end.
+        """
+        return self._driver.run(self._take(most, timeout))
+
+    def poll(self) -> Mail | None:
+        """Return the next message if one is here, without waiting; None otherwise."""
+        return next(iter(self.take(1, 0.0)), None)
+
     def pop_one(self) -> Mail:
         """For handlers: return the message that is here."""
         return Mail(*self._source.hand_out(), self)
@@ -309,6 +320,18 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
             raise Closed("offer is cancelled: make another one with Client.work")
         return Request(*item, self)
 
+    def take(self, most: int, timeout: Span | None = None) -> list[Request]:
+        """Return up to `most` of the next requests: the available ones, after waiting for at least one.
+
+        The list is empty when none came within `timeout` seconds (None waits without end), or at the end.
+        """
+        items = self._driver.run(self._next_ones(most, timeout, "no request"))
+        return [Request(*item, self) for item in items]
+
+    def poll(self) -> Request | None:
+        """Return the next request if one is here, without waiting; None otherwise."""
+        return next(iter(self.take(1, 0.0)), None)
+
     def pop_one(self) -> Request:
         """For handlers: return the request that is here."""
         return Request(*self._source.hand_out(), self)
@@ -363,6 +386,18 @@ class Replies(ReplyStream, _Scope):
 
         """
         return self._driver.run(self._outcome(timeout))
+
+    def stored(self, timeout: Span | None = None) -> None:
+        """Wait until the request is durable at the broker. With the assurance `none` there is no wait.
+
+        `timeout` is in seconds; None is the client's own. Replies are not waited for.
+
+        Raises:
+            TimedOut: the confirmation did not come in time.
+            MalamuteError: the broker refused the request with this error.
+
+        """
+        self._driver.run(self._stored(timeout))
 
     def cancel(self) -> None:
         """Stop waiting for replies: later ones are dropped."""

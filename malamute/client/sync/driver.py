@@ -13,12 +13,13 @@ from threading import Lock, RLock, Thread, get_ident
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
+from malamute.client.link.calls import OwnerCall, OwnerCalls, PendingCall
 from malamute.client.link.connection import Connection
+from malamute.client.link.descriptor import Descriptor
 from malamute.client.link.driver import FORKED, Driver
 from malamute.client.link.leaving import dropped
 from malamute.client.options import Span, seconds
 from malamute.client.session.session import ClientSession
-from malamute.client.sync.calls import OwnerCall, OwnerCalls, PendingCall
 from malamute.errors import LinkError
 from malamute.protocol.batch import Frame
 
@@ -30,6 +31,10 @@ HOLD_SECONDS = 2e-4
 BLOCKED_SECONDS_MAX = 1.0
 """Maximum time until frames that a connection did not take are tried again for a program that does something
 else: at first soon, and then ever less often."""
+
+PENDING_SECONDS = 0.1
+"""Maximum seconds for which acknowledgements and messages of publishers wait in a program with a loop of its
+own."""
 
 RENEWAL_SECONDS = 0.1
 """How often it is looked whether a call that was under way has taken the new token."""
@@ -69,6 +74,10 @@ class BlockingDriver(Driver):
     hold_seconds = HOLD_SECONDS
     calls: OwnerCalls | None = None
     """The calls that the owner makes for other threads: those of handlers."""
+    _descriptor: Descriptor | None = None
+    """The file for another event loop, if there is one."""
+    _dispatcher = 0
+    """The thread of that loop."""
     _call = _NONE
     """The session is changed in calls alone. A signal handler, or the program's handler of events, may call
     the client while another call is under way; so each call restores the former value."""
@@ -95,6 +104,8 @@ class BlockingDriver(Driver):
             return Driver.publish_unconfirmed(self, stream, subject, record)
         finally:
             self._call = interrupted
+            if self._descriptor is not None:
+                self._notify()
             if self._holds:
                 self._holds = False
                 if interrupted:
@@ -160,6 +171,8 @@ class BlockingDriver(Driver):
             if self._owner == _LENT and not self.closed:
                 self.send()
                 self._sender_asked = bool(self.session.outbox.queue)
+                if self._descriptor is not None:
+                    self._notify()
             return self._sender_asked
         finally:
             self._lock.release()
@@ -184,6 +197,8 @@ class BlockingDriver(Driver):
             return result
         finally:
             self._call = interrupted
+            if self._descriptor is not None:
+                self._notify()
         raise AssertionError(_SUSPENDED)
 
     def _run_for_another(self, call: Coroutine[Any, Any, T]) -> T:
@@ -210,6 +225,64 @@ class BlockingDriver(Driver):
             return function(*arguments)
         finally:
             self._call = _NONE
+            if self._descriptor is not None:
+                self._notify()
+
+    # Another event loop
+
+    def fileno(self) -> int:
+        """Return a file that is readable when `dispatch` has something to do. Raises `Closed`."""
+        self.check()
+        if self._descriptor is None:
+            self._descriptor = descriptor = Descriptor()
+            self.connection.before_close = descriptor.unwatch
+        return self._descriptor.fileno()
+
+    def dispatch(self) -> bool:
+        """Iterate once; return whether there is more to do. Raises the error that ended the session."""
+        if self._dispatcher not in (0, get_ident()):
+            raise LinkError("client is dispatched by another thread: expected one loop for each client")
+        self._dispatcher = get_ident()
+        self.check()
+        if self._descriptor is not None:
+            self._descriptor.hear()
+        self.prepare()
+        self.link.wait(0.0, sending=bool(self.session.outbox.queue))
+        self.iterate()
+        if self.session.error is not None:
+            raise self.session.error
+        self.link.received = False
+        return self._has_more()
+
+    def _has_more(self) -> bool:
+        link = self.link
+        has_more = bool(self.events or link.wait(0.0, sending=bool(self.session.outbox.queue)))
+        link.quiet = False
+        return has_more
+
+    def next_timeout(self) -> float | None:
+        """Return the seconds until `dispatch` is due by itself; None if only the file tells that."""
+        due, now = self.connection.due, monotonic()
+        pending = any(source.acks for source in self.session.inbox.consumers.values())
+        if pending or any(getattr(owner, "has_pending", True) for owner in self.before_wait):
+            due = min(due, now + PENDING_SECONDS)
+        return None if due == inf else max(0.0, due - now)
+
+    def _notify(self) -> None:
+        """Notify the loop of a call that has received something, or leaves something to do."""
+        if self.closed or self._descriptor is None:
+            return
+        self._descriptor.watch(self.link)
+        if self.link.received or self._has_more():
+            self._descriptor.ring()
+        self.link.received = False
+
+    def close(self) -> None:
+        """Close the connection, and the file for another loop."""
+        super().close()
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            descriptor.close()
 
     def drain(self) -> None:
         """Drain the session: now, or in the next iteration if a call of the owner is under way."""
@@ -365,6 +438,8 @@ class SharedDriver(BlockingDriver):
         """Own the socket no more: a thread whose call waits comes next."""
         calls = self.calls
         while True:
+            if self._descriptor is not None:
+                self._notify()
             heir = calls.heir() if calls.new or calls.suspended else None
             self._owner = _LENT
             self._lock.release()

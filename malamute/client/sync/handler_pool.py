@@ -4,7 +4,7 @@ The owner's thread keeps the session going all the while: it hands messages to t
 progress on long work, and settles finished messages. So a handler may block for as long as it needs.
 
 A handler may use its client. Each of its calls becomes an *owner call*, which the owner's thread makes
-(`sync/calls`).
+(`link/calls`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
+from malamute.client.link.calls import OwnerCall, OwnerCalls
 from malamute.client.link.handlers import Registration, settle, untouched
 from malamute.client.session.message import Mail, Message
-from malamute.client.sync.calls import OwnerCall, OwnerCalls
 from malamute.client.sync.consumers import Mailbox, Subscription, Work
 from malamute.client.sync.driver import BlockingDriver
 from malamute.errors import Closed, TimedOut

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from malamute.client.link.publisher import Carry, PublisherBase
-from malamute.client.options import PublisherOptions, Span
+from malamute.client.options import PublisherOptions, SendOptions, Span
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.outbox import Command
 from malamute.client.sync.driver import BlockingDriver, SharedDriver
@@ -26,14 +26,21 @@ class Publisher(PublisherBase):
     _driver: BlockingDriver
 
     def publish(
-        self, subject: str, body: Content = b"", headers: Headers | None = None, *, json: Any = ABSENT
+        self,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        **options: Unpack[SendOptions],
     ) -> Receipt:
         """Publish one message, and return its receipt. The call does not wait, unless the window is full.
 
-        `json` is as for `Client.publish`.
+        `json` is as for `Client.publish`. A message to a mailbox may have the `options` of `Client.send`, but
+        for the tracker.
 
         Raises:
-            InvalidValue: the subject, a header or the body cannot be sent.
+            InvalidValue: the subject, a header, the body or an option cannot be sent.
             TooLarge: the subject or the message exceeds a limit.
             TryLater: the window stayed full for the publisher's timeout. The message is not published.
             ConnectionLost: the broker was away for that time. The message is not published.
@@ -43,9 +50,9 @@ class Publisher(PublisherBase):
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
         if self._is_due() or not self._driver.is_owner:
-            command, place = self._driver.run(self._publish(subject, body, headers))
+            command, place = self._driver.run(self._publish(subject, body, headers, options))
         else:
-            command, place = self._add(subject, body, headers)
+            command, place = self._add(subject, body, headers, options)
             if self._batch.full:
                 self._driver.run(self._ship())
         return Receipt(command, place, self._wait_for)
@@ -114,7 +121,13 @@ class SharedPublisher(Publisher):
         super().__init__(driver, carry, **options)
 
     def publish(
-        self, subject: str, body: Content = b"", headers: Headers | None = None, *, json: Any = ABSENT
+        self,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        **options: Unpack[SendOptions],
     ) -> Receipt:
         """Publish one message, as `Publisher` does."""
         if json is not ABSENT or type(body) is not bytes:
@@ -122,19 +135,21 @@ class SharedPublisher(Publisher):
         with self._lock:
             due = self._is_due() or self._driver.forked
             if not due:
-                placed = PublisherBase._add(self, subject, body, headers)
+                placed = PublisherBase._add(self, subject, body, headers, options)
         if due:
-            placed = self._driver.run(self._publish(subject, body, headers))
+            placed = self._driver.run(self._publish(subject, body, headers, options))
         elif self._batch.full:
             self._driver.run(self._ship())
         return Receipt(*placed, self._wait_for)
 
-    def _add(self, subject: str, body: Body, headers: Headers | None) -> tuple[Command, int]:
+    def _add(
+        self, subject: str, body: Body, headers: Headers | None, options: SendOptions | None
+    ) -> tuple[Command, int]:
         with self._lock:
             if self._batch.full:
                 # Another thread was faster, since this one was admitted.
                 self._hand_over()
-            return super()._add(subject, body, headers)
+            return super()._add(subject, body, headers, options)
 
     def _hand_over(self) -> None:
         with self._lock:

@@ -49,7 +49,7 @@ class Sent(SentBase):
     def wait(self, timeout: Span | None = None) -> str:
         """Wait for the outcome, and return it. `timeout` is in seconds; None is without end.
 
-        Without the assurance `confirmed` there is nothing to wait for, and the result is empty.
+        With the assurance `stored` the call waits for the confirmation, and the result is empty.
 
         Raises:
             TimedOut: The outcome did not come in time.

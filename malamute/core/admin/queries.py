@@ -17,7 +17,7 @@ from malamute.core.admin.feeds import feed, feeds
 from malamute.core.admin.groups import groups
 from malamute.core.admin.limits import shared
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, first
-from malamute.core.admin.queues import mailboxes, message, message_bytes, messages, service, services
+from malamute.core.admin.queues import mailbox, mailboxes, message, message_bytes, messages, service, services
 from malamute.core.admin.quotas import quotas
 from malamute.core.admin.selectors import selector, selectors
 from malamute.core.admin.streams import cursors, demand, explain, stream, streams
@@ -211,6 +211,7 @@ def at_once(core: Engines) -> dict[str, Callable[[Any], Any]]:
         "cursors": partial(cursors, effects, core.streams),
         "mailboxes": partial(mailboxes, effects, core.mailboxes),
         "services": partial(services, effects, core.services),
+        "mailbox": partial(mailbox, effects, core.queues),
         "service": partial(service, effects, core.queues),
         "clients": partial(clients, effects, core.sessions),
         "client": partial(client, core.sessions),

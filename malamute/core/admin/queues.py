@@ -18,6 +18,7 @@ from malamute.core.queue.state import DELAYED, READY
 from malamute.errors import NotFound
 from malamute.protocol.admin import (
     MailboxesQuery,
+    MailboxQuery,
     MessageQuery,
     MessageRow,
     MessagesQuery,
@@ -45,6 +46,11 @@ def mailboxes(effects: Effects, mailboxes: Mailboxes, query: MailboxesQuery) -> 
     """Return mailboxes by name, with their messages."""
     found = page_of(effects, mailboxes.by_name, query.after_name, query.limit)
     return [_queue(effects, mailbox) for mailbox in found]
+
+
+def mailbox(effects: Effects, queues: QueueTables, query: MailboxQuery) -> QueueRow:
+    """One mailbox. Raises `NotFound`."""
+    return _queue(effects, queue_of(queues, "mailbox", query.name))
 
 
 def services(effects: Effects, services: Services, query: ServicesQuery) -> list[QueueRow]:

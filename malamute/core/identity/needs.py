@@ -165,6 +165,7 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "feed": (Access("view", PLACE, "source"),),
     "selectors": (Access("view", PLACE, "source"),),
     "selector": (Access("view", PLACE, "source"),),
+    "mailbox": (Access("view", "mailbox", "name"),),
     "service": (Access("view", "service", "name"),),
     "client": (Access("view", "client", "id"),),
     "messages": (Access("browse", "", "name"),),

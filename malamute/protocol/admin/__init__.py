@@ -76,6 +76,7 @@ from malamute.protocol.admin.messages import MessageQuery as MessageQuery
 from malamute.protocol.admin.messages import MessageRow as MessageRow
 from malamute.protocol.admin.messages import MessagesQuery as MessagesQuery
 from malamute.protocol.admin.queues import MailboxesQuery as MailboxesQuery
+from malamute.protocol.admin.queues import MailboxQuery as MailboxQuery
 from malamute.protocol.admin.queues import QueueChanged as QueueChanged
 from malamute.protocol.admin.queues import QueueDelete as QueueDelete
 from malamute.protocol.admin.queues import QueueDeleted as QueueDeleted

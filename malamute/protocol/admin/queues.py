@@ -76,6 +76,14 @@ class MailboxesQuery(PagedQuery[list[QueueRow]]):
     page_key = "name"
 
 
+class MailboxQuery(AdminQuery[QueueRow]):
+    """One mailbox."""
+
+    topic = "mailbox"
+
+    name: Name
+
+
 class ServicesQuery(PagedQuery[list[ServiceDetails | QueueRow]]):
     """All services, with `details` each with its workers."""
 

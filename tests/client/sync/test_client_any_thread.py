@@ -1,4 +1,4 @@
-"""A client for any thread: calls and settlements of several threads, and what happens when one of them ends."""
+"""A client for any thread: calls and settlements of several threads, forks, signals, and errors."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_call_of_a_thread_ends_at_its_timeout_while_another_polls(
     with client.subscribe("one") as one, client.subscribe("two") as two:
         first = threads.submit(one.receive, PATIENCE)
         until_polling(client)
-        with pytest.raises(TimedOut, match="nothing within 0.01 s"):
+        with pytest.raises(TimedOut, match=r"nothing within 0\.01 s"):
             two.receive(0.01)
         assert not first.done()
         client.publish("one", "a", b"1")
