@@ -410,6 +410,11 @@ class ClientCommands:
         self._check_source(session, message.source)
         selector, table = Selector.parse(message.criteria), self.queues[message.kind]
         check_offer(session.may, table.kind, message.service, selector)
+        if message.once and message.service not in table.by_name:
+            # The answer creates nothing.
+            self._answer_offer(session, message.source, 0)
+            self.effects.send(peer, Ok(BY_TYPE[Cancel].opcode, message.source))
+            return
         session.may.require_there(table.kind, message.service, table.by_name)
         cost = self.selectors.check(selector, session, OFFER_BYTES)
         if selector.needs_headers:
@@ -420,10 +425,26 @@ class ClientCommands:
         offer = QueueSource(session, message.source, queue, selector, message.ack_timeout / 1000)
         session.sources[message.source] = offer
         self._acquire_selector(session, message.source, cost)
-        ack_timeout_ms = round(offer.consumer.ack_timeout * 1000)
-        self.effects.send(session.peer, Ok(BY_TYPE[Offer].opcode, message.source, ack_timeout_ms))
+        self._answer_offer(session, message.source, offer.consumer.ack_timeout)
         report_worker("joined", offer)
         offer.grant(message.credit, message.credit_bytes)
+        if message.once:
+            self._end_idle(session, message.source, offer)
+
+    def _answer_offer(self, session: Session, source: int, ack_timeout: float) -> None:
+        self.effects.send(session.peer, Ok(BY_TYPE[Offer].opcode, source, round(ack_timeout * 1000)))
+
+    def _end_idle(self, session: Session, source: int, offer: QueueSource) -> None:
+        """End an offer for once, unless a message was found for it, or the search goes on."""
+        consumer = offer.consumer
+        if session.sources.get(source) is not offer or consumer.outstanding:
+            return
+        if consumer.is_searching:
+            self.effects.later(lambda: self._end_idle(session, source, offer))
+            return
+        del session.sources[source]
+        self.sources.end(session, offer)
+        self.effects.send(session.peer, Ok(BY_TYPE[Cancel].opcode, source))
 
     def _acquire_selector(self, session: Session, source: int, cost: int) -> None:
         session.sources[source].cost_bytes = cost

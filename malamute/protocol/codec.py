@@ -68,7 +68,7 @@ _GROWN: dict[type[Any], tuple[slice, slice, tuple[Any, ...]]] = {
         (Hello, 4),
         (Error, 1),
         (Subscribe, 2),
-        (Offer, 2),
+        (Offer, 3),
         (Reject, 1),
         (Commit, 1),
         (Withdraw, 1),

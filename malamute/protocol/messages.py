@@ -186,7 +186,8 @@ class Offer(NamedTuple):
     An offer of the kind `mailbox` receives from the mailbox of this name, beside its owner and others, and
     its criteria match the address of the sender. A delivery without settlement or PROGRESS within
     `ack_timeout` milliseconds is requeued; 0 is the configured timeout. A `temporary` offer creates a mailbox
-    that is removed with its last consumer.
+    that is removed with its last consumer. An offer for `once` ends by itself when nothing is ready for it,
+    with OK about CANCEL.
     """
 
     source: NewSource
@@ -197,6 +198,7 @@ class Offer(NamedTuple):
     ack_timeout: Duration = 0
     kind: QueueKind = "service"
     temporary: Boolean = False
+    once: Boolean = False
 
 
 class Cancel(NamedTuple):

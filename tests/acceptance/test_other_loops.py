@@ -1,4 +1,4 @@
-"""A client in the event loop of another library, by its one file, while the broker is killed and comes back."""
+"""A client in the event loop of another library, by its one file, while the broker is killed."""
 
 import asyncio
 import importlib.util

@@ -1,17 +1,18 @@
-"""Sending without waiting for each confirmation, options of each message of a sender, and credit that changes."""
+"""Sending without waiting for each confirmation, options of messages of a sender, and changes of credit."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import malamute
 import malamute.aio
 from malamute.client.events import Refusal
-from malamute.errors import Closed, InvalidValue, MalamuteError, NoWorkers
+from malamute.errors import Closed, InvalidValue, MalamuteError, NotFound, NoWorkers
 from malamute.testing import Broker
 
 PATIENCE = 60.0
@@ -77,7 +78,7 @@ def test_each_message_of_a_sender_has_options_of_its_own(broker: Broker, threads
             out.publish("a", b"once", id="i", ttl=60)
             out.publish("a", b"once", id="i", ttl=60)
             out.publish("a", b"late", delay=3600)
-            out.publish("a", b"later", at=datetime(2200, 1, 1, tzinfo=UTC))
+            out.publish("a", b"later", at=datetime.now(UTC) + timedelta(days=1))
         row = client.query("mailbox", name="me")
         assert (row["messages"], row["delayed"]) == (14, 2)
         with client.mailbox() as mailbox:
@@ -146,6 +147,50 @@ def test_a_credit_that_cannot_be_set_is_refused_and_changes_nothing(client: mala
         work.credit = 3
 
 
+def test_get_returns_the_next_message_or_none_at_once(client: malamute.Client) -> None:
+    assert client.get("box") is None
+    with pytest.raises(NotFound, match="there is no mailbox 'box'"):
+        client.query("mailbox", name="box")
+    client.send("box", "a", b"1")
+    client.send("box", "a", b"2")
+    client.send("box", "a", b"3", delay=3600)
+    first = client.get("box")
+    assert first is not None
+    assert first.body == b"1"
+    second = client.get("box")
+    assert second is not None
+    assert client.get("box") is None
+    row = client.query("mailbox", name="box")
+    assert (row["in_flight"], row["ready"], row["delayed"]) == (2, 0, 1)
+    first.ack()
+    second.nak(0)
+    again = client.get("box")
+    while again is None:  # it is ready when the NAK is stored
+        again = client.get("box")
+    assert (again.body, again.attempts) == (b"2", 2)
+    again.release()
+    client.flush()
+    row = client.admin.mailbox(name="box")
+    assert (row.messages, row.in_flight, row.consumers) == (2, 0, 0)
+
+
+def test_get_takes_no_message_of_a_consumer_and_each_goes_to_one(broker: Broker) -> None:
+    with malamute.connect(broker.url, threads="any", timeout=PATIENCE) as client:
+        for n in range(50):
+            client.send("box", "a", b"%d" % n)
+
+        def get_all(_: int) -> list[bytes]:
+            got = []
+            while (mail := client.get("box")) is not None:
+                got.append(mail.body)
+                mail.ack()
+            return got
+
+        with ThreadPoolExecutor(4) as threads:
+            bodies = [body for some in threads.map(get_all, range(4)) for body in some]
+        assert sorted(bodies) == sorted(b"%d" % n for n in range(50))
+
+
 def test_the_asyncio_client_has_the_same(broker: Broker) -> None:
     async def use() -> None:
         async with malamute.aio.connect(broker.url, address="me", timeout=PATIENCE) as client:
@@ -161,6 +206,13 @@ def test_the_asyncio_client_has_the_same(broker: Broker) -> None:
                     got += await mailbox.take(11, PATIENCE)
                 assert got[0].body == b"first"
                 assert await mailbox.poll() is None
+            assert await client.get("me") is None
+            await client.send("box", "a", b"1")
+            mail = await client.get("box")
+            assert mail is not None
+            mail.ack()
+            await client.flush()
+            assert (await client.admin.mailbox(name="box")).messages == 0
             replies = await client.request("w", "a", b"")
             await replies.stored(PATIENCE)
             async with client.work("w") as work:

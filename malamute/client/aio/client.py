@@ -36,6 +36,7 @@ from malamute.client.aio.publisher import Publisher
 from malamute.client.aio.receipts import Sent
 from malamute.client.frames import Library, MessageTable
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
+from malamute.client.link.consumers import SingleBase
 from malamute.client.options import (
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
@@ -330,6 +331,22 @@ class Client(ClientBase):
         mailbox = Mailbox(self._driver, await call, auto_ack=auto_ack)
         self._keep_shared(mailbox)
         return mailbox
+
+    async def get(self, mailbox: str, *, timeout: Span | None = None) -> Mail | None:
+        """Return the next message of any mailbox, to be settled; None at once when nothing is ready.
+
+        None is the answer of the broker: no message was ready, or there is no such mailbox. The message is
+        acknowledged by its `ack`, and given back when the client is closed.
+
+        Raises:
+            InvalidName: the name of the mailbox is invalid.
+            AccessRefused: the client may not receive from it.
+            TooMany: a limit on offers is reached: messages of earlier calls are not settled.
+            TimedOut: the broker did not answer in time.
+
+        """
+        found = await self._get(mailbox, timeout)
+        return None if found is None else Mail(*found[0], SingleBase(self._driver, found[1]))
 
     async def receive(self, timeout: Span | None = None) -> Mail:
         """Return the next mail, which is acknowledged when the following one is requested.

@@ -63,7 +63,7 @@ from malamute.client.session.replies import PendingRequest
 from malamute.client.session.route import Route, urls_of
 from malamute.client.session.sending import Send
 from malamute.client.session.session import ClientSession, State
-from malamute.client.session.sources import ConsumerSource, Source, StreamSource
+from malamute.client.session.sources import ConsumerSource, Item, Source, StreamSource
 from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut, TryLater
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.fields import UNLIMITED
@@ -532,6 +532,29 @@ class ClientBase:
         )
         await self._opened(source, timeout)
         return source
+
+    async def _get(self, name: str, timeout: Span | None) -> tuple[Item, ConsumerSource] | None:
+        """Return a message of a mailbox, with the offer that it came by; None when nothing is ready."""
+        self._driver.check()
+        timeout = patience("timeout", timeout)
+        inbox = self._session.inbox
+        everything = _criteria_of((), "topic", None)
+        source = inbox.offer(name, everything, kind="mailbox", credit=1, credit_bytes=UNLIMITED, once=True)
+        try:
+            await self._driver.wait_for_broker(
+                lambda: source.waiting or source.ended, timeout, f"no answer of mailbox {name!r}"
+            )
+        except BaseException:
+            inbox.cancel(source)
+            self._driver.send()
+            raise
+        if source.waiting:
+            # It is for one message: no credit follows.
+            source.draining = True
+            return source.hand_out(), source
+        if source.error is not None:
+            raise source.error
+        return None
 
     def _mailboxes(self) -> list[MailboxBase]:
         """Return the open mailboxes, its own among them."""

@@ -483,6 +483,25 @@ class MailboxBase(QueueConsumer):
         self.cancel()
 
 
+class SingleBase(QueueConsumer):
+    """The offer that one message came by. It ends when the message is settled."""
+
+    def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
+        """Acknowledge the message, or reject it."""
+        super().finish(message, rejection)
+        _cancel(self._driver, self._source)
+
+    def give_back(self, message: Mail, delay_ms: int) -> None:
+        """Return the message after a delay in milliseconds, or after the broker's backoff for -1."""
+        super().give_back(message, delay_ms)
+        _cancel(self._driver, self._source)
+
+    def release(self, message: Mail) -> None:
+        """Release the message as if it had never been delivered."""
+        super().release(message)
+        _cancel(self._driver, self._source)
+
+
 class WorkerBase(QueueConsumer):
     """Requests to a service, each to be answered."""
 

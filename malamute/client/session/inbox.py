@@ -113,6 +113,7 @@ class Inbox:
         ack_timeout: int = 0,
         kind: Kind = "service",
         temporary: bool = False,
+        once: bool = False,
     ) -> ConsumerSource:
         """Offer to work for a service, or to consume from a mailbox.
 
@@ -130,6 +131,7 @@ class Inbox:
                 ack_timeout=ack_timeout,
                 kind=kind,
                 temporary=temporary,
+                once=once,
             )
         )
         source = ConsumerSource(self._next_source, Window(offer.credit, offer.credit_bytes), offer)
@@ -241,6 +243,11 @@ class Inbox:
             source.end()
             self._forget(source.number)
             self._outbox.say(wire.Cancel(source.number))
+
+    def ended(self, number: int) -> None:
+        """Note that the broker has ended an offer: nothing was ready for it."""
+        if source := self._forget(number):
+            source.end()
 
     def _forget(self, number: int) -> Source | None:
         self.consumers.pop(number, None)

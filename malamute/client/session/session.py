@@ -270,6 +270,8 @@ class ClientSession:
             self._drained(ok.ref)
         elif ok.about == _WITHDRAW:
             self.questions.answered(ok.ref, ok.value)
+        elif ok.about == _CANCEL:
+            self.inbox.ended(ok.ref)
         else:
             self._changed(ok)
 
@@ -341,6 +343,18 @@ def _opcode(message: type[Any]) -> int:
 _HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _DRAIN, _WATCH = map(
     _opcode,
     (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Drain, wire.Watch),
+_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE, _DRAIN, _CANCEL = map(
+    (
+        wire.Hello,
+        wire.Reply,
+        wire.Subscribe,
+        wire.Offer,
+        wire.Bye,
+        wire.Withdraw,
+        wire.Change,
+        wire.Drain,
+        wire.Cancel,
+    ),
 )
 _CHANGES = frozenset(map(_opcode, (wire.Change, wire.Put, wire.Delete, wire.Add)))
 _RESYNC_CODES = frozenset({405, 421})

@@ -40,7 +40,7 @@ from malamute.client.session.questions import Cancelled
 from malamute.client.session.receipts import SentBase
 from malamute.client.sync.bucket import Bucket
 from malamute.client.session.session import ClientSession
-from malamute.client.sync.consumers import Mailbox, Replies, SharedSubscription, Subscription, Work
+from malamute.client.sync.consumers import Mailbox, Replies, SharedSubscription, Single, Subscription, Work
 from malamute.client.sync.demand import Demand
 from malamute.client.sync.driver import BlockingDriver, RenewingDriver, SharedDriver, run
 from malamute.client.sync.handler_pool import HandlerPool, HandlerSlot
@@ -449,6 +449,22 @@ class Client(ClientBase):
         mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
         self._driver.do(self._keep_shared, mailbox)
         return mailbox
+
+    def get(self, mailbox: str, *, timeout: Span | None = None) -> Mail | None:
+        """Return the next message of any mailbox, to be settled; None at once when nothing is ready.
+
+        None is the answer of the broker: no message was ready, or there is no such mailbox. The message is
+        acknowledged by its `ack`, and given back when the client is closed.
+
+        Raises:
+            InvalidName: the name of the mailbox is invalid.
+            AccessRefused: the client may not receive from it.
+            TooMany: a limit on offers is reached: messages of earlier calls are not settled.
+            TimedOut: the broker did not answer in time.
+
+        """
+        found = self._driver.run(self._get(mailbox, timeout))
+        return None if found is None else Mail(*found[0], Single(self._driver, found[1]))
 
     def receive(self, timeout: Span | None = None) -> Mail:
         """Return the next mail.

@@ -15,6 +15,7 @@ from malamute.client.link.consumers import (
     MailboxBase,
     QueueConsumer,
     ReplyStream,
+    SingleBase,
     SubscriptionBase,
     WorkerBase,
 )
@@ -257,6 +258,10 @@ class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._driver.do(lambda: self._leave(failed=kind is not None))
+
+
+class Single(_ThreadSafeConsumer, SingleBase):
+    """The offer that one message of `Client.get` came by."""
 
 
 class Request(ServiceRequest):

@@ -239,7 +239,12 @@ class BlockingDriver(Driver):
         return self._descriptor.fileno()
 
     def dispatch(self) -> bool:
-        """Iterate once; return whether there is more to do. Raises the error that ended the session."""
+        """Iterate once, and return whether there is more to do.
+
+        Raises:
+            LinkError: another thread dispatches.
+            MalamuteError: the error that ended the session.
+        """
         if self._dispatcher not in (0, get_ident()):
             raise LinkError("client is dispatched by another thread: expected one loop for each client")
         self._dispatcher = get_ident()
