@@ -549,7 +549,7 @@ class ClientBase:
             self._driver.send()
             raise
         if source.waiting:
-            # It is for one message: no credit follows.
+            # The offer is for one message: no credit follows.
             source.draining = True
             return source.hand_out(), source
         if source.error is not None:

@@ -135,9 +135,9 @@ class SubscriptionBase(Credited):
 
     @property
     def state(self) -> str:
-        """Return `live` or `replay`, as of the last switch; empty without one on this connection.
+        """Return `live` or `replay`; empty while there is no connection.
 
-        A subscription that becomes `live` has had all its stored messages.
+        A subscription that is `live` has had all stored messages. One that begins with none is `live` at once.
         """
         return self._source.state
 
@@ -484,7 +484,7 @@ class MailboxBase(QueueConsumer):
 
 
 class SingleBase(QueueConsumer):
-    """The offer that one message came by. It ends when the message is settled."""
+    """The offer that one message came by, which ends when the message is settled."""
 
     def finish(self, message: Mail, rejection: Rejection | None = None) -> None:
         """Acknowledge the message, or reject it."""

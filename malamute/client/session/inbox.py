@@ -445,6 +445,9 @@ class Inbox:
             source.narrow()
         elif isinstance(source, StreamSource):
             source.state = switch.state
+            if not source.open:
+                # The subscription begins so: nothing has switched.
+                return
             self._emit(Switched(source.stream, switch.state, switch.sequence))
             if switch.state == "replay" and source.window.spent:
                 # The subscription was live until its credit was used up: its consumer is too slow.

@@ -40,7 +40,7 @@ from malamute.protocol.fields import Ranges
 from malamute.protocol.limits import RANGES_MAX
 from malamute.protocol.messages import Ack, Offer, Reject, Subscribe, Watch
 from malamute.protocol.position import StorePosition
-from malamute.protocol.start import SEQ, Start
+from malamute.protocol.start import NEW, SEQ, Start
 
 CHUNK_MESSAGES = 1000
 """Maximum messages popped from a window at once."""
@@ -114,7 +114,7 @@ class StreamSource(Source):
         self.gap_places: deque[int] = deque(maxlen=REPORTED_GAPS_MAX)
         """For each gap, the number of messages before it."""
         self.state = ""
-        """`live` or `replay`, as the broker reported last; empty before a report."""
+        """`live` or `replay`, as the broker reported last; empty before the subscription is open."""
         self._reported: list[tuple[int, int]] = []
         """Reported gaps among received messages, with no two that touch."""
         self._batches: deque[tuple[Columns, str]] = deque()
@@ -123,6 +123,7 @@ class StreamSource(Source):
         self._chunk = (0, 0)
         self._asked = 0
         start = Start.parse(subscribe.start)
+        self._begins_at_head = start.kind == NEW and not subscribe.cursor
         if start.kind == SEQ and not subscribe.cursor:
             self.last = start.value - 1
 
@@ -154,6 +155,10 @@ class StreamSource(Source):
         self.limited, self._narrowed = self._narrowed, False
         if type(value) is int and self.first is None:
             self.first = value
+            if self._begins_at_head:
+                self.state = "live"
+        # The broker reports before that if it is live.
+        self.state = self.state or "replay"
         if type(value) is int and (self.last is None or value < self._asked or value > self.last + 1):
             self.last = value - 1
             self.had = 0

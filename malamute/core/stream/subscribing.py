@@ -33,6 +33,7 @@ def subscribe(
         InvalidSelector, InvalidValue, TooMany: the subscription is not possible.
     """
     start, resumed = Start.parse(message.start), _position_of(message)
+    is_new = start.kind == NEW and resumed is None and not message.cursor
     user = session.may.principal.user
     if message.cursor and resumed is None:
         streams.check_cursor(message.stream, message.cursor, session.may)
@@ -60,7 +61,8 @@ def subscribe(
                     subscription.fail(error)
                     return
                 stream.cursors.commit(message.cursor, position.first - 1, user)
-            subscription.accept(position)
+            # A reader of new messages knows that it begins at the head.
+            subscription.accept(position, announced=not is_new)
             if is_foreign:
                 subscription.missed(1, position.first - 1, ANOTHER_STORE)
             for missing in taken_back:

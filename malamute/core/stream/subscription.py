@@ -320,9 +320,11 @@ class Subscription(Reader):
         taken, asked = self.group.selector, self.asked
         return taken.where != asked.where or {*taken.criteria} != {*asked.criteria}
 
-    def accept(self, position: Position) -> None:
-        """Notify the client where it begins, and before that if it is limited."""
+    def accept(self, position: Position, *, announced: bool) -> None:
+        """Notify the client where it begins, and before that if it is limited, or LIVE at once."""
         send, peer = self.stream.effects.send, self.session.peer
+        if announced and position.first == self.stream.progress.next:
+            send(peer, Switch(self.source, LIVE, position.first))
         if self.limited:
             # A client of an older version knows no such state, and goes on.
             send(peer, Switch(self.source, LIMITED, position.first))

@@ -410,9 +410,17 @@ def test_a_stream_that_was_made_anew_starts_the_subscription_at_its_head(dialogu
 
 
 def test_a_switch_is_an_event(dialogue):
-    subscribe(dialogue)
-    dialogue.receives(wire.Switch(1, "replay", 7))
+    source = subscribe(dialogue)
+    dialogue.receives(Ok(6, 1, 1), wire.Switch(1, "replay", 7))
+    assert source.state == "replay"
     assert dialogue.session.pop_events() == [Switched("s", "replay", 7)]
+
+
+def test_a_switch_before_the_answer_is_the_first_state_and_no_event(dialogue):
+    source = subscribe(dialogue)
+    dialogue.receives(wire.Switch(1, "live", 7), Ok(6, 1, 7))
+    assert source.state == "live"
+    assert dialogue.session.pop_events() == ()
 
 
 def test_a_subscription_of_which_a_part_is_allowed_is_limited_when_it_begins(dialogue):
@@ -557,7 +565,7 @@ def test_a_mailbox_that_replies_have_opened_takes_the_window_that_its_user_wants
     for size in sizes:
         dialogue.session.inbox.open_mailbox(*size)
         said += dialogue.said()
-    assert said == [Credit(0, 500, 0), Credit(0, -1, 100), Credit(0, 0, -1)]
+    assert said == [Credit(0, 500, 0), Credit(0, -1, 0), Credit(0, 0, -1)]
 
 
 def test_many_ranges_take_several_acks(dialogue, mail):

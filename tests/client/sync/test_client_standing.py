@@ -35,6 +35,21 @@ def test_a_subscription_is_live_when_it_has_had_all_that_is_kept(client: malamut
         assert subscription.state == "live"
 
 
+@pytest.mark.parametrize("start", ["new", "first", "last", "last-per-subject", "seq:1"])
+def test_the_state_of_a_subscription_says_at_once_whether_there_is_anything(
+    client: malamute.Client, start: str
+) -> None:
+    with client.subscribe("empty", start=start) as subscription:
+        assert subscription.state == "live"
+    client.publish("s", "a", b"")
+    with client.subscribe("s", start=start) as subscription:
+        # All that is stored is here once it is live.
+        timeout = 0 if subscription.state == "live" else PATIENCE
+        assert len(subscription.take(9, timeout)) == (start != "new")
+    with client.subscribe("s", start="seq:2") as subscription:
+        assert subscription.state == "live"
+
+
 def test_the_gaps_of_each_subscription_are_its_own(client: malamute.Client) -> None:
     client.publish_batch("s", ["a"] * 3, [b"x"] * 3)
     client.change(StreamPurge(stream="s"))
