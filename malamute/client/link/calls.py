@@ -15,6 +15,7 @@ from math import inf
 from threading import Lock
 from time import monotonic
 from typing import Any, NamedTuple
+from weakref import WeakMethod
 
 from malamute.client.options import Span, patience
 from malamute.client.session.session import ClientSession
@@ -86,7 +87,8 @@ class OwnerCalls:
 
     def __init__(self, session: ClientSession, step: Step) -> None:
         self._session = session
-        self._step = step
+        # Weak, so that a client that its program drops has left at once.
+        self._step = WeakMethod(step)
         self.members: set[int] = set()
         """The threads whose calls these are, for a client of one thread."""
         self.new: deque[OwnerCall] = deque()
@@ -179,7 +181,9 @@ class OwnerCalls:
             if owner_call.abandoned:
                 owner_call.call.close()
                 raise StopIteration
-            owner_call.waiting = self._step(owner_call.call, error)
+            step = self._step()
+            assert step is not None, "the driver makes the calls"
+            owner_call.waiting = step(owner_call.call, error)
         except StopIteration as end:
             self.suspended.pop(owner_call, None)
             owner_call.end(end.value)

@@ -137,7 +137,7 @@ class SubscriptionBase(Credited):
     def state(self) -> str:
         """Return `live` or `replay`; empty while there is no connection.
 
-        A subscription that is `live` has had all stored messages. One that begins with none is `live` at once.
+        A subscription that is `live` has had all stored messages: one that begins with none is so at once.
         """
         return self._source.state
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -341,6 +343,26 @@ def test_a_closed_client_is_closed_in_the_child_of_a_fork(broker: Broker) -> Non
         return True
 
     assert in_a_fork(check)
+
+
+def test_a_dropped_client_leaves_without_the_collector_of_cycles(broker: Broker) -> None:
+    client = malamute.connect(broker.url, threads="any", timeout=PATIENCE)
+    with client.publisher("s", linger=PATIENCE) as out:
+        out.publish("a", b"1")
+    client.publish_nowait("s", "a", b"2")
+    session = weakref.ref(client._driver.calls)
+    gc.disable()
+    try:
+        del client, out
+        while session() is not None:
+            time.sleep(0.001)
+    finally:
+        gc.enable()
+    with (
+        malamute.connect(broker.url, timeout=PATIENCE) as other,
+        other.subscribe("s", start="first") as messages,
+    ):
+        assert [messages.receive(PATIENCE).body for _ in range(2)] == [b"1", b"2"]
 
 
 def test_threads_other_than_one_or_any_are_refused(broker: Broker) -> None:
