@@ -340,10 +340,8 @@ def _opcode(message: type[Any]) -> int:
     return BY_TYPE[message].opcode
 
 
-_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _DRAIN, _WATCH = map(
+_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _DRAIN, _WATCH, _CANCEL = map(
     _opcode,
-    (wire.Hello, wire.Reply, wire.Subscribe, wire.Offer, wire.Bye, wire.Withdraw, wire.Drain, wire.Watch),
-_HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE, _DRAIN, _CANCEL = map(
     (
         wire.Hello,
         wire.Reply,
@@ -351,8 +349,8 @@ _HELLO, _REPLY, _SUBSCRIBE, _OFFER, _BYE, _WITHDRAW, _CHANGE, _DRAIN, _CANCEL = 
         wire.Offer,
         wire.Bye,
         wire.Withdraw,
-        wire.Change,
         wire.Drain,
+        wire.Watch,
         wire.Cancel,
     ),
 )

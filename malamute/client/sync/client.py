@@ -38,8 +38,8 @@ from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message
 from malamute.client.session.questions import Cancelled
 from malamute.client.session.receipts import SentBase
-from malamute.client.sync.bucket import Bucket
 from malamute.client.session.session import ClientSession
+from malamute.client.sync.bucket import Bucket
 from malamute.client.sync.consumers import Mailbox, Replies, SharedSubscription, Single, Subscription, Work
 from malamute.client.sync.demand import Demand
 from malamute.client.sync.driver import BlockingDriver, RenewingDriver, SharedDriver, run
