@@ -44,7 +44,7 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST.partition(";")[0]
 QUEUE_KINDS = ("mailbox", "service")
 
 KEY_OPERATIONS = ("get", "put", "delete", "add", "expired")
-"""What is done with keys of buckets."""
+"""Operations on keys of buckets."""
 
 OUTCOMES = ("acknowledged", "rejected", "dead-lettered", "expired", "purged")
 """Outcomes of messages that leave queues."""

@@ -179,8 +179,10 @@ def main() -> int:
             newcomer.tour(blocks_of((where / "README.md").read_text(encoding="utf-8")))
         finally:
             broker.interrupt()
+            found = [*newcomer.faults]
             newcomer.keep(start, broker, began)
-    if broker.process.returncode:
+            newcomer.faults = found  # lines of pip are as wide as they like
+    if broker.process.returncode not in (0, -signal.SIGINT):  # make ends by the signal itself
         newcomer.faults.append(f"the broker ended with {broker.process.returncode}")
     target = ROOT / "build" / "newcomer.txt"
     target.parent.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """A bucket, which is there while it has a key or is watched. It keeps its persistence as long."""
+    """A bucket, which is there while it has a key or is watched. Its persistence stays as long."""
 
     def __init__(
         self,

@@ -449,7 +449,7 @@ class Queue:
             self.effects.send(consumer.session.peer, Recall(consumer.source, ranges_of(sent), reason))
 
     def sent_to_consumers(self, sequences: Iterable[int]) -> list[tuple[Consumer, list[int]]]:
-        """Those of some messages that consumers were sent and have."""
+        """Return the messages of these that consumers hold, by consumer."""
         held: dict[int, list[int]] = {}
         for sequence in sequences:
             entry = self.entries[sequence]
