@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from history_files import EVIL, Sent, Whole, some_messages, write
+from history_files import EVIL, STARTED, Sent, Whole, some_messages, write
 from quiet import quiet_broker
 
 from malamute.errors import NotInstalled
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-STARTED = "all before was said when the session started"
 
 
 @pytest.fixture(scope="session", autouse=True)

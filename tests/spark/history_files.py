@@ -17,6 +17,9 @@ from malamute.spark.layout import date_of, file_path
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+STARTED = "all before was said when the session started"
+"""A line that a session says behind its start."""
+
 EVIL = "<script>alert(1)</script>"
 BEGIN = 1_704_067_200 * 10**9  # 2024-01-01
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pytest
-from conftest import STARTED
 from depth import nightly, some
+from history_files import STARTED
 
 from malamute.cli import spark as cli_spark
 from malamute.errors import NotInstalled
