@@ -14,7 +14,7 @@ from malamute.cli.tables import show_map, show_rows
 if TYPE_CHECKING:
     from malamute.protocol import admin
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Make a dry run.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show the outcome, and change nothing.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 

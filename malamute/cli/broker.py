@@ -189,7 +189,7 @@ def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: 
 
 @broker.command(epilog=examples("malamute broker backup monday", "malamute broker backup $(date +%F) --json"))
 @click.argument("directory")
-@click.option("--dry-run", is_flag=True, help="Make a dry run.")
+@click.option("--dry-run", is_flag=True, help="Show the outcome, and change nothing.")
 @connects
 @json_option
 def backup(directory: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:

@@ -28,9 +28,7 @@ def client() -> None:
 
 
 @client.command("list")
-@click.option(
-    "--rates", is_flag=True, help="Look twice, a second apart: messages a second by client, and by user."
-)
+@click.option("--rates", is_flag=True, help="Measure for a second: messages a second by client, and by user.")
 @connects
 @json_option
 def listing(*, rates: bool, connection: ConnectionOptions, as_json: bool) -> None:

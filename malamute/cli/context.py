@@ -57,7 +57,7 @@ name_argument = click.argument("name", shell_complete=complete_context)
 @click.option("--act-as", metavar="USER", help="Have the rights of this user, if a rule allows that.")
 @click.option("--server-key", metavar="KEY", help="The public key of the broker, or the file that has it.")
 @click.option("--use", "used", is_flag=True, help="Use it from now on where no other is named.")
-@click.option("--replace", is_flag=True, help="Take the place of a context of this name.")
+@click.option("--replace", is_flag=True, help="Replace a context of this name.")
 @json_option
 def add(
     name: str,

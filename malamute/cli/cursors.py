@@ -37,7 +37,7 @@ def listing(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
 @click.option(
     "--to", "start", required=True, metavar="START", help="new, first, last, seq:N, time:T or since:1h."
 )
-@click.option("--owner", metavar="USER", help="Whose cursor it is from now on.")
+@click.option("--owner", metavar="USER", help="The new owner of the cursor.")
 @dry_run_option
 @connects
 @json_option

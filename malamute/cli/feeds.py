@@ -71,8 +71,8 @@ def feed() -> None:
     type=click.Choice(["match", "overflow", "default"]),
     default="match",
     show_default=True,
-    help="overflow takes ready messages of a queue without a consumer's credit, default messages of no "
-    "other feed of the source.",
+    help="match: all matching messages; overflow: ready messages of a queue for which no consumer has "
+    "credit; default: messages that no other feed of the source passes.",
 )
 @click.option(
     "--key",
@@ -167,7 +167,7 @@ def _add_change(verb: str, topic: str, words: str, asks: Callable[[Any], Any] = 
         make_change(connection, wanted, as_json=as_json)
 
 
-_add_change("enable", "feed.enable", "Let a feed go on where it is.")
+_add_change("enable", "feed.enable", "Resume a feed at its position.")
 _add_change("disable", "feed.disable", "Pause a feed, over restarts, until it is enabled or set again.")
 _add_change(
     "delete",

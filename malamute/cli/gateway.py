@@ -55,25 +55,33 @@ def gateway() -> None:
     show_default=True,
     envvar="MALAMUTE_GATEWAY_LISTEN",
     metavar="HOST:PORT",
-    help="Where to listen; port 0 is one of the system's choice.",
+    help="The address to listen on; with port 0 the system chooses the port.",
 )
 @click.option("--broker", "url", envvar="MALAMUTE_URL", help="The broker.", show_default=URL)
 @context_option
 @timeout_option("How long to wait for the broker.")
 @click.option("--tls-cert", "ssl_certfile", metavar="FILE", help="The certificate for https, in PEM.")
-@click.option("--tls-key", "ssl_keyfile", metavar="FILE", help="Its key, in PEM.")
+@click.option("--tls-key", "ssl_keyfile", metavar="FILE", help="The key of the certificate, in PEM.")
 @click.option(
-    "--insecure", is_flag=True, help="Listen on other than loopback addresses without TLS: a proxy has it."
+    "--insecure",
+    is_flag=True,
+    help="Listen on other than loopback addresses without TLS, behind a proxy with TLS.",
 )
 @click.option(
     "--require-credentials",
     is_flag=True,
-    help="Ask for credentials on loopback, too: a proxy there lets others come.",
+    help="Ask for credentials on loopback, too, if a proxy on this machine serves others.",
 )
 @click.option(
     "--allow-origin", "origins", multiple=True, metavar="URL", help="A site that may use it (CORS)."
 )
-@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name that it is called by.")
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A host name by which clients call the gateway.",
+)
 @click.option(
     "--proxy",
     "proxies",
@@ -88,7 +96,7 @@ def gateway() -> None:
     default="",
     envvar="MALAMUTE_GATEWAY_PREFIX",
     metavar="PATH",
-    help="The path of a site that a proxy serves it below, such as /malamute.",
+    help="The path below which a proxy serves the gateway, such as /malamute.",
 )
 @click.option(
     "--mercure-stream",

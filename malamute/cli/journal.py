@@ -94,7 +94,9 @@ def _verified(store: DiskStore) -> list[dict[str, Any]]:
 )
 @data_option
 @click.option("--stream", help="List the chunks of this stream.")
-@click.option("--from", "start", default=0, metavar="SEQUENCE", help="Begin with the chunk that holds this.")
+@click.option(
+    "--from", "start", default=0, metavar="SEQUENCE", help="Begin with the chunk that has this sequence."
+)
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Chunks to list.")
 @json_option
 def inspect(data: Path, stream: str | None, start: int, limit: int, *, as_json: bool) -> None:
@@ -212,7 +214,7 @@ def restore(ctx: click.Context, backup: Path, directory: Path, *, as_json: bool)
     ),
 )
 @click.argument("directory", type=DIRECTORY)
-@click.option("--dry-run", is_flag=True, help="Make a dry run.")
+@click.option("--dry-run", is_flag=True, help="Show the outcome, and change nothing.")
 @json_option
 @click.pass_context
 def repair_command(ctx: click.Context, directory: Path, *, dry_run: bool, as_json: bool) -> None:

@@ -39,7 +39,7 @@ url_option = click.option(
     "--url", "-u", help="Read from the broker at this address instead of a data directory."
 )
 context_option = click.option(
-    "--context", metavar="NAME", help="The same of the broker that `malamute context add` gave this name."
+    "--context", metavar="NAME", help="Read from the broker that `malamute context add` gave this name."
 )
 streams_option = click.option(
     "--stream", "streams", multiple=True, metavar="NAME", help="A stream; all of them without this option."
@@ -72,8 +72,10 @@ def _promoted(
 @data_option
 @url_option
 @context_option
-@click.option("--since", default="", metavar="WHEN", help="Nothing before: 2024-05-31T12:00, 7d or seq:N.")
-@click.option("--until", default="", metavar="WHEN", help="Nothing from then on.")
+@click.option(
+    "--since", default="", metavar="WHEN", help="Only messages from then on: 2024-05-31T12:00, 7d or seq:N."
+)
+@click.option("--until", default="", metavar="WHEN", help="Only messages before then.")
 @click.option("--follow", is_flag=True, help="Continue with new messages, until interrupted.")
 @click.option(
     "--every",
@@ -236,7 +238,7 @@ def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     ),
 )
 @streams_option
-@click.option("--from", "target", required=True, metavar="DIR|URL", help="Where the files are.")
+@click.option("--from", "target", required=True, metavar="DIR|URL", help="The directory of the files.")
 @click.option("--data", type=DIRECTORY, help="Compare with the journal in this data directory.")
 @url_option
 @context_option

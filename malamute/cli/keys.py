@@ -30,7 +30,7 @@ _directory = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     show_default="the working directory",
-    help="Where the files are.",
+    help="The directory of the files.",
 )
 
 

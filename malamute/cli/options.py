@@ -247,7 +247,7 @@ def connects(function: Function) -> Function:
     @context_option
     @click.option("--address", metavar="NAME", help="Connect as the owner of this mailbox.")
     @click.option("--act-as", metavar="USER", help="Have the rights of this user, if a rule allows that.")
-    @timeout_option("How long to wait for the broker, and for others unless --wait says it.")
+    @timeout_option("How long to wait for the broker, and for anything else that has no --wait.")
     @functools.wraps(function)
     def command(
         *args: Any, url: str, context: str, address: str, act_as: str, timeout: float, **more: Any

@@ -89,7 +89,7 @@ sequences_option = click.option(
     "sequences",
     type=click.IntRange(min=1),
     multiple=True,
-    help="Only this; may be repeated.",
+    help="Only the message with this sequence; may be repeated.",
 )
 dead_option = click.option("--dead", is_flag=True, help="The dead letters instead.")
 
@@ -109,7 +109,7 @@ def _list(queues: QueueKind) -> click.Command:
 
 
 def _show(queues: QueueKind) -> click.Command:
-    @click.command(help=f"Show what is in one {queues.kind}, and who takes from it.")
+    @click.command(help=f"Show one {queues.kind}: its messages, its consumers and its settings.")
     @_name(queues)
     @connects
     @json_option
@@ -145,7 +145,7 @@ def _reading(queues: QueueKind, verb: str, words: str, *, dead: bool) -> click.C
         type=click.IntRange(min=1),
         default=PAGE,
         show_default=True,
-        help="At the most.",
+        help="Show at most this many messages.",
     )
     @click.option("--after", type=click.IntRange(min=0), default=0, help="Begin behind this sequence.")
     @where_option
@@ -254,7 +254,7 @@ def _redrive(queues: QueueKind) -> click.Command:
     @where_option
     @limit_option
     @click.option(
-        "--body", metavar="TEXT", help="Mend it: another body for the one --sequence; - is standard input."
+        "--body", metavar="TEXT", help="Replace the body of the one --sequence; - is standard input."
     )
     @dry_run_option
     @connects

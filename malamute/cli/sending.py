@@ -31,19 +31,19 @@ OPTIONS = {
         "--priority", type=click.IntRange(0, 9), help="Higher is delivered first; 0 unless given."
     ),
     "delay": click.option(
-        "--delay", type=duration, metavar="DURATION", help="It is not delivered before, as 10m."
+        "--delay", type=duration, metavar="DURATION", help="Deliver it after this time, as 10m."
     ),
     "at": click.option(
-        "--at", type=moment, metavar="TIME", help="It is not delivered before this time, in UTC."
+        "--at", type=moment, metavar="TIME", help="Deliver it at this time, in UTC, or later."
     ),
     "id": click.option(
-        "--id", metavar="ID", help="Taken in once: another with this id is confirmed and dropped."
+        "--id", metavar="ID", help="Store it once: another message with this id is confirmed and dropped."
     ),
     "key": click.option(
         "--key", metavar="KEY", help="Requests with the same key go to the same worker, while it is there."
     ),
     "immediate": click.option(
-        "--immediate", is_flag=True, default=None, help="Refuse it unless somebody takes such messages now."
+        "--immediate", is_flag=True, default=None, help="Refuse it unless a consumer can take it now."
     ),
     "reply_to": click.option("--reply-to", metavar="ADDRESS", help="The mailbox that is to get the replies."),
 }

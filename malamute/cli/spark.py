@@ -230,7 +230,12 @@ _SHOWN = ("stream", "messages", "bytes", "first", "last", "gaps", "missing", "du
 @click.argument("subscriptions", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--to", "target", default="", metavar="DIR", help="Write the tables hits and examples there.")
 @click.option(
-    "--examples", "count", type=click.IntRange(0, 100), default=3, show_default=True, help="Of each."
+    "--examples",
+    "count",
+    type=click.IntRange(0, 100),
+    default=3,
+    show_default=True,
+    help="Examples of each subscription.",
 )
 @master_option
 @json_option
@@ -280,7 +285,10 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
 @click.option("--match", "patterns", multiple=True, metavar="PATTERN", help="Subjects; may be repeated.")
 @click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
 @click.option(
-    "--into", default="", metavar="STREAM", help="Into this stream; without it each under its name."
+    "--into",
+    default="",
+    metavar="STREAM",
+    help="Publish to this stream; by default each message to the stream that it came from.",
 )
 @click.option(
     "--speed",
@@ -299,7 +307,7 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
     default=60.0,
     show_default=True,
     metavar="DURATION",
-    help="To wait for a broker.",
+    help="How long to wait for a broker.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show the messages to be published.")
 @click.option("--url", "-u", envvar="MALAMUTE_URL", show_default=URL, help="The broker.")

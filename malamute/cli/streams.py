@@ -39,11 +39,15 @@ def limits_options(function: Function) -> Function:
     """Add --bytes, --count and --age; the command gets `limits`, a map of those given."""
 
     @click.option(
-        "--bytes", "bytes_", type=size, metavar="SIZE", help="How much is kept, as 64MiB; 0 is all."
+        "--bytes",
+        "bytes_",
+        type=size,
+        metavar="SIZE",
+        help="The most bytes to keep, as 64MiB; 0 is no limit.",
     )
-    @click.option("--count", type=click.IntRange(min=0), help="How many messages are kept; 0 is all.")
+    @click.option("--count", type=click.IntRange(min=0), help="The most messages to keep; 0 is no limit.")
     @click.option(
-        "--age", type=duration, metavar="DURATION", help="How long it is kept, as 7d; 0 is for good."
+        "--age", type=duration, metavar="DURATION", help="The highest age to keep, as 7d; 0 is no limit."
     )
     @functools.wraps(function)
     def command(*args: Any, bytes_: int | None, count: int | None, age: float | None, **more: Any) -> Any:
@@ -147,7 +151,7 @@ def create(
     multiple=True,
     metavar="LIMIT=VALUE",
     callback=_parse_expected,
-    help="Only if it is so now, as in age=7d; may be repeated.",
+    help="Change only if the limit is this now, as in age=7d; may be repeated.",
 )
 @dry_run_option
 @connects

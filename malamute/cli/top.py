@@ -36,7 +36,13 @@ PATIENCE_SECONDS = 1.0
     help="How often to look.",
 )
 @click.option("--count", "-n", type=click.IntRange(min=1), help="End after looking so many times.")
-@click.option("--view", type=click.Choice([*VIEWS]), default="streams", show_default=True, help="Begin with.")
+@click.option(
+    "--view",
+    type=click.Choice([*VIEWS]),
+    default="streams",
+    show_default=True,
+    help="The view to begin with.",
+)
 @connects
 @json_option
 def top(

@@ -180,10 +180,15 @@ def test_a_body_is_indented_json_or_bytes_and_a_page_of_long_ones_is_small(
         '{\n  "a": {\n    "b": [\n      1,\n      2.50\n    ]\n  }\n}',
         f"00000000  {'89 50 4e 47 0d 0a':<48} .PNG..",
     ]
-    assert re.findall(r'<p class="quiet">(JSON|hex|text), ([^<]*)</p>', history) == [
-        ("JSON", "20 B"),
+    assert re.findall(r'<p class="quiet">(JSON|hex|text), ([^<]*)<', history) == [
+        ("JSON", "20 B · "),
         ("hex", "6 B"),
     ]
+    [as_hex] = {found["href"] or "" for _, found in Page(history).tags if "hex=true" in str(found)}
+    dump = html.unescape(console.get(as_hex).text)
+    assert "<pre>00000000  7b 22 61 22 3a 7b 22 62 22 3a" in dump
+    [as_text] = {path for path in re.findall(r' · <a href="([^"]*)">text</a>', dump)}
+    assert '"b": [' in html.unescape(console.get(as_text).text)
     mailbox = console.get(link("/console/queue", kind="mailbox", name="bodies")).text
     assert "<pre>[\n  1\n]</pre>" in mailbox
     page = console.get(link("/console/stream/history", name="bodies/long"))

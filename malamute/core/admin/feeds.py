@@ -199,7 +199,7 @@ def _check(feeds: Feeds, selectors: SelectorBudget, streams: Streams, name: Feed
 def enable_feed(
     feeds: Feeds, session: Session, wanted: FeedEnable, answered: Answered, failed: Failed
 ) -> None:
-    """Let a feed go on where it is."""
+    """Resume a feed at its position."""
     _switch(feeds, wanted, answered, failed, enabled=True)
 
 

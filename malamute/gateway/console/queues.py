@@ -11,7 +11,7 @@ from starlette.responses import Response
 from malamute.errors import MalamuteError, NotFound
 from malamute.gateway.console.clients import FIRST_LOOK_SECONDS
 from malamute.gateway.console.series import MINUTES, charted
-from malamute.gateway.console.stream_pages import COUNT, characters_of
+from malamute.gateway.console.stream_pages import COUNT, HEX, characters_of
 from malamute.gateway.console.streams import FIND, PAGE, PAGE_ROWS, arguments_of, sheet
 from malamute.gateway.console.visits import Visit, visit_of
 from malamute.gateway.routes import Arguments, Endpoint, Parameter
@@ -92,6 +92,7 @@ async def queue(request: Request, arguments: Arguments) -> Response:
         refusal=visit.watch.refusals.get("consumers", "") if kind == "mailbox" else "",
         messages=messages,
         most=characters_of(messages),
+        as_hex=arguments["hex"],
         problem=problem,
         series=charted(visit.watch.series[kind].of(name), arguments["minutes"]),
         minutes=arguments["minutes"],
@@ -149,6 +150,7 @@ ENDPOINTS = (
                 "show", "The messages to show.", {"type": "string", "enum": [*SHOWN], "default": "all"}
             ),
             COUNT,
+            HEX,
             Parameter("after", "Behind this sequence.", {"type": "integer", "minimum": 0, "default": 0}),
         ),
     ),

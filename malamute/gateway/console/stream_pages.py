@@ -32,6 +32,8 @@ COUNT = Parameter(
     {"type": "integer", "minimum": 1, "maximum": HISTORY_MESSAGES, "default": HISTORY_MESSAGES},
 )
 
+HEX = Parameter("hex", "Bodies as bytes.", {"type": "boolean", "default": False})
+
 BODIES_CHARACTERS, BODY_CHARACTERS = 12_000, 40_000
 """Characters of all bodies on a page, and of the body on a page of one message."""
 SUBJECTS_MAX = 1_000
@@ -98,6 +100,7 @@ async def history(request: Request, arguments: Arguments) -> Response:
         stream=stream,
         messages=messages,
         most=characters_of(messages),
+        as_hex=arguments["hex"],
         start=arguments["start"],
         **_typed(arguments),
         earlier=link("/console/stream/history", **selected, start=f"seq:{earlier}")
@@ -237,7 +240,9 @@ class SampledWriter(EventWriter):
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/console/stream/history", history, "History", (NAME, PATTERN, WHERE, _start(""), COUNT)),
+    Endpoint(
+        "GET", "/console/stream/history", history, "History", (NAME, PATTERN, WHERE, _start(""), COUNT, HEX)
+    ),
     Endpoint("GET", "/console/stream/subjects", subjects, "Subjects", (NAME, PATTERN, WHERE)),
     Endpoint("GET", "/console/stream/tail", tail, "Tail", (NAME, PATTERN, WHERE, _start(""))),
     Endpoint(

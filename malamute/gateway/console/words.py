@@ -99,10 +99,10 @@ class Shown(NamedTuple):
     is_cut: bool
 
 
-def pretty(data: bytes, most: int) -> Shown:
-    """Return at most so many characters of a body: indented JSON, text, or a dump of other bytes."""
+def pretty(data: bytes, most: int, as_hex: bool = False) -> Shown:
+    """Return at most so many characters of a body: indented JSON, text, or a dump of bytes, also `as_hex`."""
     text = _decoded(data)
-    if text is None or _CONTROL.search(text):
+    if as_hex or text is None or _CONTROL.search(text):
         rows = range(0, min(len(data), most // 4), HEX_ROW)
         return Shown("hex", "\n".join(_hex_row(data, start) for start in rows), len(data) > most // 4)
     kind = "JSON" if _is_json(data) else "text"

@@ -140,7 +140,18 @@ function shown(message) {
     const copied = make("div", "copied");
     const button = make("button", "copy small", "Copy");
     button.type = "button";
-    copied.append(make("pre", "", isText ? pretty(body) : hex(bytes)), button);
+    const pre = make("pre", "", isText ? pretty(body) : hex(bytes));
+    copied.append(pre, button);
+    if (isText) {
+      const raw = make("button", "small", "Hex");
+      raw.type = "button";
+      raw.addEventListener("click", () => {
+        const isHex = raw.textContent === "Hex";
+        raw.textContent = isHex ? "Text" : "Hex";
+        pre.textContent = isHex ? hex(String.fromCharCode(...new TextEncoder().encode(body.slice(0, 4096)))) : pretty(body);
+      });
+      copied.append(raw);
+    }
     inside.append(copied);
     details.append(inside);
   }, { once: true });
