@@ -8,6 +8,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.admin import removes, show_found
+from malamute.cli.escaping import for_terminal
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.payload import body_given
 from malamute.cli.printing import body_fields, printable, to_json
@@ -56,7 +57,7 @@ def get(name: str, key: str, *, connection: ConnectionOptions, as_json: bool) ->
     if as_json:
         click.echo(to_json(_fields(key, found)))
     else:
-        click.echo(found.value, nl=False)
+        click.echo(for_terminal(found.value), nl=False)
 
 
 @bucket.command(

@@ -99,6 +99,7 @@ def hostile_others(broker: Broker) -> Iterator[malamute.Client]:
             target=f"service/{TURNED}",
             criteria=[["exact", HOSTILE]],
         )
+        other.bucket(TURNED).put(TURNED, HOSTILE)
         other.change("group.add", name=TURNED)
         other.change("user.add", name=TURNED, uid=7, groups=[TURNED])
         other.flush()
@@ -131,6 +132,11 @@ LOOKING = [
     ("stream", "show", "s"),
     ("stream", "show", TURNED),
     ("stream", "explain", "s", HOSTILE.replace("\0", "")),
+    ("bucket", "list"),
+    ("bucket", "get", TURNED, TURNED),
+    ("bucket", "get", TURNED, TURNED, "--json"),
+    ("bucket", "watch", TURNED, TURNED, "-n", "1"),
+    ("bucket", "watch", TURNED, TURNED, "-n", "1", "--json"),
     ("cursor", "list"),
     ("service", "list"),
     ("feed", "list"),
@@ -182,6 +188,13 @@ CHANGING = [
     ("stream", "edit", "s", "--count", "2"),
     ("stream", "purge", "s", "--yes"),
     ("stream", "delete", TURNED, "--yes"),
+    ("stream", "delete-messages", "s", "--sequence", "1", "--yes"),
+    ("bucket", "put", TURNED, TURNED, "value"),
+    ("bucket", "delete", TURNED, TURNED, "--yes"),
+    ("service", "edit", TURNED, "--attempts", "2"),
+    ("service", "cancel", "svc", HOSTILE.replace("\0", "")),
+    ("mailbox", "edit", TURNED, "--attempts", "2"),
+    ("mailbox", "cancel", "bob", TURNED),
     ("cursor", "reset", TURNED, "c", "--to", "first"),
     ("cursor", "delete", TURNED, TURNED, "--yes"),
     ("feed", "disable", TURNED, "stream/s"),
@@ -218,6 +231,7 @@ OFFLINE = [
 ELSEWHERE = {
     ("request",): "below, with a worker who is a stranger",
     ("work",): "it prints nothing of a request; its errors are reported as all are",
+    ("auth", "enable"): "it prints the name that it was given, and asks for the password on a terminal",
     ("broker", "backup"): "a broker in memory has none; it prints what it was given",
     ("broker", "options"): "what the operator has configured; text of a file is printed as TOML writes it",
     ("broker", "reload"): "the names of options, and what is wrong with the operator's own file",
