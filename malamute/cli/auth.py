@@ -65,8 +65,8 @@ def enable(
 
     Without rules every client may do everything. With this account's rules, the first ones, all other clients
     may do nothing until `malamute user` or `malamute group` gives them rules. The command adds the account,
-    with a password that it asks for, unless there is one. It then logs in as NAME and begins the rules as
-    that user, so they begin only where somebody can log in to change them. They are stored in the broker.
+    with a password that it asks for, unless there is one. The rules are begun as
+    NAME, so that somebody can log in to change them. The broker stores them.
     """
     from malamute.config.accounts import hash_password
     from malamute.errors import MalamuteError
