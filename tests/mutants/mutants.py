@@ -527,7 +527,7 @@ MUTANTS = {
     ),
     "WP51": Mutant(
         "core/feed/stream_feed.py",
-        "        self.target.put(columns, self.name.source)\n",
+        "        self.target.put(columns, self.name.source, keys_of(self.rule.key, columns))\n",
         "",
         "test_what_matches_is_passed_on_to_every_kind_of_place",
     ),
