@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from malamute.client.session.message import Mail, Message
     from malamute.client.session.outbox import StoredSequence
     from malamute.client.session.watching import KeyValue
-    from malamute.client.sync.bucket import Bucket, Watch
+    from malamute.client.sync.bucket import Bucket, KeyWatch
     from malamute.client.sync.client import Client, connect
     from malamute.client.sync.consumers import Mailbox, Replies, Request, Subscription, Work
     from malamute.client.sync.demand import Demand
@@ -96,6 +96,7 @@ __all__ = [
     "InvalidValue",
     "KeyReused",
     "KeyValue",
+    "KeyWatch",
     "LinkError",
     "LoginNeeded",
     "Mail",
@@ -141,7 +142,6 @@ __all__ = [
     "UnknownCommand",
     "UnsupportedVersion",
     "Uri",
-    "Watch",
     "Work",
     "__version__",
     "connect",
@@ -163,7 +163,7 @@ _HOMES = {
     "StoredSequence": "malamute.client.session.outbox",
     "Subscription": "malamute.client.sync.consumers",
     "Uri": "malamute.protocol.names",
-    "Watch": "malamute.client.sync.bucket",
+    "KeyWatch": "malamute.client.sync.bucket",
     "Work": "malamute.client.sync.consumers",
     "connect": "malamute.client.sync.client",
 }

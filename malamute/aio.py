@@ -1,6 +1,6 @@
 """The client for asyncio programs: the names of `malamute`, awaited. See `malamute.client.aio.client`."""
 
-from malamute.client.aio.bucket import Bucket, Watch
+from malamute.client.aio.bucket import Bucket, KeyWatch
 from malamute.client.aio.client import Client, connect
 from malamute.client.aio.consumers import Mailbox, Replies, Request, Subscription, Work
 from malamute.client.aio.demand import Demand
@@ -14,6 +14,7 @@ __all__ = [
     "Client",
     "Demand",
     "KeyValue",
+    "KeyWatch",
     "Mail",
     "Mailbox",
     "Message",
@@ -23,7 +24,6 @@ __all__ = [
     "Request",
     "Sent",
     "Subscription",
-    "Watch",
     "Work",
     "connect",
 ]

@@ -92,7 +92,7 @@ def _file_system(directory: Path) -> str:
     return max(fitting, key=lambda mount: len(mount[0]))[1]
 
 
-class Watch:
+class ProcessWatch:
     """Watches a process during the block: `cpu_seconds` that it used, and the most `anonymous_bytes` it had.
 
     Both are None when it is not known which process to watch.

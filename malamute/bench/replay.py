@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from malamute.bench import workspace
 from malamute.bench.figures import MEBIBYTE, cpu_us, extent, middle
-from malamute.bench.machine import Watch
+from malamute.bench.machine import ProcessWatch
 from malamute.bench.processes import Measured, run_together
 from malamute.bench.workloads import (
     BATCH,
@@ -125,7 +125,7 @@ def _read(broker: BrokerProcess, workload: Workload, views: Sequence[View]) -> _
     parts: list[tuple[Any, ...]] = [
         (run_in_threads, [(read, workload, view) for view in share]) for share in shares
     ]
-    with Watch(broker.pid) as watch:
+    with ProcessWatch(broker.pid) as watch:
         measured = run_together(*parts)
     delivered = sum(view.delivered for view in views)
     start_ns = min(one["start_ns"] for one in measured)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from malamute.bench import relay, workloads, workspace
 from malamute.bench.figures import MEBIBYTE, cpu_us, elapsed_seconds, percentile_ms
-from malamute.bench.machine import Watch
+from malamute.bench.machine import ProcessWatch
 from malamute.bench.processes import Measured, WorkloadFunction, WorkloadProcess, run_together
 from malamute.bench.workloads import Workload
 
@@ -54,7 +54,7 @@ Scenario = Callable[[ScenarioOptions], Iterator[ScenarioRow]]
 
 
 def row_of(
-    what: str, messages: int, deliveries: int, watch: Watch, sender: Measured, receiver: Measured
+    what: str, messages: int, deliveries: int, watch: ProcessWatch, sender: Measured, receiver: Measured
 ) -> ScenarioRow:
     """Return the row of a sender's and a receiver's measurements, which are the same without a receiver."""
     latencies = sorted(receiver.get("latencies", ()))
@@ -77,7 +77,7 @@ class ScenarioRun(NamedTuple):
     """One broker for one row: the workload, and the measurements of the broker."""
 
     workload: Workload
-    watch: Watch
+    watch: ProcessWatch
 
 
 @contextmanager
@@ -89,10 +89,10 @@ def scenario_run(options: ScenarioOptions, messages: int, **changes: Any) -> Ite
         options.url, name, messages, options.size_bytes, options.batch, options.credit
     )._replace(**changes)
     if options.url:
-        yield ScenarioRun(workload, Watch(0))
+        yield ScenarioRun(workload, ProcessWatch(0))
         return
     with workspace.broker(options.directory) as broker:
-        yield ScenarioRun(workload._replace(url=broker.url), Watch(broker.pid))
+        yield ScenarioRun(workload._replace(url=broker.url), ProcessWatch(broker.pid))
 
 
 def publish(options: ScenarioOptions) -> Iterator[ScenarioRow]:
@@ -123,7 +123,7 @@ def _stream(
 
 
 def pair_row(
-    what: str, workload: Workload, watch: Watch, sending: tuple[Any, ...], receiving: tuple[Any, ...]
+    what: str, workload: Workload, watch: ProcessWatch, sending: tuple[Any, ...], receiving: tuple[Any, ...]
 ) -> ScenarioRow:
     """Run a sender and a receiver together, and return their row."""
     with watch:
@@ -181,7 +181,7 @@ def _bare_relay(options: ScenarioOptions, messages: int) -> ScenarioRow:
         workload = Workload(router.get(), "", messages, options.size_bytes, 1, 1)
         router.go()
         _, asker = run_together((relay.answer, workload), (relay.ask, workload))
-    return row_of("bare ROUTER, nothing stored", messages, messages, Watch(0), asker, asker)
+    return row_of("bare ROUTER, nothing stored", messages, messages, ProcessWatch(0), asker, asker)
 
 
 SCENARIOS: dict[str, Scenario] = {"publish": publish, "mailbox": mailbox, "service": service}

@@ -17,7 +17,7 @@ from typing import Any
 from malamute.core.admin.changes import Changes
 from malamute.core.admin.queries import Queries
 from malamute.core.bucket.entry import KEY_BYTES
-from malamute.core.bucket.table import Outcome
+from malamute.core.bucket.table import KeyOutcome
 from malamute.core.engines import Engines
 from malamute.core.identity.access import ANONYMOUS, Permissions, Principal
 from malamute.core.identity.quotas import check_rates, consume_rates
@@ -513,7 +513,7 @@ class ClientCommands:
         self.answers.give(session, Answer(message.ref, self.buckets.get(message, self._answers_bytes_max)))
 
     def _put(self, peer: bytes, session: Session, message: Put) -> None:
-        def execute() -> Outcome:
+        def execute() -> KeyOutcome:
             if not message.ranges:
                 return self.buckets.put(session, message)
             source = _queue_source(session, message.source)
@@ -531,7 +531,11 @@ class ClientCommands:
         self._with_outcome(session, message, 0, lambda: self.buckets.add(session, message))
 
     def _with_outcome(
-        self, session: Session, message: Put | Delete | Add, size_bytes: int, execute: Callable[[], Outcome]
+        self,
+        session: Session,
+        message: Put | Delete | Add,
+        size_bytes: int,
+        execute: Callable[[], KeyOutcome],
     ) -> None:
         """Execute a change of a key once, and answer with its outcome."""
         about, number = BY_TYPE[type(message)].opcode, message.number

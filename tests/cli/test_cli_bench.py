@@ -11,7 +11,7 @@ import pytest
 from cli_commands import Run
 from depth import nightly
 
-from malamute.bench.machine import Watch, describe
+from malamute.bench.machine import ProcessWatch, describe
 from malamute.bench.processes import WorkloadProcess, run_together
 from malamute.bench.scenarios import row_of
 from malamute.bench.workloads import Workload, with_stamps
@@ -60,12 +60,12 @@ def test_the_benchmark_of_matching_is_one_of_them(run_lab: Run) -> None:
 
 
 def test_a_watch_sees_a_process() -> None:
-    with Watch(os.getpid()) as watch:
+    with ProcessWatch(os.getpid()) as watch:
         sum(range(1000))
     assert watch.cpu_seconds is not None
     assert watch.anonymous_bytes is not None
     assert watch.anonymous_bytes > 0
-    with Watch(0) as blind:
+    with ProcessWatch(0) as blind:
         pass
     assert (blind.cpu_seconds, blind.anonymous_bytes) == (None, None)
 
@@ -81,7 +81,7 @@ def test_a_row() -> None:
         "cpu_seconds": 0.001,
         "latencies": [*range(0, 10**8, 10**6)],
     }
-    row = row_of("x", 1000, 1000, Watch(0), measured, measured)
+    row = row_of("x", 1000, 1000, ProcessWatch(0), measured, measured)
     assert (row.per_second, row.p50_ms, row.p99_ms) == (500, 50, 99)
     assert (row.sender_cpu_us, row.receiver_cpu_us, row.missing) == (1, None, 0)
 

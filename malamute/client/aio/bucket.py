@@ -46,15 +46,17 @@ class Bucket(BucketBase):
         """Add to a key, and return the sum. As `malamute.Bucket.add`."""
         return await self._add(key, amount, ttl, timeout)
 
-    def watch(self, *keys: str, timeout: Span | None = None) -> Opening[Watch, tuple[str, KeyValue | None]]:
-        """Watch keys: await it, or use it in `async with` and `async for`. As `malamute.Bucket.watch`."""
+    def watch(
+        self, *keys: str, timeout: Span | None = None
+    ) -> Opening[KeyWatch, tuple[str, KeyValue | None]]:
+        """KeyWatch keys: await it, or use it in `async with` and `async for`. As `malamute.Bucket.watch`."""
         return Opening(self._watching(keys, timeout))
 
-    async def _watching(self, keys: Iterable[str], timeout: Span | None) -> Watch:
-        return Watch(self._driver, await self._watch(keys, timeout))
+    async def _watching(self, keys: Iterable[str], timeout: Span | None) -> KeyWatch:
+        return KeyWatch(self._driver, await self._watch(keys, timeout))
 
 
-class Watch(WatchBase):
+class KeyWatch(WatchBase):
     """The states of some keys of a bucket."""
 
     def __aiter__(self) -> Self:

@@ -71,16 +71,16 @@ class Bucket(BucketBase):
         """
         return self._driver.run(self._add(key, amount, ttl, timeout))
 
-    def watch(self, *keys: str, timeout: Span | None = None) -> Watch:
-        """Watch keys: an iterator over (key, value), whose value is None for a key that is not there.
+    def watch(self, *keys: str, timeout: Span | None = None) -> KeyWatch:
+        """KeyWatch keys: an iterator over (key, value), whose value is None for a key that is not there.
 
         The present state of each key comes first. A reader that is slow gets the newest state of each key,
         and not those in between.
         """
-        return Watch(self._driver, self._driver.run(self._watch(keys, timeout)))
+        return KeyWatch(self._driver, self._driver.run(self._watch(keys, timeout)))
 
 
-class Watch(WatchBase):
+class KeyWatch(WatchBase):
     """The states of some keys of a bucket. Made by `Bucket.watch`."""
 
     _driver: BlockingDriver
@@ -103,7 +103,7 @@ class Watch(WatchBase):
         return found
 
     def cancel(self) -> None:
-        """Watch no longer. Changes that have come can still be read."""
+        """KeyWatch no longer. Changes that have come can still be read."""
         self._driver.do(super().cancel)
 
     def __enter__(self) -> Self:

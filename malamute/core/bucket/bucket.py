@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from malamute.core.bucket.entry import due_of
 from malamute.core.bucket.keys import Keys, KeyUsage
@@ -13,13 +13,21 @@ from malamute.store.policies import MEMORY, Persistence
 from malamute.store.tables import BUCKETS
 
 if TYPE_CHECKING:
-    from malamute.core.bucket.watch import Watching
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.timers import Timers
 
 
-class Bucket:
-    """A bucket, which is there while it has a key or is watched. Its persistence stays as long."""
+class KeyWatcher(Protocol):
+    """A source that is notified of keys with another durable state."""
+
+    keys: dict[str, None]
+
+    def note(self, key: str) -> None:
+        """Note that a key has another state."""
+
+
+class StoredBucket:
+    """A bucket, which is there while it has a key or is watched, and keeps its persistence as long."""
 
     def __init__(
         self,
@@ -28,13 +36,13 @@ class Bucket:
         effects: Effects,
         timers: Timers,
         usage: KeyUsage,
-        unused: Callable[[Bucket], None],
+        unused: Callable[[StoredBucket], None],
     ) -> None:
         """`unused` is called when it has nothing any more."""
         self.name = name
         self.in_memory = persistence == MEMORY
         self.keys = Keys(effects, timers, usage, self._expire, self._changed)
-        self.watching: dict[str, dict[Watching, None]] = {}
+        self.watching: dict[str, dict[KeyWatcher, None]] = {}
         """The sources that watch a key."""
         self.watches = 0
         """How many sources watch any key."""
@@ -108,13 +116,13 @@ class Bucket:
 
     # Sources
 
-    def watch(self, source: Watching) -> None:
+    def watch(self, source: KeyWatcher) -> None:
         """Add a source, which is notified of its keys."""
         self.watches += 1
         for key in source.keys:
             self.watching.setdefault(key, {})[source] = None
 
-    def leave(self, source: Watching) -> None:
+    def leave(self, source: KeyWatcher) -> None:
         """Remove a source."""
         self.watches -= 1
         for key in source.keys:

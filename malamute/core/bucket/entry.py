@@ -18,7 +18,7 @@ _REVISION = Struct(">Q")
 _INTEGER = re.compile(rb"-?[0-9]{1,19}")
 
 
-class Entry(NamedTuple):
+class KeyEntry(NamedTuple):
     """The entry of a key; `due_ns` is when it expires, or 0. Its `user` is who has put it."""
 
     revision: int
@@ -27,19 +27,19 @@ class Entry(NamedTuple):
     value: bytes
 
 
-def pack_entry(entry: Entry) -> bytes:
+def pack_entry(entry: KeyEntry) -> bytes:
     """Return the bytes of an entry."""
     user = entry.user.encode()
     return b"".join((_HEAD.pack(entry.revision, entry.due_ns, len(user)), user, entry.value))
 
 
-def unpack_entry(packed: bytes) -> Entry:
-    """Return the entry in some bytes. Raises an exception of any kind for others."""
+def unpack_entry(packed: bytes) -> KeyEntry:
+    """Return the entry in some bytes. Raises `ValueError` or `struct.error` for others."""
     revision, due_ns, length = _HEAD.unpack_from(packed)
     end = _HEAD.size + length
     if end > len(packed):
         raise ValueError("entry of a key is cut")
-    return Entry(revision, due_ns, packed[_HEAD.size : end].decode(), packed[end:])
+    return KeyEntry(revision, due_ns, packed[_HEAD.size : end].decode(), packed[end:])
 
 
 def revision_of(packed: bytes) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from malamute.core.bucket.bucket import Bucket, moved
+from malamute.core.bucket.bucket import StoredBucket, moved
 from malamute.core.bucket.entry import (
-    Entry,
+    KeyEntry,
     checked_number,
     cost_of,
     due_of,
@@ -56,7 +56,7 @@ class Reservation(Protocol):
         """Note numbers that are in use and perhaps in no value of the store."""
 
 
-class Outcome(NamedTuple):
+class KeyOutcome(NamedTuple):
     """The outcome of a change, which is there at once or when this iteration is stored."""
 
     value: Any
@@ -77,7 +77,7 @@ class Buckets:
         usage: KeyUsage,
     ) -> None:
         self.limits = limits
-        self.by_name: NamedTable[Bucket] = NamedTable()
+        self.by_name: NamedTable[StoredBucket] = NamedTable()
         self.usage = usage
         self.revision = 0
         """The last revision that was given."""
@@ -113,7 +113,7 @@ class Buckets:
         self.counts["get"] += len(found)
         return [None if packed is None else row_of(packed, now) for packed in found]
 
-    def put(self, session: Session, message: Put, *, bound: bool = False) -> Outcome:
+    def put(self, session: Session, message: Put, *, bound: bool = False) -> KeyOutcome:
         """Set a key, with all else of this iteration if it is `bound` to that.
 
         Raises:
@@ -128,9 +128,9 @@ class Buckets:
             session, message.bucket, message.key, message.value, due_ns, bound=bound
         )
         self.counts["put"] += 1
-        return Outcome(revision, at_once)
+        return KeyOutcome(revision, at_once)
 
-    def add(self, session: Session, message: Add) -> Outcome:
+    def add(self, session: Session, message: Add) -> KeyOutcome:
         """Add to the number of a key. Raises as `put`, and `InvalidValue` for a value that is no number."""
         bucket, key = self.by_name.get(message.bucket), message.key
         packed = None if bucket is None else bucket.newest(key)
@@ -143,23 +143,23 @@ class Buckets:
             due_ns = self._due_ns(message.ttl)
         revision, at_once = self._set(session, message.bucket, key, b"%d" % number, due_ns)
         self.counts["add"] += 1
-        return Outcome((number, revision), at_once)
+        return KeyOutcome((number, revision), at_once)
 
-    def delete(self, message: Delete) -> Outcome:
+    def delete(self, message: Delete) -> KeyOutcome:
         """Delete a key. Raises `NotAsExpected`."""
         bucket, key = self.by_name.get(message.bucket), message.key
         before = None if bucket is None else bucket.newest(key)
         _check_expected(key, message.expect, before)
         self.counts["delete"] += 1
         if bucket is None:
-            return Outcome(False, True)
+            return KeyOutcome(False, True)
         changing = bucket.keys.is_changing(key)
         if before is None and changing:
             bucket.keys.rely_on(key)
         at_once = (bucket.in_memory or before is None) and not changing
         if before is not None:
             bucket.set(key, None, at_once=at_once)
-        return Outcome(before is not None, at_once)
+        return KeyOutcome(before is not None, at_once)
 
     def watch_cost(self, keys: Sequence[str]) -> int:
         """Return the memory of a source that watches these keys, in bytes."""
@@ -178,7 +178,7 @@ class Buckets:
     ) -> tuple[int, bool]:
         """Set a key. Return its revision, and whether that is in force at once."""
         user = session.may.principal.user
-        packed = pack_entry(Entry(self.revision + 1, due_ns, user, value))
+        packed = pack_entry(KeyEntry(self.revision + 1, due_ns, user, value))
         size_bytes = cost_of(key, packed)
         self._check_room(name, key, user, size_bytes)
         bucket = self._get(name)
@@ -207,7 +207,7 @@ class Buckets:
         if more > 0:
             usage.bytes_held.check(user, more, left, count=more)
 
-    def _get(self, name: str) -> Bucket:
+    def _get(self, name: str) -> StoredBucket:
         """Return the bucket of this name, made if needed. Raises `TooMany`."""
         bucket = self.by_name.get(name)
         if bucket is None:
@@ -216,13 +216,13 @@ class Buckets:
             bucket = self._make(name, self._persistence(name))
         return bucket
 
-    def _make(self, name: str, persistence: Persistence) -> Bucket:
-        bucket = self.by_name[name] = Bucket(
+    def _make(self, name: str, persistence: Persistence) -> StoredBucket:
+        bucket = self.by_name[name] = StoredBucket(
             name, persistence, self._effects, self._timers, self.usage, self._unused
         )
         return bucket
 
-    def _unused(self, bucket: Bucket) -> None:
+    def _unused(self, bucket: StoredBucket) -> None:
         if self.by_name.get(bucket.name) is bucket:
             del self.by_name[bucket.name]
 

@@ -16,7 +16,7 @@ from malamute.protocol.messages import Changed
 from malamute.protocol.time_units import to_ms, to_ns
 
 if TYPE_CHECKING:
-    from malamute.core.bucket.bucket import Bucket
+    from malamute.core.bucket.bucket import StoredBucket
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.stage import WhenStored
     from malamute.core.session.session import Session
@@ -41,12 +41,12 @@ class Watching:
     """A source: the keys of a bucket that a session watches."""
 
     def __init__(
-        self, session: Session, source: int, bucket: Bucket, keys: Sequence[str], effects: Effects
+        self, session: Session, source: int, bucket: StoredBucket, keys: Sequence[str], effects: Effects
     ) -> None:
         self.session = session
         self.source = source
         self.bucket = bucket
-        self.keys = dict.fromkeys(keys)
+        self.keys: dict[str, None] = dict.fromkeys(keys)
         self.cost_bytes = 0
         self._effects = effects
         self._due = dict(self.keys)

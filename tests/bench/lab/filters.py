@@ -16,7 +16,7 @@ from typing import NamedTuple
 from lab.raw_peer import RawPeer
 from malamute.bench import workspace
 from malamute.bench.figures import cpu_us, extent, middle
-from malamute.bench.machine import Watch
+from malamute.bench.machine import ProcessWatch
 from malamute.bench.processes import Measured, run_together
 from malamute.bench.replay import RECORD_BYTES
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin, Stopwatch, Workload, subject_of
@@ -94,7 +94,7 @@ def taken(messages: int, filters: int) -> int:
 
 def _run(broker: BrokerProcess, workload: Workload, wheres: list[str], start: str) -> _FiltersRun:
     reading = (read, workload, wheres, start)
-    with Watch(broker.pid) as watch:
+    with ProcessWatch(broker.pid) as watch:
         measured = run_together(reading, (publish, workload)) if start == "new" else run_together(reading)
     first_ns = min(one["start_ns"] for one in measured)
     return _FiltersRun(

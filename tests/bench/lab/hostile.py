@@ -19,7 +19,7 @@ from lab.attacks import EMPTY, attack
 from lab.raw_peer import RawPeer
 from malamute.bench import workspace
 from malamute.bench.figures import MEBIBYTE, percentile_ms
-from malamute.bench.machine import Watch, anonymous_bytes
+from malamute.bench.machine import ProcessWatch, anonymous_bytes
 from malamute.bench.processes import Measured, WorkloadProcess
 from malamute.errors import MalamuteError
 from malamute.protocol.batch import unpack_payload
@@ -95,7 +95,7 @@ def _measure(what: str, attacks: Sequence[str], options: HostileOptions) -> Host
             attacker.get()
         other = stack.enter_context(RawPeer(broker.url, "other"))
         before = anonymous_bytes(broker.pid)
-        with Watch(broker.pid) as watch:
+        with ProcessWatch(broker.pid) as watch:
             done: list[Measured] = []
 
             def begin() -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import zmq
 
 from malamute.bench import workspace
-from malamute.bench.machine import Watch, anonymous_bytes
+from malamute.bench.machine import ProcessWatch, anonymous_bytes
 from malamute.bench.processes import Measured, WorkloadProcess
 from malamute.bench.workloads import TIMEOUT_SECONDS, Begin
 from malamute.client.events import Event, Lost
@@ -133,10 +133,10 @@ def _measure(options: IdleOptions, connections: int) -> IdleRow:
     )
 
 
-def _do_nothing(seconds: int, pids: Sequence[int]) -> list[Watch]:
+def _do_nothing(seconds: int, pids: Sequence[int]) -> list[ProcessWatch]:
     """Wait, and see what these processes do meanwhile."""
     with ExitStack() as stack:
-        watches = [stack.enter_context(Watch(pid)) for pid in pids]
+        watches = [stack.enter_context(ProcessWatch(pid)) for pid in pids]
         time.sleep(seconds)
     return watches
 

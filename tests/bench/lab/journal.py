@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from malamute.bench import workloads, workspace
 from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle
-from malamute.bench.machine import Watch
+from malamute.bench.machine import ProcessWatch
 from malamute.bench.processes import WorkloadFunction, run_together
 from malamute.bench.workloads import Workload
 from malamute.server.process import BrokerProcess
@@ -88,7 +88,7 @@ def _compare(
 
 def _publish(broker: BrokerProcess, play: WorkloadFunction, workload: Workload, kind: str) -> _JournalRun:
     name = f"bench-{secrets.token_hex(4)}-{kind}"
-    with Watch(broker.pid) as watch:
+    with ProcessWatch(broker.pid) as watch:
         (measured,) = run_together((play, workload._replace(url=broker.url, name=name)))
     return _JournalRun(
         workload.messages / elapsed_seconds(measured, measured),

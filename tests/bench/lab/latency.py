@@ -17,7 +17,7 @@ from typing import NamedTuple
 from lab.pacing import publish_paced
 from malamute.bench import workloads, workspace
 from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle, percentile_ms
-from malamute.bench.machine import Watch
+from malamute.bench.machine import ProcessWatch
 from malamute.bench.processes import Measured, run_together
 from malamute.bench.workloads import (
     TIMEOUT_SECONDS,
@@ -116,7 +116,7 @@ def _run(
     workload = Workload(
         broker.url, f"bench-{rate}", messages, options.size_bytes, options.batch, options.credit
     )._replace(warm_up=warm_up)
-    with Watch(broker.pid) as watch:
+    with ProcessWatch(broker.pid) as watch:
         receiver, sender = run_together(
             (_subscribe_many, workload, options.subscribers), (_publish, publish, workload, rate)
         )

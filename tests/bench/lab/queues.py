@@ -19,7 +19,7 @@ from lab.broker_limits import memory_for
 from lab.raw_peer import RawPeer
 from malamute.bench import workspace
 from malamute.bench.figures import MEBIBYTE, cpu_us, elapsed_seconds, extent, middle
-from malamute.bench.machine import Watch
+from malamute.bench.machine import ProcessWatch
 from malamute.bench.processes import Measured, run_together
 from malamute.bench.workloads import HEADERS, SUBJECTS, Begin, Stopwatch
 from malamute.protocol.batch import pack_record, unpack_payload
@@ -96,14 +96,14 @@ def dispatch(options: QueuesOptions, depths: list[int]) -> list[QueuesRow]:
 
 
 def _rounds(what: str, options: QueuesOptions, depths: list[int]) -> list[QueuesRow]:
-    runs: dict[int, list[tuple[float, Measured, Watch]]] = {depth: [] for depth in depths}
+    runs: dict[int, list[tuple[float, Measured, ProcessWatch]]] = {depth: [] for depth in depths}
     for _ in range(options.rounds):
         for depth in depths:
             runs[depth].append(_run(what, options, depth))
     return [_row(f"{what} {depth:,}" if depth else what, options, found) for depth, found in runs.items()]
 
 
-def _row(what: str, options: QueuesOptions, runs: list[tuple[float, Measured, Watch]]) -> QueuesRow:
+def _row(what: str, options: QueuesOptions, runs: list[tuple[float, Measured, ProcessWatch]]) -> QueuesRow:
     rates = [m["messages"] / elapsed_seconds(m, m) for _, m, _ in runs]
     cpu = [cpu_us(w.cpu_seconds, m["messages"]) for _, m, w in runs]
     memory = [w.anonymous_bytes or 0 for _, _, w in runs]
@@ -118,7 +118,7 @@ def _row(what: str, options: QueuesOptions, runs: list[tuple[float, Measured, Wa
     )
 
 
-def _run(what: str, options: QueuesOptions, depth: int) -> tuple[float, Measured, Watch]:
+def _run(what: str, options: QueuesOptions, depth: int) -> tuple[float, Measured, ProcessWatch]:
     """One round on a broker of its own."""
     held_bytes = (depth + options.messages) * (options.size_bytes + SPARE_BYTES)
     size = max(workspace.STORE_BYTES_MIN, 3 * held_bytes)
@@ -141,7 +141,7 @@ def _run(what: str, options: QueuesOptions, depth: int) -> tuple[float, Measured
         with BrokerProcess(place, *settings) as broker:
             seconds = time.monotonic() - begin
             workload = QueueWorkload(broker.url, options.messages, options.size_bytes, options.batch)
-            watch = Watch(broker.pid)
+            watch = ProcessWatch(broker.pid)
             with watch:
                 if what.startswith("mailbox, deliver"):
                     run_together((send, workload))

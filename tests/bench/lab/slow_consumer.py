@@ -23,7 +23,7 @@ from typing import NamedTuple
 from lab.pacing import publish_paced
 from malamute.bench import workloads, workspace
 from malamute.bench.figures import cpu_us, elapsed_seconds, extent, middle, percentile_ms
-from malamute.bench.machine import Watch
+from malamute.bench.machine import ProcessWatch
 from malamute.bench.processes import Measured, WorkloadProcess
 from malamute.bench.workloads import BATCH, PATTERN, QUIET_SECONDS, TIMEOUT_SECONDS, Begin, Workload
 from malamute.client.sync.client import Client, connect
@@ -158,7 +158,7 @@ def _run(options: SlowConsumerOptions, workload: Workload, rate: int, way: str) 
             WorkloadProcess(workloads.subscribe_many, workload, others) as many,
             WorkloadProcess(publish_paced, workload, rate) as publisher,
         ):
-            watch = Watch(broker.pid)
+            watch = ProcessWatch(broker.pid)
             sender, receiver = _play(workload, way, watch, one, many, publisher)
     return _result(workload, others, sender, receiver, watch)
 
@@ -166,7 +166,7 @@ def _run(options: SlowConsumerOptions, workload: Workload, rate: int, way: str) 
 def _play(
     workload: Workload,
     way: str,
-    watch: Watch,
+    watch: ProcessWatch,
     one: WorkloadProcess,
     many: WorkloadProcess,
     publisher: WorkloadProcess,
@@ -185,7 +185,7 @@ def _play(
 
 
 def _result(
-    workload: Workload, others: int, sender: Measured, receiver: Measured, watch: Watch
+    workload: Workload, others: int, sender: Measured, receiver: Measured, watch: ProcessWatch
 ) -> _SlowConsumerRun:
     messages = workload.messages - workload.warm_up
     latencies = sorted(receiver["latencies"])
