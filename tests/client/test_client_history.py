@@ -167,7 +167,7 @@ def test_dir_has_each_public_name(module: object) -> None:
 
 def test_each_topic_is_a_method_of_admin() -> None:
     for topic, kind in {**QUERIES, **CHANGES}.items():
-        assert vars(AdminMethods)[topic.replace(".", "_")].kind is kind
+        assert vars(AdminMethods)[topic.replace(".", "_").replace("-", "_")].kind is kind
 
 
 def test_admin_makes_queries_and_changes(broker: Broker, client: malamute.Client, stream: str) -> None:
