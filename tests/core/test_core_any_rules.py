@@ -140,7 +140,7 @@ def refused_needs(answers: list[Any]) -> list[tuple[str, str, str, str]]:
     texts = [answer.text for answer in answers if isinstance(answer, Error) and answer.code == 401]
     found = []
     for text in texts:
-        if words := re.match(r"'(\w+) (.*)' is not allowed: ", text):
+        if words := re.match(r"""['"](\w+) (.*)['"] is not allowed: """, text):
             found.append((words[1], *Thing.parse(words[1], words[2])))
         else:
             assert "is reserved for the broker" in text

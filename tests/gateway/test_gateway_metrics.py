@@ -55,7 +55,7 @@ def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute
     assert found["malamute_old_key_connections_total", ()] == status.old_key_connections == 0
     assert found["malamute_iteration_seconds_sum", ()] >= found["malamute_iteration_longest_seconds", ()] > 0
     assert {name for _, labels in found for name, _ in labels} == {
-        *("code", "effect", "kind", "limit", "outcome", "reason", "state")
+        *("code", "effect", "kind", "limit", "operation", "outcome", "reason", "state")
     }
 
 
