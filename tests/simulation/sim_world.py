@@ -31,6 +31,7 @@ from malamute.journal.memory import MemoryStore
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import Kind
 from malamute.server.worker import DamageFound
+from malamute.store.operations import DeleteStreamMessages, Operation
 
 ROUNDS_MAX = 300
 WIDE = 100_000
@@ -54,7 +55,7 @@ class World:
             audit=plan.setup.audit,
             unconfirmed=plan.setup.unconfirmed,
         )
-        self.disk = Disk(store, self.book.committed)
+        self.disk = Disk(store, self.committed)
         self.book.queues.identities_bytes = plan.setup.tight.get(
             "identities_bytes", Limits().identities_bytes
         )
@@ -289,12 +290,23 @@ class World:
         client.renew(address)
         self.connect(client)
 
+    def committed(self, operations: Sequence[Operation]) -> None:
+        """The disk has committed something: what it deletes in a stream is gone as if it were damaged."""
+        self.book.committed(operations)
+        for operation in operations:
+            if isinstance(operation, DeleteStreamMessages):
+                for first, last in operation.ranges:
+                    self._gone(operation.stream, range(first, last + 1))
+
+    def _gone(self, stream: str, sequences: range) -> None:
+        self.book.streams.damaged.update((stream, sequence) for sequence in sequences)
+        self.history.damaged(stream, sequences)
+
     def damage(self, a: int, b: int, c: int) -> str:
         """A chunk on the disk becomes unreadable."""
         name = STREAMS[a % len(STREAMS)]
         damaged = self.disk.damage(name, b)
-        self.book.streams.damaged.update((name, sequence) for sequence in damaged)
-        self.history.damaged(name, damaged)
+        self._gone(name, damaged)
         return f"the disk loses {[*damaged]} of {name}" if damaged else ""
 
     def damage_block(self, a: int, b: int, c: int) -> str:
