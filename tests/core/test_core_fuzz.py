@@ -170,7 +170,9 @@ def asked(key: tuple[Any, str]) -> st.SearchStrategy[Any]:
     return arguments(key).map(lambda drawn: key[0](0, key[1], drawn))
 
 
-ANY_COMMAND = st.sampled_from([spec for spec in COMMANDS if spec.message not in (Hello, Query, Change)])
+SAYABLE = [spec for spec in COMMANDS if spec.message not in (Hello, Query, Change)]
+# By their places: hypothesis shows the values of a strategy, and all commands are too long for that.
+ANY_COMMAND = st.sampled_from(range(len(SAYABLE))).map(lambda place: SAYABLE[place])
 SAID = ANY_COMMAND.flatmap(commands)
 ASKED = st.sampled_from(list(wire.ARGUMENTS)).flatmap(asked)
 LOW = Limits(streams=1, cursors=0, sessions=2, sources=1, feeds=0, queues=1)
