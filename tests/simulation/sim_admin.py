@@ -132,4 +132,7 @@ def changing(a: int, b: int, c: int) -> tuple[str, dict[str, Any]]:
     if arguments.get("stream") == NO_JOURNAL and "cascade" in arguments:
         # The book knows of its messages by one who reads it, and a cascade would end that.
         arguments["cascade"] = False
+    if topic == "queue.set":
+        # The book goes by one policy for all queues of a run.
+        arguments["dry_run"] = True
     return topic, arguments

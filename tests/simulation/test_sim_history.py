@@ -13,10 +13,11 @@ from unittest.mock import patch
 
 import pytest
 from depth import DEPTH, some
-from history import PURGE, PURGE_REFUSED, PURGED, RULES, STORED
+from history import PURGE, PURGE_REFUSED, PURGED, RULES
 from sim_admin import CHANGED
 from sim_client import Client
-from sim_history import broken_promises
+from sim_clock import Wall
+from sim_history import History, Notes, broken_promises
 from sim_machine import Watch
 from sim_plan import THEMES, Plan, Step, plan_of
 from sim_shrink import failure_of
@@ -26,6 +27,7 @@ from sim_world import World, run
 from test_simulation import offer_at_once
 
 from malamute.client.session.outbox import Outbox
+from malamute.client.session.questions import PendingChange
 from malamute.client.session.sources import StreamSource
 from malamute.core.broker import Core
 from malamute.core.queue.state import MessageStates
@@ -37,6 +39,7 @@ from malamute.core.stream.subscription import Subscription
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
 from malamute.protocol.admin import CHANGES
+from malamute.protocol.messages import Change
 from malamute.store.operations import DeleteMessages
 
 SEEDS_BROKEN = range(150)
@@ -303,10 +306,16 @@ def test_who_sees_nothing_but_histories_finds_nothing_in_good_ones(make):
 
 
 def test_a_deletion_of_a_stream_that_only_ended_its_feeds_has_purged_nothing():
-    records = run(plan_of(7003682)).history.records
-    kept = [record.kind for record in records if record.name == "kept"]
-    assert [kind for kind in kept if kind in (PURGE, PURGED, PURGE_REFUSED)] == [PURGE, PURGE_REFUSED]
-    assert STORED in kept
+    arguments = {"stream": "kept", "cascade": True}
+    for value, kinds in (({"partial": True}, [PURGE, PURGE_REFUSED]), ({}, [PURGE, PURGED])):
+        history = History(Wall(0.0))
+        notes, pending = Notes(history, "operator"), PendingChange(Change(1, "stream.delete", arguments))
+        notes.changes(pending, "stream.delete", arguments)
+        pending.value = value
+        pending.settle()
+        notes.looks(())
+        found = [record.kind for record in history.records]
+        assert [kind for kind in found if kind in (PURGE, PURGED, PURGE_REFUSED)] == kinds
 
 
 @pytest.mark.parametrize("name", some(BROKEN, *[*BROKEN][::2]))
