@@ -35,6 +35,10 @@ class Reader:
         """Subscribe to everything."""
         self._peer.open("reader")
         answer = self._peer.ask(Subscribe(1, "s", [["all", ""]], "", start, credit, credit_bytes))
+        if isinstance(answer, Switch):
+            # At the head of a stream it comes before the answer.
+            self.switches.append((answer.state, answer.sequence))
+            answer = self._peer.receive()
         assert isinstance(answer, Ok), answer
 
     def grant(self, messages: int, size_bytes: int = 0) -> None:

@@ -28,6 +28,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "explain": {"stream": "rain", "subject": "a.b", "headers": '{"n": 1}'},
     "demand": {"stream": "rain"},
     "service": {"name": "stitch"},
+    "mailbox": {"name": "eve"},
     "client": {"id": "eve"},
     "feed": FEED,
     "selector": {"source": "stream/rain"},
