@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from depth import nightly
 
 from malamute.cli.demo.rows import FLIGHTS, WEATHER
 from malamute.cli.root import cli
@@ -66,6 +67,7 @@ def malamute(
     return run
 
 
+@nightly
 def test_flights(spark: SparkSession, tmp_path: Path, broker: Broker, malamute: Malamute) -> None:
     publish, join = blocks("python")
     [commands] = blocks("sh")
