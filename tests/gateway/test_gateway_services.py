@@ -116,6 +116,8 @@ def test_workers_lease_requests_and_reply(
 
 def test_a_worker_holds_what_it_leased_and_takes_no_more(http: httpx.Client, client: malamute.Client) -> None:
     requests = [client.request("shout", "s", b"%d" % n) for n in range(4)]
+    # A lease takes what is there, and no request waits for its broker.
+    assert client.query(ServiceQuery(name="shout")).ready == 4
     leased = _lease(http, limit=2)
     assert [request["body"] for request in leased] == ["0", "1"]
     _reply(http, leased[0]["lease"], b"r0")
@@ -138,7 +140,7 @@ def test_a_worker_takes_what_its_patterns_match(http: httpx.Client, client: mala
 def test_a_lease_without_requests_leaves_no_worker(http: httpx.Client, client: malamute.Client) -> None:
     assert _lease(http, wait=0) == []
     client.request("shout", "s", b"x")
-    assert client.query(ServiceQuery(name="shout")).workers == []
+    until(lambda: client.query(ServiceQuery(name="shout")), lambda details: not details.workers)
 
 
 def test_a_request_that_is_rejected_ends_without_a_reply_from_a_worker(
