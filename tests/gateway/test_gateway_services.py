@@ -116,8 +116,8 @@ def test_workers_lease_requests_and_reply(
 
 def test_a_worker_holds_what_it_leased_and_takes_no_more(http: httpx.Client, client: malamute.Client) -> None:
     requests = [client.request("shout", "s", b"%d" % n) for n in range(4)]
-    # A lease takes what is there, and no request waits for its broker.
-    assert client.query(ServiceQuery(name="shout")).ready == 4
+    # A lease takes what is ready, and no request waits for that.
+    until(lambda: client.query(ServiceQuery(name="shout")), lambda details: details.ready == 4)
     leased = _lease(http, limit=2)
     assert [request["body"] for request in leased] == ["0", "1"]
     _reply(http, leased[0]["lease"], b"r0")
