@@ -89,7 +89,7 @@ def _runner(group: click.Group, name: str, request: pytest.FixtureRequest, *firs
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Start a command as a process, forked. What still runs at the end of the test is killed."""
+    """Start a command as a process, forked. A process that runs at the end of the test is killed."""
     yield from _starting(request, forked_malamute())
 
 

@@ -572,7 +572,7 @@ NEVER = 1e18
 
 
 class Model:
-    """What a bucket should hold: plain dictionaries, and the changes that are under way, in order."""
+    """A model of a bucket: plain dictionaries, and the changes that are under way, in order."""
 
     def __init__(self, memory: bool) -> None:
         self.bench = Bench()

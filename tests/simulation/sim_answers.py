@@ -41,7 +41,7 @@ Under = tuple[tuple[str, str], str]
 
 
 class Cancellation:
-    """What is to be taken back under an id, and the messages that waited there when it was asked for."""
+    """A cancellation by id, and the messages that waited under it when it was asked for."""
 
     def __init__(self, under: Under, waiting: list[Key]) -> None:
         self.under = under
@@ -64,9 +64,9 @@ class AnswerBook:
         self._withdrawn: dict[tuple[bytes, int], int] = {}
         """How many messages each took back."""
         self.cancellations: dict[tuple[bytes, int], Cancellation] = {}
-        """Those without an answer, by who wants them and the number."""
+        """Cancellations without an answer, by client and number."""
         self.cancelled: list[Cancellation] = []
-        """Those answered in this iteration."""
+        """Cancellations answered in this iteration."""
 
     def received(self, peer: bytes, message: Message) -> None:
         """The broker is about to read a command."""

@@ -117,10 +117,10 @@ class History:
         self._last = 0
         self.note = self.recorder("world")
         self.sent_as: dict[tuple[str, Queue, str], list[str]] = {}
-        """What was sent to each queue under a correlation, by the mailbox of its sender."""
+        """Messages sent to each queue under a correlation, by the mailbox of its sender."""
         self.withdrawn: set[tuple[str, Queue, str]] = set()
         self.sent_under: dict[tuple[Queue, str], list[str]] = {}
-        """What was sent to each queue under an id, by anybody."""
+        """Messages sent to each queue under an id, by anybody."""
         self.cancelled: set[tuple[Queue, str]] = set()
         self.shortened: set[str] = set()
         """The streams that operators let keep less than is configured."""

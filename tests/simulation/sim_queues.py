@@ -304,7 +304,7 @@ class QueueBook:
         ]
 
     def check_cancelled(self, wanted: Cancellation) -> None:
-        """What waited under an id is gone once a cancellation is confirmed."""
+        """Messages that waited under an id are gone once a cancellation is confirmed."""
         here = [mail for key in wanted.waiting if (mail := self.mail.get(key)) is not None]
         left = [mail.key for mail in here if mail.holder is None and not mail.leaving]
         if left and not self.disk_failed:
