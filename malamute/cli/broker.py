@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from malamute.cli.progress import bar
 from malamute.cli.settings import configured
 from malamute.cli.signals import echo_if_read
 from malamute.cli.tables import show_map
-from malamute.errors import ConnectTimeout
+from malamute.errors import ConfigError, ConnectTimeout
 from malamute.version import __version__
 
 if TYPE_CHECKING:
@@ -181,7 +182,8 @@ def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: 
     from malamute.protocol import admin
 
     if not (dry_run or yes):
-        with connection.open() as client:
+        # A refusal is left to the reload itself, which the broker remembers for `broker check`.
+        with connection.open() as client, suppress(ConfigError):
             if client.change(admin.BrokerReload(dry_run=True)).loses_right:
                 confirm("This takes away your right to reload. Go on?", yes=yes, dry_run=dry_run)
     make_change(connection, admin.BrokerReload(dry_run=dry_run), as_json=as_json)

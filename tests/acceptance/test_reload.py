@@ -69,20 +69,32 @@ def test_a_broken_configuration_is_refused_and_the_old_one_stays(daemon: Daemon,
     before = client.query(StatusQuery())
     text = daemon.file.read_text()
     daemon.file.write_text(text.replace("max_deliver = 20", "max_deliver = 3") + "\n[limits]\nmemory = 1\n")
-    os.kill(daemon.pid, signal.SIGHUP)
-    eventually(lambda: client.query(StatusQuery()).config_error, "the refusal")
-    status = client.query(StatusQuery())
-    assert status.configured_at == before.configured_at
-    assert str(daemon.file) in status.config_error
-    with pytest.raises(ConfigError, match="invalid TOML") as caught:
-        client.change("broker.reload")
-    assert caught.value.code == 700
-    done = command(daemon, "broker", "reload")
-    assert done.returncode == 1
-    assert json.loads(done.stderr)["error"]["code"] == 700
-    daemon.file.write_text(text)
-    assert client.change("broker.reload") == {"changed": [], "waiting_for_restart": []}
-    assert client.query(StatusQuery()).config_error == ""
+    bad = daemon.file.read_text()
+
+    def by_signal() -> None:
+        os.kill(daemon.pid, signal.SIGHUP)
+        eventually(lambda: client.query(StatusQuery()).config_error, "the refusal")
+
+    def by_program() -> None:
+        with pytest.raises(ConfigError, match="invalid TOML") as caught:
+            client.change("broker.reload")
+        assert caught.value.code == 700
+
+    def by_command() -> None:
+        done = command(daemon, "broker", "reload")
+        assert done.returncode == 1
+        assert json.loads(done.stderr)["error"]["code"] == 700
+
+    for reload in (by_signal, by_program, by_command):
+        daemon.file.write_text(bad)
+        reload()
+        status = client.query(StatusQuery())
+        assert status.configured_at == before.configured_at, reload.__name__
+        assert str(daemon.file) in status.config_error, reload.__name__
+        daemon.file.write_text(text)
+        assert client.change("broker.reload") == {"changed": [], "waiting_for_restart": []}
+        before = client.query(StatusQuery())
+        assert before.config_error == "", reload.__name__
 
 
 def test_the_command_shows_what_changes_before_it_does(daemon: Daemon, connect: Connect) -> None:
