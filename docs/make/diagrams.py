@@ -114,10 +114,10 @@ def package_graph() -> dict[str, set[str]]:
 
 
 def _package(module: str) -> str:
-    """The package of a module; empty for the whole and for the version, which use nothing."""
+    """The package of a module; empty for the whole and for the version, and for adapters: none is drawn."""
     first = module.split(".")[1] if "." in module else ""
     first = SAME_PACKAGE.get(first, first)
-    return "" if first == "version" else first
+    return "" if first in ("version", "integrations") else first
 
 
 def packages() -> Drawing:

@@ -53,6 +53,14 @@ def test_using_malamute_loads_neither_the_store_nor_spark_nor_the_command_line(m
     assert not _loaded_by(module) & {"lmdb", "pyspark", "pyarrow", "pandas", "click", "rich"}
 
 
+def test_the_client_loads_no_adapter_and_no_framework() -> None:
+    loaded = _loaded_by("malamute, malamute.aio, malamute.errors")
+    assert not loaded & {"celery", "django", "django_tasks", "kombu", "mcp", "taskiq"}
+    assert not any(
+        name.startswith("malamute.integrations") for name in _modules_of_malamute_loaded_by("malamute")
+    )
+
+
 def test_the_command_line_loads_neither_the_store_nor_spark() -> None:
     assert not _loaded_by("malamute.cli") & {"lmdb", "pyspark", "pyarrow", "pandas"}
 
