@@ -90,6 +90,15 @@ def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 JSON = _nested(LEAVES | _nested(LEAVES | _nested(LEAVES)))
 
 
+def test_a_hint_shows_its_backticks_as_code_and_everything_else_escaped() -> None:
+    assert words.marked("`a<b` & `c`") == "<code>a&lt;b</code> &amp; <code>c</code>"
+    assert [words.some(number, "mailbox") for number in (0, 1, 2)] == [
+        "0 mailboxes",
+        "1 mailbox",
+        "2 mailboxes",
+    ]
+
+
 @given(JSON, st.sampled_from([None, 3]))
 def test_json_is_indented_and_otherwise_the_same(value: Any, indent: int | None) -> None:
     shown = words.pretty(json.dumps(value, indent=indent).encode(), 1_000_000)

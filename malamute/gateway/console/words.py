@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
+from markupsafe import Markup, escape
 
 from malamute.gateway.bodies import is_readable
 from malamute.protocol.batch import pack_plain
@@ -29,6 +30,7 @@ INDENT_MAX = 20
 """Maximum levels of an indentation: deep ones would be mostly spaces."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_CODE = re.compile(r"`([^`]+)`")
 _OPENS = ("{", "[")
 _JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
@@ -46,7 +48,13 @@ def count(value: float | None) -> str:
 
 def some(number: int, noun: str) -> str:
     """Return a number of things in words."""
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+    ending = "" if number == 1 else "es" if noun.endswith("x") else "s"
+    return f"{count(number)} {noun}{ending}"
+
+
+def marked(text: str) -> Markup:
+    """Return a text whose parts in backticks are code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def moment(seconds: float | None) -> str:
@@ -217,12 +225,14 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "header_text": header_text,
     "is_readable": is_readable,
     "is_text": is_text,
+    "marked": marked,
     "moment": moment,
     "moment_ns": moment_ns,
     "plain": plain,
     "points": points,
     "pretty": pretty,
     "size": size,
+    "some": some,
     "spaced": spaced,
     "span": span,
 }
