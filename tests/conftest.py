@@ -74,6 +74,11 @@ TOGETHER = (
 )
 """One session of Spark, one build of the site, one browser and one machine, for all tests there."""
 
+APART = tuple(
+    f"tests/spark/test_{name}.py" for name in ("conditions", "export", "filters", "maintenance", "records")
+)
+"""Tests of the pipeline that need no session of Spark: the longest row of tests is shorter by a fifth."""
+
 BY_FILE = "tests/client/"
 """The tests of a file have one broker there."""
 
@@ -87,6 +92,8 @@ class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(BY_FILE):
             return nodeid.partition("::")[0]
+        if nodeid.startswith(APART):
+            return nodeid
         return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:

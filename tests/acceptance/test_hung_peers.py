@@ -64,7 +64,7 @@ with malamute.connect(url, timeout=60) as client, client.work("busy." + kind) as
 """A worker that does one request, and says nothing to anybody while it does."""
 
 
-@pytest.fixture(params=["tcp", "ipc"])
+@pytest.fixture(params=some(("tcp", "ipc"), "tcp"))
 def url(request: pytest.FixtureRequest, new_daemon: Callable[..., Daemon], tmp_path: Path) -> Iterator[str]:
     """Where a broker listens, by TCP or a socket of the system."""
     if request.param == "tcp":

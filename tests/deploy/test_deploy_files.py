@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -260,10 +259,14 @@ def test_promtool_takes_rules_and_scrape_configuration() -> None:
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_a_manifest_is_what_the_published_schema_of_its_kind_says(path: Path) -> None:
+    import kubernetes_validate  # takes long, in each process of a run
+
     assert kubernetes_validate.validate(_yaml(path), KUBERNETES, strict=True) == KUBERNETES
 
 
 def test_a_field_that_the_published_schema_does_not_have_is_noticed() -> None:
+    import kubernetes_validate
+
     manifest = _manifest("StatefulSet")
     manifest["spec"]["replica"] = 2
     with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
