@@ -115,14 +115,13 @@ def inspect(data: Path, stream: str | None, start: int, limit: int, *, as_json: 
 
 
 def _facts(store: DiskStore) -> dict[str, Any]:
-    from malamute.journal.format import VERSION
     from malamute.store.tables import CURSORS, FEEDS, QUEUE_FEEDS
 
     recovered = store.recover(records_bytes=0)
     status = store.status()
     return {
         "broker_id": recovered.broker_id.hex(),
-        "format": VERSION,
+        "format": store.format,
         "lsn": status.lsn,
         "size": status.size,
         "used": status.used,

@@ -49,6 +49,7 @@ from malamute.journal.directory import (
 from malamute.journal.format import BLOCK, CARD, CHUNK, META, QUARANTINE, STREAM, Damaged, StreamMeta, key
 from malamute.journal.states import Card, encode_card, newest_lsn, read_states
 from malamute.journal.store import Copied
+from malamute.journal.write_ahead import FILE
 from malamute.store.operations import Damage
 
 STEP_BYTES = 8 * 1024 * 1024
@@ -215,7 +216,7 @@ class Copy:
 
 def _check_free(directory: Path) -> None:
     """Raise `StoreError` if the directory has a store or another file of this name, before any change."""
-    if (directory / "data.mdb").exists():
+    if (directory / "data.mdb").exists() or (directory / FILE).exists():
         raise StoreError(f"there is a store in {directory} already: expected an empty directory")
     lock = directory / "lock"
     # The copy overwrites the lock file, so only one of an earlier copy may exist.

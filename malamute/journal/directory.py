@@ -329,7 +329,7 @@ def _check_meta(environment: lmdb.Environment) -> None:
     with translated(), environment.begin() as transaction:
         empty = transaction.stat()["entries"] == 0
     if empty:
-        meta = codec.Meta(codec.VERSION, os.urandom(16))
+        meta = codec.Meta(codec.STORE_VERSION, os.urandom(16))
         with translated(), environment.begin(write=True) as transaction:
             put_meta(transaction, meta)
     else:

@@ -25,7 +25,8 @@ from pathlib import Path
 
 import lmdb
 
-from malamute.errors import StoreError
+from malamute.errors import StorageFull, StoreError
+from malamute.journal.ahead_writer import AheadWriter
 from malamute.journal.directory import (
     acquire_lock,
     lengthen,
@@ -36,13 +37,18 @@ from malamute.journal.disk_recovery import recover
 from malamute.journal.disk_writer import DiskWriter
 from malamute.journal.opened import OpenedStore
 from malamute.journal.ring import Counted
+from malamute.journal.store import Copied, Progress, no_progress
+from malamute.journal.write_ahead import find_records, operations_of, read_log
 from malamute.store.operations import (
+    Defect,
     Operation,
     Recovered,
 )
 
 STREAMS_SHARE = 0.7
 """The share of the file that streams may fill unless given otherwise."""
+
+CUT_OFF_WORDS = "a record that was being written, or the last one, does not check: the log ends before it"
 
 STREAMS_SHARE_MAX = 0.85
 """The largest share that streams may be given; the rest is for queues, the reserve and free pages."""
@@ -51,10 +57,11 @@ STREAMS_SHARE_MAX = 0.85
 class DiskStore(DiskReader):
     """A store in a directory. Make one by `DiskStore.open`."""
 
-    def __init__(self, store: OpenedStore) -> None:
+    def __init__(self, store: OpenedStore, *, has_log: bool) -> None:
         """Used by `open`, which checks the arguments."""
         super().__init__(store)
         self._writer = DiskWriter(store)
+        self._ahead = AheadWriter(store, self._writer, has_log=has_log)
 
     @classmethod
     def open(
@@ -67,6 +74,7 @@ class DiskStore(DiskReader):
         counted: Counted | None = None,
         reads_all: bool = False,
         names_process: bool = True,
+        has_log: bool = False,
     ) -> DiskStore:
         """Open the store in `directory`, creating it if needed; with `names_process` the lock has its id.
 
@@ -74,7 +82,8 @@ class DiskStore(DiskReader):
         allocated at once unless `preallocate` is false. `streams_budget` bounds the bytes of all streams
         together, 70 % of the size unless given. `counted` returns the seconds of a monotonic clock, which
         limits by age prefer to a clock that runs ahead of it (`ring`). With `reads_all`, every value is read
-        first: an unreadable page is an error at the start, and would end the process later.
+        first: an unreadable page is an error at the start, and would end the process later. With `has_log`,
+        small writes are durable in the write-ahead log before they are in LMDB.
 
         Raises StoreLocked if another process has the store open, StoreTooNew if a newer format is in it,
         StoreCorrupt if the file is not a store, StorageFull if the disk has no room, StoreError otherwise.
@@ -94,7 +103,13 @@ class DiskStore(DiskReader):
                 raise StoreError(
                     f"streams_budget {streams_budget} is too large: expected at most 85 % of the size {size}"
                 )
-            return cls(OpenedStore(environment, lock, size, streams_budget, counted))
+            opened = OpenedStore(environment, lock, size, streams_budget, counted)
+            if _take_up(opened):
+                environment, found = opened.environment, opened.defects.known
+                opened = OpenedStore(environment, lock, size, streams_budget, counted)
+                for defect in found.values():
+                    opened.defects.add(defect)
+            return cls(opened, has_log=has_log)
         except BaseException:
             if environment is not None:
                 environment.close()
@@ -120,16 +135,52 @@ class DiskStore(DiskReader):
         return recover(self._store, records_bytes=records_bytes, now=now)
 
     def write(self, operations: Sequence[Operation]) -> None:
-        """Carry out all of the operations in one transaction, fsynced on return; or none of them.
+        """Carry out all of the operations, durably on return; or none of them.
 
         Raises StorageFull when there is no room, StoreError for other faults of the disk.
         """
-        self._writer.write(operations)
+        self._ahead.write(operations)
+
+    @property
+    def format(self) -> int:
+        """The format of the store."""
+        return self._store.meta.version
+
+    @property
+    def take_over_at(self) -> float | None:
+        """The time of the monotonic clock at which to call `take_over`; None without a reason."""
+        return self._ahead.take_over_at
+
+    def take_over(self) -> None:
+        """Store what is in the write-ahead log only in LMDB. Raises StoreError; the log keeps it then."""
+        self._ahead.take_over()
+
+    def backup(self, directory: str | os.PathLike[str], progress: Progress = no_progress) -> Copied:
+        """Copy the store as `DiskReader.backup` does, once LMDB has taken over the log."""
+        self.take_over()
+        return super().backup(directory, progress)
 
     def close(self) -> None:
         """Release the file and the lock. Waits for calls under way; may be called again."""
+        with suppress(StoreError, StorageFull, lmdb.Error):  # the log keeps it for the next start
+            self.take_over()
         if self._store.calls.close():
+            self._ahead.close()
             with suppress(lmdb.Error):  # the environment is closed already if opening it again has failed
                 lengthen(self._store.environment)
             self._store.environment.close()
             os.close(self._store.lock)
+
+
+def _take_up(store: OpenedStore) -> bool:
+    """Store what the last process has left in the write-ahead log; return whether there was anything."""
+    found = find_records(read_log(store.path), store.meta)
+    operations = operations_of(found, store.path)
+    if not found.records and not found.cut_off:
+        return False
+    recover(store)
+    if found.cut_off:
+        store.defects.add(Defect("log", "", found.end, found.end, CUT_OFF_WORDS))
+    last = max([store.lsn + 1, *(record.lsn for record in found.records)])
+    DiskWriter(store).write(operations, numbers=last - store.lsn, takes_over=True, is_promised=True)
+    return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from malamute.journal import format as codec
@@ -68,28 +69,40 @@ class DiskReader:
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
         """Return the chunk that holds `start`, and the chunks after it, until `bytes_max` is reached."""
+        behind = self._store.behind()
         with self._chunk_cursor(stream) as (state, chunks):
-            if not state.identifier:
+            whole = behind.state(state)
+            if not state.identifier and not whole.reserved:
                 return ReadResult((), 1)
             chunks.seek_holder(start)
             found = chunks.collect(start, bytes_max)
+            is_end = chunks.first is None
         self._store.defects.add_ranges(stream, found)
-        return ReadResult(found, state.first)
+        if is_end:
+            found = behind.chunks(state, start, bytes_max=bytes_max, found=found)
+        return ReadResult(found, whole.first)
 
     def pop_firsts(self) -> Mapping[str, int]:
         """Return the first sequences of streams whose oldest messages were dropped since the last call."""
-        firsts, self._store.ring.firsts = self._store.ring.firsts, {}
+        if not self._store.ring.firsts:
+            return {}
+        with self._store.settled:
+            firsts, self._store.ring.firsts = self._store.ring.firsts, {}
         return firsts
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """Return the first sequence stored at or after a broker time; last + 1 if there is none."""
-        with self._chunk_cursor(stream) as (_, chunks):
-            return chunks.find_time(time_ns)
+        behind = self._store.behind()
+        with self._chunk_cursor(stream) as (state, chunks):
+            found = chunks.find_time(time_ns)
+        return found if found <= state.last else behind.find_time(state, time_ns)
 
     def find_gap(self, stream: str, sequence: int) -> GapRange | None:
         """Return the gap around a sequence; None if it is stored, or outside of the stored range."""
-        with self._chunk_cursor(stream) as (_, chunks):
-            return chunks.find_gap(sequence)
+        behind = self._store.behind()
+        with self._chunk_cursor(stream) as (state, chunks):
+            found = chunks.find_gap(sequence)
+        return found or behind.find_gap(state, sequence)
 
     def last_per_subject(
         self, stream: str, *, limit: int, takes: SubjectTest | None = None
@@ -99,12 +112,16 @@ class DiskReader:
         Subjects that `takes` refuses are skipped, and so are unreadable chunks. The search reads little more
         than a range of 4 MiB, and one for each rare subject; the whole stream if it has no index.
         """
+        behind = self._store.behind()
         search = SubjectSearch(limit, takes)
         start: int | None = None
         while not search.is_done:
             with self._chunk_cursor(stream) as (state, chunks):
-                start = state.last if start is None else start
-                start = chunks.search(search, start, SEARCH_STEP_CHUNKS)
+                if start is None:
+                    behind.search(state, search)
+                    start = state.last
+                if not search.is_done:
+                    start = chunks.search(search, start, SEARCH_STEP_CHUNKS)
             if start is None:
                 break
         return search.found
@@ -114,6 +131,7 @@ class DiskReader:
 
         A damaged block is reported, and put aside once its messages are stored again.
         """
+        behind = self._store.behind()
         found, missing = self._fetch(kind, queue, sequences)
         if missing:  # damaged, or moved by a commit in between: fetch again while no commit runs
             with self._store.settled:
@@ -121,7 +139,7 @@ class DiskReader:
                 for number in self._store.fetcher.blocks(kind, queue, damaged):
                     self._store.mark_suspect(number)
             found |= again
-        return found
+        return {**behind.records(kind, queue, sequences), **found}
 
     def _fetch(
         self, kind: QueueKind, queue: str, sequences: Sequence[int]
@@ -156,21 +174,25 @@ class DiskReader:
 
     def retention(self, stream: str) -> StreamRetention:
         """Return the retention of a stream: set at run time, or else given with its chunks."""
-        return self._store.ring.retention(stream)
+        return self._store.behind().retention(self._store.ring, stream)
 
     def next_too_old(self, time_ns: int) -> float | None:
         """Return the seconds until some stream is over its limit by age; None if none has such a limit."""
+        self._store.behind()
         with self._store.settled:
             return self._store.ring.next_too_old(time_ns)
 
     def headers(self, stream: str, start: int, *, count_max: int) -> Sequence[codec.ChunkHeader | Damage]:
         """Return the headers of the chunk that holds `start` and of the chunks after it, without payloads."""
-        with self._chunk_cursor(stream) as (_, chunks):
+        behind = self._store.behind()
+        with self._chunk_cursor(stream) as (state, chunks):
             chunks.seek_holder(start)
-            return chunks.headers(start, count_max)
+            found = chunks.headers(start, count_max)
+        return [*found, *islice(behind.headers(state, start), count_max - len(found))]
 
     def status(self) -> Status:
         """Return the usage of the store. Queues and sessions are counted once `recover` was called."""
+        behind = self._store.behind()
         with self._store.calls, translated():
             log = self._store.log or Log(0)
             oldest = oldest_reader(self._store.environment)
@@ -189,7 +211,7 @@ class DiskReader:
                 reader_pid=oldest.pid,
                 reader_lag=oldest.lag,
                 defects=self._store.defects.known.copy().values(),
-                streams=dict(self._store.ring.streams),
+                streams=behind.states(self._store.ring.streams),
                 queues={n: QueueStatus(len(q.messages), q.bytes) for n, q in list(log.queues.items())},
             )
 
@@ -199,7 +221,7 @@ class DiskReader:
 
     def verify(self, stream: str | None = None) -> Iterator[Checked]:
         """Read the whole store, or one stream, in steps of a bounded size, and yield the result of each."""
-        for name in [stream] if stream is not None else sorted(self._store.ring.streams):
+        for name in [stream] if stream is not None else sorted(self.status().streams):
             yield from verify_stream(self.read, name)
         if stream is None:
             yield from self._verify_blocks()

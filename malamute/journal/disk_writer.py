@@ -19,7 +19,7 @@ from pathlib import Path
 
 import lmdb
 
-from malamute.errors import StorageFull, StoreError
+from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
 from malamute.journal.chunk_cursor import DiskChunkDeleter, chunks_in
 from malamute.journal.compaction import delete_blocks, has_drops
@@ -82,8 +82,18 @@ class DiskWriter:
         self._failing = False  # the last write met a fault of the disk: the next one must touch it
         self._readers_due = 0.0
 
-    def write(self, operations: Sequence[Operation]) -> None:
+    def write(
+        self,
+        operations: Sequence[Operation],
+        *,
+        numbers: int = 1,
+        takes_over: bool = False,
+        is_promised: bool = False,
+    ) -> None:
         """Carry out all of the operations in one transaction, fsynced on return; or none of them.
+
+        The transaction counts so many log sequence `numbers`. One that `takes_over` has all that is in the
+        write-ahead log; room that `is_promised` was found before.
 
         Raises StorageFull when there is no room, StoreError for other faults of the disk.
         """
@@ -95,9 +105,12 @@ class DiskWriter:
                     operations,
                     self._collector,
                     self._block_bytes_max,
-                    store.lsn + 1,
+                    store.lsn + numbers,
                     store.ring.era,
                 )
+                plan = plan._replace(takes_over=takes_over)
+                if is_promised:
+                    plan = plan._replace(queued=False, keeping=False)
                 try:
                     self._write(plan)
                 except OpenedAgain as again:
@@ -113,6 +126,30 @@ class DiskWriter:
                 self._collector.clear()
                 raise
             self._failing = False
+
+    def spare(self) -> int:
+        """Return the bytes that may be added without touching the reserve or the room of the ring."""
+        with self._store.calls:
+            return self._room() - self._store.reserve - self._promised()
+
+    def announce_log(self) -> bool:
+        """Have the format stored that knows the write-ahead log; return False if the disk refuses it.
+
+        Otherwise an older version would miss the log. Raises StoreLost.
+        """
+        store = self._store
+        if store.meta.version == codec.STORE_VERSION:
+            return True
+        meta = store.meta._replace(version=codec.STORE_VERSION)
+        try:
+            with store.calls, store.settled, self._writing(0) as transaction:
+                put_meta(transaction, meta)
+        except StoreLost:
+            raise
+        except (StoreError, StorageFull):
+            return False
+        store.meta = meta
+        return True
 
     def _clear_dead_readers(self, *, now: bool = False) -> bool:
         """Free the pages pinned by killed readers, from time to time or `now`; return whether any were."""
@@ -160,7 +197,7 @@ class DiskWriter:
         its history to queues, sessions, cursors or identities. The log is compacted as long as that helps.
         """
         log = self._store.recovered_log()
-        promised = max(0, self._store.ring.budget - self._store.ring.bytes) * 21 // 20
+        promised = self._promised()
         for _ in range(COMPACTIONS_MAX):
             if plan.added + promised + left <= self._room():
                 return
@@ -232,6 +269,10 @@ class DiskWriter:
             else:
                 transaction.delete(place)
 
+    def _promised(self) -> int:
+        """Return the bytes that the unfilled part of the ring counts for."""
+        return max(0, self._store.ring.budget - self._store.ring.bytes) * 21 // 20
+
     def _room(self) -> int:
         """Return the bytes that may be added without touching the reserve."""
         return self._store.size - self._store.reserve - self._store.used()
@@ -252,7 +293,10 @@ class DiskWriter:
                     blocks = [*moved, *plan.blocks]
                     for number, (_, value) in enumerate(blocks, log.number_next):
                         transaction.put(key(BLOCK, 0, number), value)
-                    if not blocks and not changes.changed and meta.lsn < plan.lsn:
+                    if plan.takes_over:
+                        meta = meta._replace(lsn=plan.lsn, taken=plan.lsn)
+                        put_meta(transaction, meta)
+                    elif not blocks and not changes.changed and meta.lsn < plan.lsn:
                         # Other values with the newest log sequence number may have left.
                         meta = meta._replace(lsn=plan.lsn)
                         put_meta(transaction, meta)

@@ -33,7 +33,10 @@ from malamute.protocol.messages import DELETED
 from malamute.store.operations import Chunk, Damage
 
 VERSION = 6
-"""The format that this code writes, and the only one that it reads."""
+"""The format of values that this code writes, and the only one that it reads."""
+
+STORE_VERSION = 7
+"""The format of a store with a write-ahead log, which versions that know format 6 alone must not open."""
 
 MAGIC = b"MALAMUTE"
 
@@ -41,6 +44,7 @@ META, STREAM, CHUNK, BLOCK, QUARANTINE, CARD, ASIDE = range(1, 8)
 
 _KEY = struct.Struct(">BIQ")
 _META = struct.Struct(">8sI16sQB3xI")
+_TAKEN = struct.Struct(">Q")
 _CHUNK = struct.Struct(">BBHIQqIII")
 _INDEX = struct.Struct(">Q")
 _STREAM = struct.Struct(">IIQQQQQQQqq")
@@ -118,7 +122,8 @@ class Meta(NamedTuple):
 
     `lsn` is the log sequence number at the write of this record; later transactions have theirs in their own
     values. A `copied` store was made by a backup, and no broker has begun on it yet. `incarnations` has
-    a number for each start of a broker on a copy, in order.
+    a number for each start of a broker on a copy, in order. `taken` is the log sequence number of the last
+    take-over of the write-ahead log; a store of format 6 has none.
     """
 
     version: int
@@ -126,12 +131,15 @@ class Meta(NamedTuple):
     lsn: int = 0
     copied: bool = False
     incarnations: tuple[int, ...] = ()
+    taken: int = 0
 
 
 def encode_meta(meta: Meta) -> bytes:
     """Return the bytes of the meta record."""
     count = len(meta.incarnations)
     body = _META.pack(MAGIC, meta.version, meta.broker_id, meta.lsn, meta.copied, count)
+    if meta.version > VERSION:
+        body += _TAKEN.pack(meta.taken)
     body += struct.pack(f">{count}Q", *meta.incarnations)
     return body + _CRC.pack(crc32(body))
 
@@ -149,19 +157,24 @@ def decode_meta(data: bytes | memoryview) -> Meta:
     if len(data) < 12 or bytes(data[:8]) != MAGIC:
         raise Damaged("not a Malamute store")
     version = int.from_bytes(data[8:12], "big")
-    if version > VERSION:
-        raise TooNew(f"store has format {version}: this Malamute reads format {VERSION}")
+    if version > STORE_VERSION:
+        raise TooNew(f"store has format {version}: this Malamute reads format {STORE_VERSION}")
     if 0 < version < VERSION:
-        raise TooOld(f"store has format {version}: this Malamute reads format {VERSION}")
+        raise TooOld(f"store has format {version}: this Malamute reads format {VERSION} and later")
     body = memoryview(data)[: -_CRC.size]
     if not version or _CRC.unpack(data[-_CRC.size :])[0] != crc32(body):
         raise Damaged("wrong CRC of the meta record")
     try:
         _, _, broker_id, lsn, copied, count = _META.unpack_from(body)
-        incarnations = struct.unpack(f">{count}Q", body[_META.size :])
+        place = _META.size
+        taken = 0
+        if version > VERSION:
+            (taken,) = _TAKEN.unpack_from(body, place)
+            place += _TAKEN.size
+        incarnations = struct.unpack(f">{count}Q", body[place:])
     except struct.error as error:
         raise Damaged(f"a meta record of {len(data)} bytes") from error
-    return Meta(version, broker_id, lsn, copied == 1, incarnations)
+    return Meta(version, broker_id, lsn, copied == 1, incarnations, taken)
 
 
 # --- chunks

@@ -294,6 +294,12 @@ class MemoryStore:
             twin.copied = True
             return twin
 
+    take_over_at = None
+    """Nothing is in a log only."""
+
+    def take_over(self) -> None:
+        """Do nothing: a write is complete on return."""
+
     def close(self) -> None:
         """Refuse further calls."""
         with self._lock:

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import lmdb
 
@@ -32,15 +33,14 @@ from malamute.journal.format import (
     key,
 )
 from malamute.journal.log import Log
+from malamute.journal.overlay import NOTHING, Overlay
 from malamute.journal.ring import Counted, Ring
 from malamute.journal.states import (
     ValueRepair,
     newest_lsn,
     read_states,
 )
-from malamute.store.operations import (
-    Defect,
-)
+from malamute.store.operations import Defect
 
 ASIDE_WORDS = "put aside in the store: `malamute journal repair` moves it out"
 STRANDED_WORDS = "its messages in memory are stored again; the others are dead letters"
@@ -58,6 +58,7 @@ class OpenedStore:
     ) -> None:
         """Read the states of the streams; `disk_recovery.recover` reads the log."""
         self.environment = environment
+        self.path = Path(environment.path())
         self.lock = lock
         self.calls = CallGuard()
         self.size = size
@@ -67,6 +68,7 @@ class OpenedStore:
         self.log: Log | None = None
         self.fetcher = Fetcher(Log(0))
         self.settled = threading.RLock()  # held by a write until memory and disk agree again
+        self.behind: Callable[[], Overlay] = lambda: NOTHING  # before a reading (`ahead_writer`)
         self.defects = Defects()
         self.repairs: list[ValueRepair] = []  # damaged values that the next write puts aside
         with environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
@@ -133,6 +135,8 @@ class OpenedStore:
         with self.calls.alone():
             self.environment = open_again(self.environment)
             is_there = bool(self.environment.info()["last_txnid"] > before)
+            with self.environment.begin(buffers=True) as transaction:
+                self.meta = read_meta(transaction)
             try:
                 with self.environment.begin(write=True) as transaction:
                     put_meta(transaction, self.meta)

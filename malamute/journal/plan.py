@@ -56,7 +56,8 @@ class Plan(NamedTuple):
     `streams` are the operations on streams, each with the value of the chunk that it appends; `settings` are
     the operations that may change a card. `added` bounds the bytes of the added pages. The plan is
     `appending` if it has chunks, `queued` if it has messages of queues, and `keeping` if it has values, such
-    as sessions and cursors, most of which replace others. `lsn` is the transaction's log sequence number.
+    as sessions and cursors, most of which replace others. `lsn` is the transaction's log sequence number. A
+    plan that `takes_over` stores all that is in the write-ahead log.
     """
 
     streams: Sequence[tuple[OfStream, bytes]]
@@ -67,6 +68,7 @@ class Plan(NamedTuple):
     queued: bool
     keeping: bool
     lsn: int
+    takes_over: bool = False
 
 
 def make_plan(

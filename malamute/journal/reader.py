@@ -5,8 +5,12 @@ not reuse the pages of an open read transaction. So this module takes no lock of
 call is one short transaction: the writer never has to wait, and no old page is pinned for long. The pages
 are read by system calls (`lmdb_pages.cursor`), so an unreadable page is an error and no crash.
 
-A reader neither repairs nor recovers a store. Chunks that the ring drops between two calls are missing in the
-second, as for any slow consumer of a stream.
+Everything that was confirmed before a store is opened is read: the records that only the write-ahead log had
+then, from an overlay until LMDB has taken them over. Later, messages of the last tenth of a second may be in
+the log of the broker only.
+
+A reader changes nothing: it neither repairs nor recovers a store. Chunks that the ring drops between two
+calls are missing in the second, as for any slow consumer of a stream.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ from malamute.journal.directory import (
 )
 from malamute.journal.format import StreamMeta
 from malamute.journal.lmdb_pages.cursor import PageCursor
+from malamute.journal.overlay import NOTHING, Overlay
 from malamute.journal.states import read_states
+from malamute.journal.write_ahead import find_records, operations_of, read_log
 from malamute.protocol.position import store_name
 from malamute.store.operations import ReadResult
 
@@ -44,6 +50,7 @@ class StoreReader:
         self._environment = environment
         self._data = data
         self._file = data.open("rb", buffering=0)
+        self._behind, self._base = NOTHING, 0
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> StoreReader:
@@ -55,18 +62,28 @@ class StoreReader:
         data = Path(directory) / "data.mdb"
         if not data.is_file():
             raise StoreError(f"there is no store in {Path(directory)}")
-        refuse_links(Path(directory))
-        check_pages_for_reading(Path(directory))
+        refuse_links(data.parent)
+        check_pages_for_reading(data.parent)
         with translated():
             environment = lmdb.open(str(directory), readonly=True, create=False, map_size=0)
         reader = cls(environment, data)
         try:
-            with reader._cursor() as cursor:
-                read_meta(cursor)
+            reader._read_log(data.parent)
         except BaseException:
             reader.close()
             raise
         return reader
+
+    def _read_log(self, directory: Path) -> None:
+        """Read what only the log has. While a broker writes it, a part of it may be older than the rest."""
+        for _ in range(READING_TRIES):
+            written = read_log(directory)
+            with self._cursor() as cursor:
+                meta = read_meta(cursor)
+            found = find_records(written, meta)
+            if not found.later:
+                break
+        self._behind, self._base = Overlay(operations_of(found, directory)), meta.taken
 
     def store(self) -> str:
         """Return the name of the store, as in positions of its messages."""
@@ -77,7 +94,8 @@ class StoreReader:
     def streams(self) -> Mapping[str, StreamMeta]:
         """Return the state of each stream, by its name."""
         with self._cursor() as cursor:
-            return {state.name: state for state in _states(cursor) if state.name}
+            states = {state.name: state for state in _states(cursor) if state.name}
+            return self._added(cursor).states(states)
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
         """Return the chunk that holds `start`, and the chunks after it, until `bytes_max` is reached."""
@@ -85,12 +103,23 @@ class StoreReader:
             state = _state(cursor, stream)
             chunks = ChunkCursor(cursor, state)
             chunks.seek_holder(start)
-            return ReadResult(chunks.collect(start, bytes_max), state.first)
+            found, behind = chunks.collect(start, bytes_max), self._added(cursor)
+            if chunks.first is None:
+                found = behind.chunks(state, start, bytes_max=bytes_max, found=found)
+            return ReadResult(found, behind.state(state).first)
 
     def find_time(self, stream: str, time_ns: int) -> int:
         """Return the first sequence stored at or after a broker time; last + 1 if there is none."""
         with self._cursor() as cursor:
-            return ChunkCursor(cursor, _state(cursor, stream)).find_time(time_ns)
+            state = _state(cursor, stream)
+            found = ChunkCursor(cursor, state).find_time(time_ns)
+            return found if found <= state.last else self._added(cursor).find_time(state, time_ns)
+
+    def _added(self, cursor: PageCursor) -> Overlay:
+        """Return what this state of LMDB lacks."""
+        if self._behind is not NOTHING and read_meta(cursor).taken != self._base:
+            self._behind = NOTHING
+        return self._behind
 
     def close(self) -> None:
         """Release the store."""

@@ -6,7 +6,8 @@ that were put aside before, move into files beside the store, named by their key
 nothing is deleted. A damaged chunk stays, since readers get a gap of its range as long as it exists. So does
 a damaged block of the log: the broker settles its messages at the next start, and then puts it aside.
 
-The repair is one transaction, and the files are durable before its commit.
+The repair is one transaction, and the files are durable before its commit. A write-ahead log with a damaged
+record is replaced by one with its intact records, which the next start takes over.
 """
 
 from __future__ import annotations
@@ -36,6 +37,14 @@ from malamute.journal.lmdb_pages.pages import check_pages, words
 from malamute.journal.lmdb_pages.salvage import salvage
 from malamute.journal.states import LSN_STEP, States, made_anew, newest_lsn, read_states
 from malamute.journal.store import Progress, no_progress
+from malamute.journal.write_ahead import (
+    FILE,
+    FoundRecords,
+    WriteAheadFile,
+    encode_record,
+    find_records,
+    read_log,
+)
 
 DAMAGED = "damaged"
 """The directory beside the store for the values that were moved out."""
@@ -81,6 +90,7 @@ def repair(
                 rest = _Repairing(transaction, path / DAMAGED, dry_run, progress).run()
                 if dry_run:
                     transaction.abort()
+            rest += _repair_log(path, environment, dry_run=dry_run)
         if done:
             _replace(path, data)
         return done + rest
@@ -116,6 +126,32 @@ def _replace(path: Path, data: Path) -> None:
     sync_directory(aside)
     os.rename(path / NEW, data)
     sync_directory(path)
+
+
+def _repair_log(path: Path, environment: lmdb.Environment, *, dry_run: bool) -> list[Repair]:
+    """Move a write-ahead log with damage out, and put its intact records into a new one."""
+    data = read_log(path)
+    try:
+        with environment.begin() as transaction:
+            meta = read_meta(transaction)
+        found = find_records(data, meta)
+        if not found.cut_off and not found.later:
+            return []
+        reason = f"a record does not check; {len(found.records) + len(found.later)} others stay"
+    except StoreCorrupt as error:
+        found, reason = FoundRecords(), error.text
+    if not dry_run:
+        aside = path / DAMAGED
+        aside.mkdir(exist_ok=True)
+        (aside / f"{FILE}.{len([*aside.glob(f'{FILE}.*')])}").write_bytes(data)
+        sync_directory(aside)
+        records = [*found.records, *found.later]
+        first = records[0].lsn if records else 0
+        kept = [
+            encode_record(meta, number, record.operations) for number, record in enumerate(records, first)
+        ]
+        WriteAheadFile(path, len(data), b"".join(kept)).close()
+    return [Repair("log", "", found.end, found.end, MOVED_OUT, reason)]
 
 
 class _Repairing:
@@ -213,7 +249,7 @@ class _Repairing:
             if not self._is_ours:
                 raise
             # The sequences used before a restore are unknown without the record, as in a copy.
-            meta = codec.Meta(codec.VERSION, os.urandom(16), copied=True)
+            meta = codec.Meta(codec.STORE_VERSION, os.urandom(16), copied=True)
             self._is_lsn_known = False
             reason = "it is lost with its twin: for clients this is another broker, restored, from now on"
         value = codec.encode_meta(meta)

@@ -184,6 +184,13 @@ class Store(Protocol):
         going backwards is a programming error (AssertionError).
         """
 
+    @property
+    def take_over_at(self) -> float | None:
+        """The time of the monotonic clock at which the writing thread has to call `take_over`; or None."""
+
+    def take_over(self) -> None:
+        """Move what is durable in a log only to its place. Raises StoreError; the log keeps it then."""
+
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
         """Return the chunk that holds `start`, and the chunks after it, in order.
 

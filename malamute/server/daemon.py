@@ -116,6 +116,7 @@ def open_store(config: Config, *, reads_all: bool = False) -> Store:
         streams_budget=budget,
         counted=counted,
         reads_all=reads_all,
+        has_log=True,
     )
 
 

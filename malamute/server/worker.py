@@ -12,9 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from heapq import nsmallest
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from malamute.core.iteration.effects import LoadConfiguration, Question
@@ -151,7 +153,7 @@ class Worker(threading.Thread, Generic[Job]):
     def run(self) -> None:
         """Do jobs until `finish` is called."""
         try:
-            while (job := self._jobs.get()) is not None:
+            while (job := self.next_job()) is not None:
                 jobs = [job]
                 while not self._jobs.empty():
                     following = self._jobs.get()
@@ -164,6 +166,10 @@ class Worker(threading.Thread, Generic[Job]):
                     self._results.put(DamageFound(defects))
         except BaseException as error:  # the loop raises it again: without this thread there is no broker
             self._results.put(Crashed(error))
+
+    def next_job(self) -> Job | None:
+        """Wait for the next job; None is the end."""
+        return self._jobs.get()
 
     def failed(self, what: str, error: Exception) -> InternalError:
         """Report a fault of ours that has ended one job. Returns the error for those that wait for that."""
@@ -187,9 +193,22 @@ class WriterThread(Worker[Append]):
         for written in self._committer.commit(jobs):
             self._results.put(written)
 
+    def next_job(self) -> Append | None:
+        """Wait for the next append; meanwhile the store takes over what is in its log only."""
+        while (at := self._store.take_over_at) is not None:
+            with suppress(Empty):
+                if (left := at - monotonic()) > 0:
+                    return self._jobs.get(timeout=left)
+            if error := self._carry_out(self._store.take_over):
+                self._results.put(Written((), error))
+        return self._jobs.get()
+
     def _write(self, operations: Sequence[Operation]) -> MalamuteError | None:
+        return self._carry_out(partial(self._store.write, operations))
+
+    def _carry_out(self, call: Callable[[], None]) -> MalamuteError | None:
         try:
-            self._store.write(operations)
+            call()
             if firsts := self._store.pop_firsts():
                 self._results.put(Trimmed(firsts))
         except StoreLost:

@@ -416,9 +416,9 @@ OPENED_AGAIN = "store"
 class Defect(NamedTuple):
     """A damaged value of the store.
 
-    `kind` is `chunk`, `stream`, `card`, `cursor`, `block`, `meta`, `aside` or `store`; `name` is the stream,
-    if the value has one. The range has sequences, or the numbers of blocks. `outcome` is the consequence, in
-    words.
+    `kind` is `chunk`, `stream`, `card`, `cursor`, `block`, `log`, `meta`, `aside` or `store`; `name` is the
+    stream, if the value has one. The range has sequences, numbers of blocks, or a byte of the log. `outcome`
+    is the consequence, in words.
     """
 
     kind: str

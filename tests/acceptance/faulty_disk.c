@@ -6,14 +6,15 @@
 #include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
-/* Lets the next N writes of LMDB's meta pages fail: N is in the file that FAULTS names. */
+/* Lets the next N writes of LMDB's meta pages and of the write-ahead log fail: N is in the file that FAULTS names. */
 static int fails(int fd, off_t offset) {
     char link[64], path[4096];
     const char *faults = getenv("FAULTS");
-    if (!faults || offset >= 2 * sysconf(_SC_PAGESIZE)) return 0;
+    if (!faults) return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
-    if (n < 8 || memcmp(path + n - 8, "data.mdb", 8)) return 0;
+    int is_root = n >= 8 && !memcmp(path + n - 8, "data.mdb", 8) && offset < 2 * sysconf(_SC_PAGESIZE);
+    if (!is_root && (n < 15 || memcmp(path + n - 15, "write-ahead.log", 15))) return 0;
     FILE *f = fopen(faults, "r+");
     if (!f) return 0;
     int left = 0;

@@ -1,4 +1,4 @@
-"""The log of a disk, and what the data file may be after the power has failed at any moment of it.
+"""The log of a disk, and what each file of a store may be after the power has failed at any moment of it.
 
 Theory. A disk keeps what was synced. Of what was written since then it has any part, in any order, by sectors
 of 512 bytes: none of it, all of it, or some; and of a sector that was written twice either version. A write
@@ -28,6 +28,8 @@ class Entry(NamedTuple):
     kind: int
     offset: int
     data: bytes
+    file: int = 0
+    """0 is the data file, 1 the write-ahead log."""
 
 
 class Write(NamedTuple):
@@ -46,13 +48,13 @@ def read_log(path: Path) -> list[Entry]:
         place += _HEAD.size
         if place + size > len(raw):
             break
-        entries.append(Entry(kind, offset, raw[place : place + size]))
+        entries.append(Entry(kind & 0xFF, offset, raw[place : place + size], kind >> 8))
         place += size
     return entries
 
 
 class Disk:
-    """The data file as the log has it so far."""
+    """One file as the log has it so far."""
 
     def __init__(self) -> None:
         self.durable = bytearray()

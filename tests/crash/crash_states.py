@@ -1,10 +1,11 @@
 """Opens the states in which a power failure can leave the disk of a broker: `make crash-states`.
 
-A broker is recorded while it works (`crash_recorder`). Then the data file is built as it may be after each
-entry of the log (`crash_disk`). LMDB reads each such state, which has to be that after a whole transaction:
-the last one that is durable, or the one under way. And that one has to keep what the broker had promised by
-then (`crash_promises`): the real store is opened on it, and a core is started. The same values keep the same
-promises, so that is done once for all states of a moment that have them.
+A broker is recorded while it works (`crash_recorder`). Then the data file and the write-ahead log are built
+as they may be after each entry of the log of the disk (`crash_disk`), with any part of the unsynced sectors.
+LMDB reads each such data file, which has to be that after a whole transaction: the last one that is durable,
+or the one under way. And both files together have to keep what the broker had promised by then
+(`crash_promises`): the real store is opened on them, and a core is started. The same values and records keep
+the same promises, so that is done once for all states of a moment that have them.
 
 In some states the free pages are tried, too: the store is opened, written to, and read once more.
 """
@@ -33,7 +34,9 @@ from crash_recorder import SIZE, build, record
 
 from malamute.errors import MalamuteError
 from malamute.journal.disk import DiskStore
-from malamute.journal.format import CHUNK
+from malamute.journal.format import CHUNK, META, decode_meta
+from malamute.journal.format import key as key_of_value
+from malamute.journal.write_ahead import FILE, find_records
 from malamute.store.operations import AppendChunk, Chunk, PutMessages, StreamState
 
 WRITTEN_EVERY = 16
@@ -61,8 +64,12 @@ class Trial:
         self._file = os.open(directory / "data.mdb", os.O_RDWR | os.O_CREAT, 0o640)
         self._high = 0
 
-    def show(self, disk: Disk, kept: Sequence[Write]) -> None:
-        """Have the data file be what is durable, and these sectors."""
+    def show(self, disk: Disk, kept: Sequence[Write], log: bytes = b"") -> None:
+        """Have the data file be what is durable, and these sectors; and the write-ahead log be this."""
+        if log:
+            (self.directory / FILE).write_bytes(log)
+        else:
+            (self.directory / FILE).unlink(missing_ok=True)
         end = max([len(disk.durable), *(write.offset + len(write.data) for write in kept)])
         self._high = max(self._high, end)
         image = bytearray(self._high)
@@ -97,6 +104,7 @@ class Checker:
         self._before: Values | None = None
         """The values after the last transaction that is durable; None as long as there is none."""
         self._kept: tuple[object, ...] = ()
+        self._ahead = Disk()
         self._moments = self._states = self._written = self._checked = 0
 
     def run(self) -> Count:
@@ -104,7 +112,7 @@ class Checker:
         disk = Disk()
         with closing(self._trial):
             for moment, (entry, marks) in enumerate(_moments(self._log)):
-                disk.take(entry)
+                (self._ahead if entry.file else disk).take(entry)
                 self._asked = self._promises.asked()
                 for packed in marks:
                     self._promises.take(packed)
@@ -112,7 +120,9 @@ class Checker:
                     continue
                 try:
                     self._moment(
-                        disk, entry.kind in (NAMED, SYNC, SYNCED), moment % self._share[1] == self._share[0]
+                        disk,
+                        not entry.file and entry.kind in (NAMED, SYNC, SYNCED),
+                        moment % self._share[1] == self._share[0],
                     )
                 except (Broken, MalamuteError, lmdb.Error) as error:
                     raise Broken(f"moment {moment}, state {self._states}: {error}") from error
@@ -125,13 +135,24 @@ class Checker:
             return
         self._moments += 1
         after = self._values(disk, disk.pending) if disk.pending and self._before is not None else None
-        for kept in sample(disk.pending, self._each, self._chance):
+        both = [*((0, w) for w in disk.pending), *((1, w) for w in self._ahead.pending)]
+        for some in sample(both, self._each, self._chance):
             self._states += 1
-            self._try(disk, kept, after)
+            kept = [write for file, write in some if not file]
+            self._try(disk, kept, after, self._log_of([write for file, write in some if file]))
 
-    def _values(self, disk: Disk, kept: Sequence[Write]) -> Values:
-        """What the real LMDB finds. It reads the file and nothing else."""
-        self._trial.show(disk, kept)
+    def _log_of(self, kept: Sequence[Write]) -> bytes:
+        """The write-ahead log with these sectors; nothing as long as it does not have its name."""
+        if not self._ahead.is_there:
+            return b""
+        image = bytearray(self._ahead.durable)
+        for offset, data in kept:
+            image[offset : offset + len(data)] = data
+        return bytes(image)
+
+    def _values(self, disk: Disk, kept: Sequence[Write], log: bytes = b"") -> Values:
+        """What the real LMDB finds. It reads the data file and nothing else."""
+        self._trial.show(disk, kept, log)
         return self._values_now()
 
     def _values_now(self) -> Values:
@@ -146,20 +167,29 @@ class Checker:
     def _open(self) -> DiskStore:
         return DiskStore.open(self._trial.directory, size=SIZE, preallocate=False)
 
-    def _try(self, disk: Disk, kept: Sequence[Write], after: Values | None) -> None:
+    def _try(self, disk: Disk, kept: Sequence[Write], after: Values | None, log: bytes) -> None:
         if self._before is None:
             self._try_new(disk, kept)
             return
-        found = self._values(disk, kept)
+        found = self._values(disk, kept, log)
         if found not in (self._before, after):
             raise Broken(f"{len(kept)} of {len(disk.pending)} sectors: no state after a whole transaction")
+        meta = dict(found).get(key_of_value(META))
+        if meta is None:
+            raise Broken("a store without its first values")
+        ahead = find_records(log, decode_meta(meta))
+        if ahead.later:
+            raise Broken(f"{len(ahead.later)} records of the write-ahead log are behind a damaged one")
         # The store is made of these values alone, and the same values keep the same promises.
-        key = found == self._before, self._promises.count, self._asked
+        records = [record.lsn for record in ahead.records]
+        key = found == self._before, self._promises.count, self._asked, records
         if key not in self._kept:
             self._kept = (*self._kept[-3:], key)
             self._checked += 1
             with closing(self._open()) as store:
                 self._promises.check(store, self._asked)
+            self._trial.clear()
+            self._trial.show(disk, kept, log)
         if self._states % WRITTEN_EVERY == 0:
             self._write(found)
 

@@ -7,14 +7,14 @@ is what such a store looked like. `test_recorded_stores.py` opens it, and knows 
 from __future__ import annotations
 
 import io
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
 from malamute.journal import ring, subjects
 from malamute.journal.disk import DiskStore
-from malamute.journal.format import VERSION
+from malamute.journal.format import STORE_VERSION, VERSION
+from malamute.journal.write_ahead import FILE
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.store.operations import (
     AppendChunk,
@@ -88,30 +88,37 @@ def operations():
     yield [DeleteStream("deleted")]
 
 
-def write_store(directory):
-    """A store of 1 MiB with all of it, in which a deleted stream has not wholly left."""
+def write_store(directory, *, has_log=False):
+    """A store of 2 MiB with all of it, in which a deleted stream has not wholly left.
+
+    One that has a log is killed before that deletion, with half of its transactions in the log only.
+    """
     ring.STEP_CHUNKS, subjects.RANGE_CHUNKS, subjects.SHARE = 3, 2, 1
-    store = DiskStore.open(directory, size=2 << 20, preallocate=False)
+    store = DiskStore.open(directory, size=2 << 20, preallocate=has_log, has_log=has_log)
     store.recover()
-    for transaction in operations():
+    for transaction in [*operations()][: -1 if has_log else None]:
         store.write(transaction)
+    if has_log:
+        store.take_over = lambda: None
     store.close()
 
 
-def record(path):
-    """Pack such a store; what is not in the data file is not needed."""
+def record(path, *, has_log):
+    """Pack such a store."""
     with tempfile.TemporaryDirectory() as directory, tarfile.open(path, "w:xz") as archive:
-        write_store(directory)
-        data = (Path(directory) / "data.mdb").read_bytes()
-        member = tarfile.TarInfo("data.mdb")
-        member.size = len(data)
-        archive.addfile(member, io.BytesIO(data))
+        write_store(directory, has_log=has_log)
+        for name in ("data.mdb", FILE)[: 1 + has_log]:
+            data = (Path(directory) / name).read_bytes()
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
 
 
 if __name__ == "__main__":
-    target = DATA / f"store-v{VERSION}.tar.xz"
-    if target.exists():
-        sys.exit(f"{target} is there already, and is what it was meant to keep")
-    DATA.mkdir(exist_ok=True)
-    record(target)
-    print(f"{target}: {target.stat().st_size} bytes")
+    for version in {VERSION, STORE_VERSION}:
+        target = DATA / f"store-v{version}.tar.xz"
+        if target.exists():
+            print(f"{target} is there already, and is what it was meant to keep")
+        else:
+            record(target, has_log=version > VERSION)
+            print(f"{target}: {target.stat().st_size} bytes")

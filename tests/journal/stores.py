@@ -8,7 +8,11 @@ from malamute.journal.format import encode_chunk
 from malamute.journal.memory import MemoryStore
 from malamute.store.operations import AppendChunk, Chunk, DeleteMessages, PutMessages, Retain
 
-KINDS = ("disk", "memory")
+KINDS = ("disk", "logged", "memory")
+"""A logged store is a disk whose writes go into its write-ahead log; it is opened again as after a kill."""
+
+AT_ONCE = ("disk", "memory")
+"""The kinds whose writes are transactions of their own, for what counts by transactions."""
 MIB = 1 << 20
 
 
@@ -22,9 +26,9 @@ class Maker:
 
     def __call__(self, *, size=4 * MIB, records_bytes=None, retention=None, **options):
         """`retention` tells what is configured for a stream: the store is given it as the core does."""
-        if self.kind == "disk":
+        if self.kind != "memory":
             self.close()
-            self.store = DiskStore.open(self.directory, size=size, **options)
+            self.store = DiskStore.open(self.directory, size=size, has_log=self.kind == "logged", **options)
         elif self.store is None:
             self.store = MemoryStore(size=size, **options)
         self.recovered = self.store.recover(records_bytes=records_bytes)
@@ -44,7 +48,10 @@ class Maker:
         self.store.write = held
 
     def close(self):
-        if self.store is not None and self.kind == "disk":
+        """Close the store; a logged one as a process that is killed, which leaves its log."""
+        if self.store is not None and self.kind != "memory":
+            if self.kind == "logged":
+                self.store.take_over = lambda: None
             self.store.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stores import append, chunk_size, firsts, put, size_of_a_chunk
+from stores import AT_ONCE, append, chunk_size, firsts, put, size_of_a_chunk
 
 from malamute.journal import ring
 from malamute.store.operations import (
@@ -108,6 +108,7 @@ def test_a_retention_set_before_the_stream_is_there_holds(make):
     assert make.recovered.streams == {}
 
 
+@pytest.mark.parametrize("make", AT_ONCE, indirect=True)
 def test_much_leaves_in_steps(make, monkeypatch):
     monkeypatch.setattr(ring, "STEP_CHUNKS", 3)
     store = make()
@@ -168,6 +169,7 @@ def test_a_stream_deleted_and_made_again_in_one_transaction(make):
     assert make.store.status().leaving_bytes == 0
 
 
+@pytest.mark.parametrize("make", AT_ONCE, indirect=True)
 def test_a_large_stream_is_out_of_sight_at_once_and_leaves_in_steps(make, monkeypatch):
     monkeypatch.setattr(ring, "STEP_CHUNKS", 3)
     size = size_of_a_chunk()
@@ -189,6 +191,7 @@ def test_a_large_stream_is_out_of_sight_at_once_and_leaves_in_steps(make, monkey
     assert make.recovered.streams == {"s": StreamState(22, 21, 21)}
 
 
+@pytest.mark.parametrize("make", AT_ONCE, indirect=True)
 def test_the_budget_takes_deleted_streams_first(make, monkeypatch):
     monkeypatch.setattr(ring, "STEP_CHUNKS", 0)
     size = size_of_a_chunk(payload=bytes(1000))
@@ -210,6 +213,7 @@ def test_the_budget_takes_deleted_streams_first(make, monkeypatch):
 @pytest.mark.parametrize(
     "before", [(), (Reserve("s", 5),), (append(5), DeleteStream("s"), ForgetStream("s"))]
 )
+@pytest.mark.parametrize("make", AT_ONCE, indirect=True)
 def test_whose_oldest_messages_are_dropped_is_told_of_a_new_stream_too(make, before):
     store = make(retention=lambda _: StreamRetention(messages_max=2))
     store.write([*before, append(6), append(7), append(8)])

@@ -145,10 +145,10 @@ def test_a_damaged_block_is_put_aside_and_the_others_are_kept(disk):
 
 def test_a_newer_format_is_refused_and_untouched(disk):
     disk()
-    newer = codec.encode_meta(codec.Meta(codec.VERSION + 1, bytes(16)))
+    newer = codec.encode_meta(codec.Meta(codec.STORE_VERSION + 1, bytes(16)))
     poke(disk, codec.key(codec.META), lambda _: newer)
     before = data_file(disk).read_bytes()
-    with pytest.raises(StoreTooNew, match=f"format {codec.VERSION + 1}"):
+    with pytest.raises(StoreTooNew, match=f"format {codec.STORE_VERSION + 1}"):
         disk(size=8 * MIB)
     assert data_file(disk).read_bytes() == before
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from malamute.journal import blocks
 from malamute.journal import format as codec
 from malamute.journal.states import decode_card
+from malamute.journal.write_ahead import encode_record, find_records
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.store.operations import (
     Chunk,
@@ -229,8 +230,8 @@ def test_an_older_format_is_not_taken_for_damage(version):
 
 
 def test_a_newer_format_is_not_taken_for_damage():
-    newer = codec.encode_meta(codec.Meta(codec.VERSION + 1, bytes(16)))
-    with pytest.raises(codec.TooNew, match=f"format {codec.VERSION + 1}"):
+    newer = codec.encode_meta(codec.Meta(codec.STORE_VERSION + 1, bytes(16)))
+    with pytest.raises(codec.TooNew, match=f"format {codec.STORE_VERSION + 1}"):
         codec.decode_meta(newer + b"with more fields")
     chunk = bytearray(codec.encode_chunk(Chunk(1, 1, 1, b"")))
     chunk[0] = codec.VERSION + 1
@@ -240,11 +241,18 @@ def test_a_newer_format_is_not_taken_for_damage():
 
 # --- the examples in the documentation
 
+LOGGED = codec.Meta(7, bytes(range(16)), taken=1200)
+
 EXAMPLES = {
     "meta": (
-        codec.Meta(6, bytes(range(16)), 1234, copied=True, incarnations=(500_380_467_200_000,)),
+        codec.Meta(7, bytes(range(16)), 1234, copied=True, incarnations=(500_380_467_200_000,), taken=1200),
         codec.encode_meta,
         codec.decode_meta,
+    ),
+    "record": (
+        [MarkDelivered("mailbox", "bob", 4)],
+        lambda operations: encode_record(LOGGED, 1235, operations),
+        lambda data: find_records(data, LOGGED).records[0].operations,
     ),
     "stream": (
         codec.StreamMeta(
@@ -293,7 +301,7 @@ def test_the_documented_key():
 
 @given(U64, st.booleans(), st.lists(U64, max_size=5).map(tuple), st.integers(1, 8))
 def test_a_meta_record_that_was_cut_is_damaged(lsn, copied, incarnations, cut):
-    meta = codec.Meta(codec.VERSION, bytes(16), lsn, copied, incarnations)
+    meta = codec.Meta(codec.STORE_VERSION, bytes(16), lsn, copied, incarnations, lsn)
     value = codec.encode_meta(meta)
     assert codec.decode_meta(value) == meta
     with pytest.raises(codec.Damaged):

@@ -106,7 +106,8 @@ def test_no_store_and_stores_that_cannot_be_read(disk):
     store.write([append(1, count=10, payload=bytes(100_000))])
     with store._store.environment.begin(write=True) as transaction:
         meta = codec.decode_meta(transaction.get(codec.key(codec.META)))
-        transaction.put(codec.key(codec.META), codec.encode_meta(meta._replace(version=codec.VERSION + 1)))
+        newer = meta._replace(version=codec.STORE_VERSION + 1)
+        transaction.put(codec.key(codec.META), codec.encode_meta(newer))
     disk.close()
     with pytest.raises(StoreTooNew):
         StoreReader.open(disk.directory)

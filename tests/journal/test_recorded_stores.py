@@ -10,7 +10,7 @@ from record_store import DATA, TIME, chunk, operations, put, write_store
 from stores import firsts
 
 from malamute.journal import format as codec
-from malamute.journal.format import VERSION
+from malamute.journal.format import STORE_VERSION, VERSION
 from malamute.protocol.batch import unpack_payload, unpack_record
 from malamute.store.operations import DeleteStream, NoteRefused, QueueState, StoredMessage, StreamState
 from malamute.store.tables import CURSORS, FEEDS, NUMBERS, REFUSALS, RETENTIONS, SESSIONS
@@ -32,11 +32,21 @@ def recorded(request, disk):
     disk.directory.mkdir()
     with tarfile.open(RECORDED[request.param]) as archive:
         archive.extractall(disk.directory, filter="data")
+    if request.param == str(STORE_VERSION):
+        finish(disk)
     return disk
 
 
+def finish(disk):
+    """The last transaction of a store that was killed before it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("malamute.journal.ring.STEP_CHUNKS", 3)
+        disk(size=SIZE).write([*operations()][-1])
+    disk.close()
+
+
 def test_each_version_that_is_read_is_recorded():
-    assert set(RECORDED) == {str(VERSION)}
+    assert set(RECORDED) == {str(VERSION), str(STORE_VERSION)}
 
 
 def test_all_of_it_is_read(recorded):
@@ -99,19 +109,23 @@ def test_it_is_written_on(recorded):
 def test_a_backup_of_it_has_all_of_it(recorded, tmp_path):
     store = recorded(size=SIZE)
     store.backup(tmp_path / "backup")
+    version = store.format
     recorded.close()
     recorded.directory = tmp_path / "backup"
     with lmdb.open(str(recorded.directory), readonly=True) as env, env.begin() as transaction:
-        assert codec.decode_meta(transaction.get(codec.key(codec.META))).version == VERSION
+        assert codec.decode_meta(transaction.get(codec.key(codec.META))).version == version
     assert recorded(size=SIZE).status().log_unreadable == 0
     assert len(recorded.recovered.queues) == 6
     assert recorded.recovered.lsn == sum(1 for _ in operations())
 
 
-def test_the_recorder_still_works(disk, monkeypatch):
+@pytest.mark.parametrize("has_log", [False, True])
+def test_the_recorder_still_works(disk, monkeypatch, has_log):
     monkeypatch.setattr("malamute.journal.ring.STEP_CHUNKS", 3)
     monkeypatch.setattr("malamute.journal.subjects.RANGE_CHUNKS", 2)
     monkeypatch.setattr("malamute.journal.subjects.SHARE", 1)
-    write_store(disk.directory)
+    write_store(disk.directory, has_log=has_log)
+    if has_log:
+        finish(disk)
     disk(size=SIZE)
     test_all_of_it_is_read(disk)

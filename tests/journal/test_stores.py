@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stores import append, chunk_size, delete, fill, firsts, put, size_of_a_chunk
+from stores import AT_ONCE, append, chunk_size, delete, fill, firsts, put, size_of_a_chunk
 
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import ring
@@ -176,6 +176,7 @@ def test_retention_is_asked_for_by_name(make):
 
 
 @pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize("make", AT_ONCE, indirect=True)
 def test_the_budget_at_the_limit_and_one_past_it(make, over):
     probe = size_of_a_chunk(payload=bytes(1000))
     store = make(streams_budget=4 * probe - over)
@@ -185,6 +186,7 @@ def test_the_budget_at_the_limit_and_one_past_it(make, over):
     assert firsts(store, "b") == [1, 2]
 
 
+@pytest.mark.parametrize("make", AT_ONCE, indirect=True)
 def test_the_budget_takes_the_oldest_among_all_streams(make):
     store = make(streams_budget=10 * size_of_a_chunk(payload=bytes(1000)))
     for n in range(1, 31):
@@ -193,6 +195,7 @@ def test_the_budget_takes_the_oldest_among_all_streams(make):
     assert kept == list(range(21, 31))
 
 
+@pytest.mark.parametrize("make", AT_ONCE, indirect=True)
 def test_the_budget_may_empty_a_silent_stream_which_keeps_its_numbers(make):
     store = make(streams_budget=3 * size_of_a_chunk(payload=bytes(1000)))
     store.write([append(1, stream="silent", count=4, time=0, payload=bytes(1000))])
@@ -301,6 +304,7 @@ def test_the_newest_value_of_a_session_counts(make):
     assert make.recovered.table(SESSIONS) == {(b"a", NUMBERS): b"2", (b"c", NUMBERS): b"1"}
 
 
+@pytest.mark.parametrize("make", AT_ONCE, indirect=True)
 def test_queues_that_are_worked_off_take_no_room(make):
     store = make()
     for n in range(1, 2001, 20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -280,3 +281,38 @@ def test_a_backup_that_the_system_refuses_is_no_fault_of_the_brokers_own(results
     assert question == backup
     assert isinstance(found, StoreError)
     store.close()
+
+
+def test_what_is_in_a_log_only_is_taken_over_though_nothing_more_comes(tmp_path, results):
+    store = DiskStore.open(tmp_path, size=32 << 20, has_log=True)
+    taken = threading.Event()
+    take_over = store.take_over
+    store.take_over = lambda: (take_over(), taken.set())
+    store.recover()
+    worker = WriterThread("writer", store, results)
+    worker.start()
+    worker.put(Append(1, [put(1)]))
+    assert taken.wait(WAIT_SECONDS)
+    assert results.pop() == [Written([1])]
+    assert store.take_over_at is None
+    worker.finish()
+    worker.join(WAIT_SECONDS)
+    store.close()
+
+
+def test_a_take_over_that_fails_is_reported_and_tried_again(results):
+    class Behind(Disk):
+        tries = 0
+
+        @property
+        def take_over_at(self):
+            return 0.0 if self.transactions and self.tries < 2 else None
+
+        def take_over(self):
+            self.tries += 1
+            if self.tries == 1:
+                raise self.error
+
+    store = Behind()
+    assert write(store, results, good(1)) == [Written([1]), Written((), store.error)]
+    assert store.tries == 2

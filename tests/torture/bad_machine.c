@@ -17,7 +17,7 @@
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
-/* A disk whose writes to data.mdb fail, a wall clock that is wrong, and clocks that run several times as fast,
+/* A disk whose writes to a store fail, a wall clock that is wrong, and clocks that run several times as fast,
    as do the waits by them: as the file says that BAD_MACHINE names. CLOCK_MONOTONIC_RAW stays as it is, and so
    does what the kernel times itself: TCP, and the files. */
 #define SECOND 1000000000LL
@@ -46,7 +46,8 @@ static int fails(int fd) {
     if (!error) return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
-    if (n < 8 || memcmp(path + n - 8, "data.mdb", 8)) return 0;
+    int is_data = n >= 8 && !memcmp(path + n - 8, "data.mdb", 8);
+    if (!is_data && (n < 15 || memcmp(path + n - 15, "write-ahead.log", 15))) return 0;
     errno = (int)error;
     return 1;
 }
