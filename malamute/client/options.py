@@ -186,6 +186,8 @@ class SendOptions(MessageOptions, total=False):
     """A value for the recipient, by which `withdraw` finds the message."""
     reply_to: str
     """The address for answers of the recipient."""
+    key: str
+    """Messages of one key go to one consumer of a shared mailbox for as long as it works."""
 
 
 class RequestOptions(MessageOptions, total=False):

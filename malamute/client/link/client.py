@@ -152,6 +152,7 @@ async def open_driver(
     signed: bool = False,
     codec: CodecOption = None,
     context: AnyContext | None = None,
+    **unknown: Any,
 ) -> AnyDriver:
     """Connect, and wait until the broker has answered.
 
@@ -159,6 +160,9 @@ async def open_driver(
         ConnectTimeout, InvalidValue, and more: as `connect`.
         TryLater: the broker did not verify the credentials in time.
     """
+    if unknown:
+        known = ", ".join(ConnectOptions.__annotations__)
+        raise InvalidValue(f"unknown option {shown(next(iter(unknown)))} of connect: expected {known}")
     ask, token = (None, token) if isinstance(token, str) or not callable(token) else (token, token())
     given = checked(
         timeout=timeout,
