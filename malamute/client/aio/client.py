@@ -38,6 +38,8 @@ from malamute.client.frames import Library, MessageTable
 from malamute.client.link.client import ClientBase, ConnectOptions, open_driver
 from malamute.client.link.consumers import SingleBase
 from malamute.client.options import (
+    ANSWERS_MAX,
+    ANSWERS_SECONDS,
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
     Assurance,
@@ -176,6 +178,46 @@ class Client(ClientBase):
         Raises as `malamute.Client.publish_batch`.
         """
         return await self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl, id)
+
+    async def ask(
+        self,
+        stream: str,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        wait: Span = ANSWERS_SECONDS,
+        most: int = ANSWERS_MAX,
+        ttl: Span | None = None,
+        timeout: Span | None = None,
+    ) -> list[Mail]:
+        """Publish a message to a stream, and return the answers of those who listen to it.
+
+        Raises as `malamute.Client.ask`.
+        """
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
+        return await self._ask_all(
+            stream, subject, body, headers, wait=wait, most=most, ttl=ttl, timeout=timeout
+        )
+
+    async def answer(
+        self,
+        message: Message,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        timeout: Span | None = None,
+    ) -> bool:
+        """Answer a message of `ask`. Return whether the answer is stored; False if none is awaited any more.
+
+        Raises as `malamute.Client.answer`.
+        """
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
+        return await self._answer_to(message, body, headers, timeout)
 
     def publisher(
         self, stream: str, *, ttl: Span | None = None, **options: Unpack[PublisherOptions]

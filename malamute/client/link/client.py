@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
@@ -39,9 +40,11 @@ from malamute.client.options import (
     When,
     check_name,
     checked,
+    count,
     end_of,
     flag,
     patience,
+    pause,
     properties_of,
     seconds,
     text,
@@ -56,6 +59,7 @@ from malamute.client.session.batch import (
     records_of,
 )
 from malamute.client.session.codecs import CodecOption, codec_of
+from malamute.client.session.message import ANSWERS_PREFIX, REPLY_TO, Mail, Message
 from malamute.client.session.outbox import Command, StoredSequence
 from malamute.client.session.questions import Cancelled, PendingChange, PendingQuery
 from malamute.client.session.receipts import OutcomeTracking, SentBase
@@ -64,10 +68,18 @@ from malamute.client.session.route import Route, urls_of
 from malamute.client.session.sending import Send
 from malamute.client.session.session import ClientSession, State
 from malamute.client.session.sources import ConsumerSource, Item, Source, StreamSource
-from malamute.errors import ConnectTimeout, InvalidValue, MalamuteError, TimedOut, TryLater
+from malamute.errors import (
+    AccessRefused,
+    ConnectTimeout,
+    InvalidValue,
+    MalamuteError,
+    NoWorkers,
+    TimedOut,
+    TryLater,
+)
 from malamute.protocol.batch import Body, Headers
 from malamute.protocol.fields import UNLIMITED
-from malamute.protocol.limits import RECORD_LARGE_BYTES
+from malamute.protocol.limits import NUMBER_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.names import Kind, signature
 from malamute.protocol.texts import shown
 from malamute.version import __version__
@@ -450,6 +462,79 @@ class ClientBase:
             raise
         return pending
 
+    async def _ask_all(
+        self,
+        stream: str,
+        subject: str,
+        body: Any,
+        headers: Headers | None,
+        *,
+        wait: Span,
+        most: int,
+        ttl: Span | None,
+        timeout: Span | None,
+    ) -> list[Mail]:
+        """Publish a message, and return what its readers send to a mailbox that exists for so long."""
+        time_to_live("wait", wait)
+        wait, most = pause("wait", wait), count("most", most, 1, NUMBER_MAX)
+        if headers is not None and REPLY_TO in headers:
+            raise InvalidValue(
+                f"invalid header {REPLY_TO!r}: expected a message without it, as `ask` sets it"
+            )
+        name = f"{ANSWERS_PREFIX}{self.user or 'anonymous'}.{secrets.token_hex(16)}"
+        with _advised("create,receive", f"{ANSWERS_PREFIX}{'{user}' if self.user else 'anonymous'}.#"):
+            source = await self._offer(
+                name,
+                (),
+                kind="mailbox",
+                credit=min(most, MAIL_CREDIT_MESSAGES),
+                temporary=True,
+                timeout=timeout,
+            )
+        mailbox, answers = MailboxBase(self._driver, source, auto_ack=True), list[Mail]()
+        try:
+            await self._publish(
+                stream,
+                subject,
+                body,
+                {**(headers or {}), REPLY_TO: name},
+                assurance="stored",
+                timeout=timeout,
+                ttl=wait if ttl is None else ttl,
+            )
+            deadline = monotonic() + wait
+            while len(answers) < most and (left := deadline - monotonic()) > 0:
+                answers += await mailbox._take(most - len(answers), left)
+            return answers
+        finally:
+            mailbox.cancel()
+
+    async def _answer_to(
+        self, message: Message, body: Any, headers: Headers | None, timeout: Span | None
+    ) -> bool:
+        if not isinstance(message, Message) or not message.reply_to:
+            raise InvalidValue(
+                f"message {shown(message)} wants no answer: expected one that `ask` has published"
+            )
+        send, name = self._session.sending.send, message.reply_to
+        try:
+            with _advised("create,send", f"{ANSWERS_PREFIX}#"):
+                # Without a consumer the broker would keep a mailbox for an answer that comes too late.
+                await self._send(
+                    send,
+                    name,
+                    message.subject,
+                    body,
+                    headers,
+                    assurance="stored",
+                    timeout=timeout,
+                    wait=True,
+                    options={"immediate": True},
+                )
+        except NoWorkers:
+            return False
+        return True
+
     def _to_stream(self, stream: str, ttl: Span | None) -> Carry:
         self._driver.check()
         return partial(self._session.sending.publish_batch, stream, ttl=time_to_live("ttl", ttl))
@@ -759,6 +844,17 @@ class ClientBase:
     def __repr__(self) -> str:
         name = f" {self.address!r}" if self.address else ""
         return f"<Client{name} at {self.url} {self._session.state.value}>"
+
+
+@contextmanager
+def _advised(action: str, mailboxes: str) -> Iterator[None]:
+    """Add the rule that answers need to a refusal in the block: the broker names one mailbox."""
+    try:
+        yield
+    except AccessRefused as error:
+        raise AccessRefused(
+            f"{error.text}; answers to `ask` need the rule '{action} mailbox/{mailboxes}'"
+        ) from error
 
 
 def _criteria_of(patterns: Sequence[str], family: str, criteria: Criteria | None) -> Criteria:

@@ -16,10 +16,17 @@ from malamute.errors import InvalidValue, NotOutstanding
 from malamute.protocol.batch import Frame, readable_record
 from malamute.protocol.bounce import BOUNCED, why_not_bounced
 from malamute.protocol.limits import TEXT_BYTES_MAX
+from malamute.protocol.names import is_name
 from malamute.protocol.texts import fitting, shown
 
 Value = TypeVar("Value", str, int, float, bool)
 Model = TypeVar("Model")
+
+REPLY_TO = "reply-to"
+"""The header with the mailbox for answers to a message of a stream."""
+
+ANSWERS_PREFIX = "ask."
+"""The beginning of the names of such mailboxes. Others are ignored: whoever publishes could name any."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -137,6 +144,15 @@ class Message:
             return decoded(self.body, kind, codecs or (JSON,), self.headers.get(CONTENT_TYPE))
         except InvalidValue as error:
             raise InvalidValue(f"body of message {self.sequence}: {error.text}") from error
+
+    @property
+    def reply_to(self) -> str:
+        """Return the mailbox for answers to a message of `Client.ask`; empty for any other message.
+
+        `Client.answer` sends there.
+        """
+        name = self._open()[0].get(REPLY_TO)
+        return name if isinstance(name, str) and name.startswith(ANSWERS_PREFIX) and is_name(name) else ""
 
     @property
     def time(self) -> datetime:

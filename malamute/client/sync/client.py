@@ -16,6 +16,8 @@ from malamute.client.link.client import ClientBase, ThreadOptions, open_driver
 from malamute.client.link.consumers import HistoryEnd
 from malamute.client.link.driver import Driver
 from malamute.client.options import (
+    ANSWERS_MAX,
+    ANSWERS_SECONDS,
     DEFAULT_URL,
     DEMAND_REFRESH_SECONDS,
     Assurance,
@@ -210,6 +212,60 @@ class Client(ClientBase):
 
         """
         return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl, id))
+
+    def ask(
+        self,
+        stream: str,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        wait: Span = ANSWERS_SECONDS,
+        most: int = ANSWERS_MAX,
+        ttl: Span | None = None,
+        timeout: Span | None = None,
+    ) -> list[Mail]:
+        """Publish a message to a stream, and return the answers of those who listen to it.
+
+        The call returns when it has `most` answers, and after `wait` seconds (or a timedelta) with what it
+        has: nothing tells how many listen. Any reader of the stream answers by `answer`, with as many
+        messages as it likes. `ttl` is that of the message, as for `publish`, and `wait` by default. With
+        rules it takes `create,receive mailbox/ask.{user}.#`, beside `publish` to the stream.
+
+        Raises:
+            InvalidValue: `wait` is no duration, `most` no number, or there is a header `reply-to`.
+            AccessRefused: the user may not publish, or have the mailbox for the answers.
+            InvalidName, TooLarge, TimedOut, TryLater, QuotaExceeded, ConnectionLost: as `publish`.
+        """
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
+        return self._driver.run(
+            self._ask_all(stream, subject, body, headers, wait=wait, most=most, ttl=ttl, timeout=timeout)
+        )
+
+    def answer(
+        self,
+        message: Message,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        json: Any = ABSENT,
+        timeout: Span | None = None,
+    ) -> bool:
+        """Answer a message of `ask`. Return whether the answer is stored; False if none is awaited any more.
+
+        The message may have come by a subscription, or by a feed. With rules it takes the right
+        `create,send mailbox/ask.#`.
+
+        Raises:
+            InvalidValue: the message wants no answer, or the answer cannot be sent.
+            AccessRefused: the user may not send to the mailbox for answers.
+            TooLarge, TimedOut, TryLater, QuotaExceeded, ConnectionLost: as `publish`.
+        """
+        if json is not ABSENT or type(body) is not bytes:
+            body, headers = content_of(self._driver.codec, json, body, headers)
+        return self._driver.run(self._answer_to(message, body, headers, timeout))
 
     def publisher(
         self, stream: str, *, ttl: Span | None = None, **options: Unpack[PublisherOptions]
