@@ -342,6 +342,8 @@ class NotInstalled(ConfigError):
     EXTRAS: ClassVar[Mapping[str, str]] = {
         "cryptography": "jwt",
         "jwt": "jwt",
+        "mcp": "mcp",
+        "mcp_types": "mcp",
         "numpy": "parquet",
         "opentelemetry": "otel",
         "pandas": "spark",

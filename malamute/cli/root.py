@@ -26,6 +26,7 @@ SECTIONS = {
     "Administration": {
         "broker": Lazy("malamute.cli.broker:broker", "Run a broker, and look at it."),
         "gateway": Lazy("malamute.cli.gateway:gateway", "Run an HTTP server before a broker."),
+        "mcp": Lazy("malamute.cli.mcp:mcp", "Serve agents by the Model Context Protocol."),
         "stream": Lazy("malamute.cli.streams:stream", "The streams of a broker."),
         "cursor": Lazy("malamute.cli.cursors:cursor", "Named positions in streams."),
         "mailbox": Lazy("malamute.cli.queues:mailbox", "The mailboxes of a broker."),

@@ -53,7 +53,7 @@ GATEWAY_ADDRESS = "127.0.0.1:8080"
 WEB_PORT = "8000"
 """Where web servers of readers listen; one of a test has another port."""
 
-LIBRARIES = ("django", "duckdb", "fastapi", "flask", "polars")
+LIBRARIES = ("django", "duckdb", "fastapi", "flask", "mcp", "polars")
 """Libraries that a program of a page may need, and that are not installed everywhere."""
 
 NOT_RUN = frozenset({"", "bash", "py", "c", "js"})
