@@ -34,6 +34,10 @@ CLASSES = {
     "work": ClassPage("Work", ("sync.consumers.Work",), SETTLING),
     "request": ClassPage("Request", ("sync.consumers.Request",), "^(answerer|completed)$"),
     "replies": ClassPage("Replies", ("sync.consumers.Replies",)),
+    "bucket": ClassPage(
+        "Bucket, KeyWatch",
+        ("sync.bucket.Bucket", "sync.bucket.KeyWatch", "session.watching.KeyValue"),
+    ),
     "demand": ClassPage("Demand", ("sync.demand.Demand",)),
     "aio": ClassPage(
         "malamute.aio",
@@ -46,6 +50,8 @@ CLASSES = {
             "aio.consumers.Work",
             "aio.consumers.Request",
             "aio.consumers.Replies",
+            "aio.bucket.Bucket",
+            "aio.bucket.KeyWatch",
             "aio.demand.Demand",
         ),
         SETTLING,

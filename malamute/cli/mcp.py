@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 
 import click
@@ -36,7 +35,7 @@ def _allowed(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
     multiple=True,
     callback=_allowed,
     metavar="NAMES",
-    help="What agents may change: send, settle, redrive; by default nothing.",
+    help="The changes that agents may make: send, settle, redrive; by default none.",
 )
 @click.option(
     "--http",
@@ -51,10 +50,12 @@ def mcp(*, allow: list[str], http: str | None, connection: ConnectionOptions, as
     """Serve agents by the Model Context Protocol, on standard input and output.
 
     An agent reads mail, streams and queues by tools; it sends, publishes and asks with --allow send, settles
-    mail with --allow settle, and redrives dead letters with --allow redrive. It acts as the user of the
-    connection, with that user's rights. Mail that it has read and not settled goes back when its session
+    mail with --allow settle, and redrives dead letters with --allow redrive. Its rights are those of the user
+    of the connection. Mail that it has read and not settled goes back when its session
     ends; over HTTP after ten minutes.
     """
+    import asyncio
+
     try:
         from malamute.integrations.mcp import serve
     except ImportError as error:

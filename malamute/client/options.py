@@ -75,6 +75,19 @@ class PublisherOptions(TypedDict, total=False):
     """Time to wait for a broker that does not confirm. Default: 30 seconds."""
 
 
+class PublishOptions(TypedDict, total=False):
+    """The options of `publish` besides its id."""
+
+    json: Any
+    """A value in place of the body."""
+    assurance: Assurance
+    """`stored`: the call returns when the message is durable. Default: `stored`."""
+    timeout: Span | None
+    """Time to wait for the confirmation. Default: the client's own."""
+    ttl: Span | None
+    """Time after which the message expires. Default: that of the stream."""
+
+
 class SelectorOptions(TypedDict, total=False):
     """The selection of a subscription or an offer, and its credit."""
 

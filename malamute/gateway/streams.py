@@ -117,6 +117,7 @@ async def publish(request: Request, arguments: Arguments) -> Response:
             published_once(arguments["idempotency_key"]) as identity,
             sending("publish", name, [content.headers for content in found], client) as headers,
         ):
+            first: int
             if len(found) == 1:
                 # The message may share its command with those of other requests.
                 first = await client.publish(

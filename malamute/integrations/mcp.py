@@ -64,7 +64,7 @@ TOOLS = {
     "settle_mail": "settle",
     "redrive": "redrive",
 }
-"""The tools, with what has to be allowed for each."""
+"""The tools, each with the permission that it needs."""
 
 INSTRUCTIONS = """Malamute is a message broker. Mailboxes and services are queues: each message goes to one
 consumer. A stream keeps its messages for every reader. read_mail hands a message to you: settle it by
@@ -92,7 +92,11 @@ class HeldMail:
         client.on_event = self._on_event
 
     async def read(self, mailbox: str, most: int, wait: float) -> list[Mail]:
-        """Return messages of a mailbox, and hold them. Waits for one if there is none."""
+        """Return messages of a mailbox, and hold them. Waits for one if there is none.
+
+        Raises:
+            ToolError: too many are held.
+        """
         if len(self._held) + self._reading + most > HELD_MAX:
             raise ToolError(f"{len(self._held)} messages are held: expected at most {HELD_MAX}; settle some")
         self._reading += most
@@ -155,7 +159,7 @@ class HeldMail:
             consumer.cancel()
 
     async def report(self) -> None:
-        """Report progress on all held mail, and release what is held for too long, until cancelled."""
+        """Report progress on all held mail, and release mail that is held for too long, until cancelled."""
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             now = monotonic()
@@ -174,7 +178,7 @@ class HeldMail:
     def _on_event(self, event: Any) -> None:
         name = type(event).__name__
         if name == "Lost":
-            # The broker has taken back what this connection had.
+            # The broker has taken back the deliveries of this connection.
             self._held.clear()
         elif name == "Recalled":
             for sequence in event.sequences:
@@ -196,7 +200,11 @@ class Tools:
         wait: Annotated[Wait, Field(description="Seconds to wait for a message if there is none.")] = 0,
         most: Annotated[int, Field(ge=1, le=READ_MAX)] = 1,
     ) -> dict[str, Any]:
-        """Read the next messages of a mailbox. You hold them until you settle them, or your session ends."""
+        """Read the next messages of a mailbox. You hold them until you settle them, or your session ends.
+
+        Raises:
+            ToolError: there is no mailbox to read, or too many messages are held.
+        """
         mailbox = mailbox or self._client.address
         if not mailbox:
             raise ToolError("no mailbox: give `mailbox`, or start the server with --address NAME")
@@ -217,7 +225,11 @@ class Tools:
         reason: Annotated[str, Field(max_length=255, description="For reject and bounce.")] = "",
         delay: Annotated[float | None, Field(ge=0, description="For nak: seconds until then.")] = None,
     ) -> dict[str, Any]:
-        """Settle a message that you hold."""
+        """Settle a message that you hold.
+
+        Raises:
+            ToolError: it is not held, or an argument is for another settlement.
+        """
         settle: dict[str, Callable[[Mail], None]] = {
             "ack": lambda mail: mail.ack(),
             "nak": lambda mail: mail.nak(delay),
@@ -241,7 +253,7 @@ class Tools:
         delay: Annotated[float | None, Field(ge=0, description="Seconds until it is delivered.")] = None,
         ttl: Annotated[float | None, Field(gt=0, description="Seconds until it expires.")] = None,
     ) -> dict[str, Any]:
-        """Send a message to a mailbox. It is stored, whether its owner is there or not."""
+        """Send a message to a mailbox, where it is stored, whether its owner is there or not."""
         given = {"correlation": correlation, "delay": delay, "ttl": ttl}
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         await self._client.send(mailbox, subject, body, headers, **options)
@@ -264,7 +276,11 @@ class Tools:
         headers: HeaderMap = None,
         timeout: Annotated[float, Field(gt=0, le=WAIT_SECONDS_MAX, description="Seconds.")] = 30,
     ) -> dict[str, Any]:
-        """Send a request to a service, and wait for the replies of the worker that gets it."""
+        """Send a request to a service, and wait for the replies of the worker that gets it.
+
+        Raises:
+            ToolError: there was no final reply in time.
+        """
         replies: deque[Mail] = deque(maxlen=ROWS_MAX)
         count = 0
         try:
@@ -332,7 +348,7 @@ class Tools:
         sequences: Annotated[list[int] | None, Field(description="Default: all.")] = None,
     ) -> dict[str, Any]:
         """Send dead letters again, to the queue that they were in."""
-        chosen = {} if sequences is None else {"sequences": sequences}
+        chosen: dict[str, Any] = {} if sequences is None else {"sequences": sequences}
         changed: dict[str, Any] = await self._client.change("queue.redrive", kind=kind, name=name, **chosen)
         return changed
 
@@ -349,7 +365,7 @@ class Tools:
 
 
 class AgentServer(MCPServer[Any]):
-    """The server, which explains refusals, and lists what there is at the broker."""
+    """The server, which explains refusals, and lists the resources of the broker."""
 
     def __init__(
         self,
@@ -373,7 +389,9 @@ class AgentServer(MCPServer[Any]):
         tools = Tools(client, asker or client, self._held)
         for name, needed in TOOLS.items():
             if self._allows(needed):
-                self.add_tool(getattr(tools, name), annotations=ToolAnnotations(read_only_hint=not needed))
+                tool = getattr(tools, name)
+                words, hints = tool.__doc__.partition("\n")[0], ToolAnnotations(read_only_hint=not needed)
+                self.add_tool(tool, description=words, annotations=hints)
         host = urlsplit(client.url).hostname or "localhost"
         self._place = f"malamute://{host}"
         for kind in ("mailbox", "stream"):
@@ -502,7 +520,7 @@ def row_of_queue(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content_of(headers: Mapping[str, Any], body: bytes, size: int = 0) -> dict[str, Any]:
-    """Return headers and body, each cut to its limit, and `cut` with what is left out."""
+    """Return headers and body, each cut to its limit, and `cut` with the omissions."""
     cut = []
     shown: dict[str, Any] = {}
     for name, value in headers.items():

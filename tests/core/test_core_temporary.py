@@ -6,7 +6,7 @@ import pytest
 from core_bench import Bench, offer, send
 
 from malamute.errors import InUse, InvalidValue
-from malamute.protocol.messages import Bye, Cancel, Change, Error
+from malamute.protocol.messages import Bye, Cancel, Change, Error, Query
 from malamute.store.policies import QueuePolicy
 
 AWAY_SECONDS = 600.0
@@ -48,6 +48,14 @@ def test_it_goes_with_its_last_consumer_and_with_its_messages(bench):
     assert not is_there(bench)
     bench.restart()
     assert not is_there(bench)
+
+
+def test_its_row_says_so_and_that_of_another_does_not(bench):
+    bench.tell("bob", consume())
+    bench.tell("carol", consume(2, name="other", temporary=False))
+    (answer,) = bench.ask("alice", Query(1, "mailboxes", {}))
+    rows = {row["name"]: row.get("temporary") for row in answer.value}
+    assert rows == {"once": True, "other": None}
 
 
 @pytest.mark.parametrize("end", [Cancel(1), Bye()], ids=["cancelled", "bye"])

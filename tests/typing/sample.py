@@ -35,6 +35,8 @@ def blocking(url: str) -> None:
         assert_type(client, malamute.Client)
         client.on_event = tell
         assert_type(client.publish("weather", "temp.oslo", b"-3.5", {"unit": "C"}, assurance="stored"), int)
+        assert_type(client.publish("weather", "temp.oslo", json=1, id="a"), malamute.StoredSequence)
+        assert_type(client.ask("weather", "who", wait=1), list[malamute.Mail])
         with client.publisher("weather", batch=100) as out:
             receipt = out.publish("temp.oslo", [b"a", b"b"])
             assert_type(receipt, malamute.Receipt)
@@ -88,8 +90,8 @@ def blocking(url: str) -> None:
             assert_type(message.lag, float)
         client.publish_nowait("weather", "temp.oslo", {"celsius": -3.5})
 
-        client.publish("weather", "temp.oslo", 5)  # type: ignore[arg-type]  # pyright: ignore
-        client.publish("weather", "temp.oslo", assurance="some")  # type: ignore[arg-type]  # pyright: ignore
+        client.publish("weather", "temp.oslo", 5)  # type: ignore[call-overload]  # pyright: ignore
+        client.publish("weather", "temp.oslo", assurance="some")  # type: ignore[call-overload]  # pyright: ignore
         client.admin.stream(nme="weather")  # type: ignore[call-arg]  # pyright: ignore
         client.send("bob", "hello", b"", prority=5)  # type: ignore[call-arg]  # pyright: ignore
 

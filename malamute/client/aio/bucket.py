@@ -49,7 +49,7 @@ class Bucket(BucketBase):
     def watch(
         self, *keys: str, timeout: Span | None = None
     ) -> Opening[KeyWatch, tuple[str, KeyValue | None]]:
-        """KeyWatch keys: await it, or use it in `async with` and `async for`. As `malamute.Bucket.watch`."""
+        """Watch keys: await it, or use it in `async with` and `async for`. As `malamute.Bucket.watch`."""
         return Opening(self._watching(keys, timeout))
 
     async def _watching(self, keys: Iterable[str], timeout: Span | None) -> KeyWatch:

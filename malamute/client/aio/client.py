@@ -48,6 +48,7 @@ from malamute.client.options import (
     HistoryOptions,
     MailboxOptions,
     PublisherOptions,
+    PublishOptions,
     RequestOptions,
     SendAssurance,
     SendOptions,
@@ -60,6 +61,7 @@ from malamute.client.options import (
 )
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message
+from malamute.client.session.outbox import StoredSequence
 from malamute.client.session.questions import Cancelled
 from malamute.protocol.batch import Body, Headers
 
@@ -118,6 +120,28 @@ class Client(ClientBase):
         self._stopped: asyncio.Event | None = None
 
     # Streams
+
+    @overload
+    async def publish(
+        self,
+        stream: str,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        id: str,
+        **options: Unpack[PublishOptions],
+    ) -> StoredSequence: ...
+
+    @overload
+    async def publish(
+        self,
+        stream: str,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> int: ...
 
     async def publish(
         self,

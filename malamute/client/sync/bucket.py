@@ -72,7 +72,7 @@ class Bucket(BucketBase):
         return self._driver.run(self._add(key, amount, ttl, timeout))
 
     def watch(self, *keys: str, timeout: Span | None = None) -> KeyWatch:
-        """KeyWatch keys: an iterator over (key, value), whose value is None for a key that is not there.
+        """Watch keys: an iterator over (key, value), whose value is None for a key that is not there.
 
         The present state of each key comes first. A reader that is slow gets the newest state of each key,
         and not those in between.
@@ -103,7 +103,7 @@ class KeyWatch(WatchBase):
         return found
 
     def cancel(self) -> None:
-        """KeyWatch no longer. Changes that have come can still be read."""
+        """End the watch. Changes that have come can still be read."""
         self._driver.do(super().cancel)
 
     def __enter__(self) -> Self:

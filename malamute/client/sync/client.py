@@ -26,6 +26,7 @@ from malamute.client.options import (
     HistoryOptions,
     MailboxOptions,
     PublisherOptions,
+    PublishOptions,
     RequestOptions,
     SendAssurance,
     SendOptions,
@@ -38,6 +39,7 @@ from malamute.client.options import (
 )
 from malamute.client.session.codecs import ABSENT, Content, content_of
 from malamute.client.session.message import Mail, Message
+from malamute.client.session.outbox import StoredSequence
 from malamute.client.session.questions import Cancelled
 from malamute.client.session.receipts import SentBase
 from malamute.client.session.session import ClientSession
@@ -113,6 +115,28 @@ class Client(ClientBase):
         self._pool: HandlerPool | None = None
 
     # Streams
+
+    @overload
+    def publish(
+        self,
+        stream: str,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        *,
+        id: str,
+        **options: Unpack[PublishOptions],
+    ) -> StoredSequence: ...
+
+    @overload
+    def publish(
+        self,
+        stream: str,
+        subject: str,
+        body: Content = b"",
+        headers: Headers | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> int: ...
 
     def publish(
         self,

@@ -138,6 +138,7 @@ def _queue(effects: Effects, queue: Queue) -> QueueRow:
     return QueueRow(
         name=queue.name,
         persistence=queue.usage.policy.persistence,
+        temporary=queue.users is not None,
         messages=len(queue.entries),
         ready=queue.states.counts[READY],
         delayed=queue.states.counts[DELAYED],

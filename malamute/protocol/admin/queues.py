@@ -22,11 +22,13 @@ from malamute.protocol.fields import (
 class QueueRow(Row):
     """A mailbox or a service. Rates are of a second, and quantiles None while nothing was measured.
 
+    A `temporary` mailbox is removed with its last consumer.
     `settings_source` is the rule of the configuration, or `default`, and the settings overruled at run time.
     """
 
     name: str
     persistence: str
+    temporary: bool = False
     messages: int
     ready: int
     delayed: int
