@@ -25,6 +25,7 @@ from pydantic import Field
 
 import malamute
 from malamute import AccessRefused, Mail, MalamuteError, Message, TimedOut, Uri, aio
+from malamute.client.events import Event, Lost, Recalled
 
 TEXT_CHARS = 4_000
 """Maximum characters of one body, and of the headers of one message, in an answer."""
@@ -175,12 +176,11 @@ class HeldMail:
             self._release(mailbox, sequence)
         await self._client.flush()
 
-    def _on_event(self, event: Any) -> None:
-        name = type(event).__name__
-        if name == "Lost":
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Lost):
             # The broker has taken back the deliveries of this connection.
             self._held.clear()
-        elif name == "Recalled":
+        elif isinstance(event, Recalled) and event.reason != "cancelled":
             for sequence in event.sequences:
                 self._held.pop((event.queue, sequence), None)
         self._log(event)
