@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 import pytest
+from depth import nightly
 from rig_daemon import Daemon
 from rig_waiting import PATIENCE
 
@@ -17,12 +18,25 @@ import malamute
 ROUNDS = 3
 """Each broker but the last is killed."""
 
-GREENLETS = """
+PATCHED = {
+    "gevent": """
 import gevent.monkey
 gevent.monkey.patch_all()
+from gevent import sleep, spawn
+result = gevent.Greenlet.get
+""",
+    "eventlet": """
+import eventlet
+eventlet.monkey_patch()
+from eventlet import sleep, spawn
+result = eventlet.greenthread.GreenThread.wait
+""",
+}
+"""The beginnings of a program of greenlets, by their library."""
+
+GREENLETS = """
+import select
 import sys
-import gevent
-import gevent.select
 import malamute
 
 url, threads = sys.argv[1:]
@@ -32,9 +46,9 @@ def tick():
     global ticks
     while True:
         ticks += 1
-        gevent.sleep(0.001)
+        sleep(0.001)
 
-gevent.spawn(tick)
+spawn(tick)
 client = malamute.connect(url, threads=threads, timeout=60)
 work = client.work("jobs", credit=10)
 # A waiting call lets others run.
@@ -43,13 +57,13 @@ before, first = ticks, work.receive(60)
 assert ticks > before, "the wait held up the other greenlets"
 first.ack()
 if threads == "any":
-    calls = [gevent.spawn(client.publish, "s", "a", b"") for _ in range(100)]
-    assert sorted(call.get() for call in calls) == [*range(1, 101)]
+    calls = [spawn(client.publish, "s", "a", b"") for _ in range(100)]
+    assert sorted(map(result, calls)) == [*range(1, 101)]
 done = [first.body.decode()]
 fd = client.fileno()
 print("done", *done, flush=True)
 while done[-1] != "last":
-    gevent.select.select([fd], [], [], client.next_timeout())
+    select.select([fd], [], [], client.next_timeout())
     more = True
     while more:
         more = client.dispatch()
@@ -122,12 +136,23 @@ def test_a_client_in_a_loop_of_asyncio_gets_every_job_over_reconnects(
     asyncio.run(serve())
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="needs gevent")
-@pytest.mark.parametrize("threads", ["one", "any"])
-def test_a_client_under_gevent_lets_greenlets_run_and_gets_every_job_over_reconnects(
-    daemon: Daemon, closing: ExitStack, threads: str
+@pytest.mark.parametrize(
+    ("library", "threads"),
+    [
+        ("gevent", "one"),
+        ("gevent", "any"),
+        pytest.param("eventlet", "one", marks=nightly),
+        pytest.param("eventlet", "any", marks=nightly),
+    ],
+)
+def test_a_client_under_greenlets_lets_others_run_and_gets_every_job_over_reconnects(
+    daemon: Daemon, closing: ExitStack, library: str, threads: str
 ) -> None:
-    command = [sys.executable, "-W", "error", "-c", GREENLETS, daemon.url, threads]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"needs {library}")
+    # eventlet itself warns that it is deprecated.
+    warnings = [] if library == "eventlet" else ["-W", "error"]
+    command = [sys.executable, *warnings, "-c", PATCHED[library] + GREENLETS, daemon.url, threads]
     program = closing.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     closing.callback(program.kill)
     assert program.stdout is not None
