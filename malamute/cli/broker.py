@@ -51,10 +51,10 @@ broker.add_command(check)
 @click.option(
     "--console",
     is_flag=False,
-    flag_value=CONSOLE,
+    flag_value="",
     envvar="MALAMUTE_CONSOLE",
     metavar="[HOST:PORT]",
-    help=f"Serve the console and HTTP, too, on {CONSOLE} or another address.",
+    help=f"Serve the console and HTTP, too, on $MALAMUTE_GATEWAY_LISTEN, {CONSOLE} or another address.",
 )
 @json_option
 def run(read: Callable[[], Config], *, console: str | None, as_json: bool) -> None:
@@ -67,6 +67,8 @@ def run(read: Callable[[], Config], *, console: str | None, as_json: bool) -> No
     `malamute broker reload` reloads the configuration, and so does SIGHUP, except on a terminal: there SIGHUP
     stops the broker, too.
     """
+    if console == "":
+        console = os.environ.get("MALAMUTE_GATEWAY_LISTEN") or CONSOLE
     # Objects made before listening are permanent: the garbage collector would examine them in vain.
     gc.disable()
     try:

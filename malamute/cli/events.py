@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import click
@@ -20,12 +23,22 @@ STREAM = "$sys"
 
 
 def as_event(message: Message) -> bytes:
-    """Return an event as a line for people: time, event, and details."""
+    """Return an event as a line for people: time, event, and details.
+
+    On a terminal, details for which the line has no room are below it.
+    """
     details = " ".join(
         f"{name}={printable(str(value))}" for name, value in content_of(message).headers.items()
     )
     when = message.time.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
-    return f"{when}Z  {printable(message.subject)}  {details}".rstrip().encode() + b"\n"
+    line = f"{when}Z  {printable(message.subject)}  {details}".rstrip()
+    if sys.stdout.isatty():
+        width = get_terminal_size().columns
+        lines = textwrap.TextWrapper(
+            width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+        line = lines.fill(line)
+    return line.encode() + b"\n"
 
 
 @click.command(

@@ -83,13 +83,14 @@ def show_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, title: str = 
 
 
 def show_map(fields: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print one resource with its properties, as JSON or in two columns."""
+    """Print one resource with its properties, as JSON or in two columns. People do not see empty ones."""
     if as_json:
         click.echo(to_json(fields))
     else:
         width = max(map(len, fields), default=0)
         for name, value in fields.items():
-            click.echo(f"{_words(name):<{width}}{GAP}{cell(name, value)}")
+            if shown := cell(name, value):
+                click.echo(f"{_words(name):<{width}}{GAP}{shown}")
 
 
 def show_whole(found: Mapping[str, Any], *, as_json: bool) -> None:

@@ -27,6 +27,20 @@ def test_an_event_as_a_line() -> None:
     assert as_event(Message(7, 0, "", "a", pack_record(None, b""))) == b"1970-01-01T00:00:00.000Z  a\n"
 
 
+def test_a_terminal_has_the_details_that_a_line_has_no_room_for_below_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    details = {"address": "alice-the-first", "software": "malamute-cli/0.1.0", "user": "x" * 90}
+    event = Message(7, 1_500_000_000, "$broker", "client.connected.alice", pack_record(details, b""))
+    assert as_event(event).decode().splitlines() == [
+        "1970-01-01T00:00:01.500Z  client.connected.alice  address=alice-the-first",
+        "    software=malamute-cli/0.1.0",
+        f"    user={'x' * 90}",
+    ]
+
+
 def test_events_of_before_are_shown(run: Run, client: malamute.Client) -> None:
     line = run("events", "client.connected.#", "--start", "first", "-n", "1").stdout
     assert re.fullmatch(r"[\d-]+T[\d:.]+Z  client\.connected\.test  .*address=test.*\n", line)

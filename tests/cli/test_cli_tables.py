@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute.cli.queues import COLUMNS
-from malamute.cli.tables import DROPPED_FIRST, TEXT_CHARACTERS, cell, fitting
+from malamute.cli.tables import DROPPED_FIRST, TEXT_CHARACTERS, cell, fitting, show_map
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,14 @@ from malamute.cli.tables import DROPPED_FIRST, TEXT_CHARACTERS, cell, fitting
 )
 def test_a_quantity_has_its_unit(column: str, value: Any, text: str) -> None:
     assert cell(column, value) == text
+
+
+def test_people_do_not_see_properties_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"streams": 0, "store_error": "", "endpoints": [], "oldest_age": None, "is_there": False}
+    show_map(fields, as_json=False)
+    assert capsys.readouterr().out == "streams      0\noldest age   -\nis there     no\n"
+    show_map(fields, as_json=True)
+    assert json.loads(capsys.readouterr().out) == fields
 
 
 WIDTHS = [10 if column == "name" else len(column) for column in COLUMNS]
