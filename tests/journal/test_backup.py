@@ -9,13 +9,14 @@ import lmdb
 import pytest
 from stores import MIB, append, delete, firsts, put
 
+from malamute.core.bucket.entry import KeyEntry, pack_entry
 from malamute.errors import StorageFull, StoreError
 from malamute.journal import backup as backup_module
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
 from malamute.journal.store import next_incarnation
 from malamute.store.operations import Damage, DeleteStream, PutValue
-from malamute.store.tables import CURSORS, NUMBERS, RETENTIONS, SESSIONS
+from malamute.store.tables import BUCKETS, CURSORS, NUMBERS, RETENTIONS, SESSIONS
 
 NOW = 1_700_000_000.0
 
@@ -53,6 +54,7 @@ def test_a_backup_is_a_data_directory_with_all_of_it(disk, target):
             delete((1, 1)),
             PutValue(SESSIONS, (b"s", NUMBERS), b"1"),
             PutValue(CURSORS, ("s", "c"), 4),
+            PutValue(BUCKETS, ("results", "job-1"), pack_entry(KeyEntry(7, 0, "ann", b"640x480"))),
         ]
     )
     store.write([PutValue(RETENTIONS, ("s",), (0, 30, 2)), append(1, stream="gone"), DeleteStream("gone")])
@@ -65,6 +67,7 @@ def test_a_backup_is_a_data_directory_with_all_of_it(disk, target):
     disk()
     copy, recovered = opened(target)
     assert recovered == disk.recovered
+    assert [*recovered.table(BUCKETS)] == [("results", "job-1")]
     assert everything(copy) == everything(disk.store)
     assert copy.status().streams == status.streams
     assert not [damage for step in copy.verify() for damage in step.damages]

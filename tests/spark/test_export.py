@@ -668,3 +668,29 @@ def test_a_column_says_when_a_message_expires() -> None:
     gatherer.add(Columns(5, 3_000_000_000, "", *plain, ttls=1))
     found = gatherer.take().column("expires").to_pylist()
     assert [moment and moment.timestamp() for moment in found] == [None, 2.5, None, None, 3.001, 3.001]
+
+
+def test_deleted_messages_are_gaps_of_an_export_from_the_broker_and_from_its_directory(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    with quiet_broker(data) as broker, malamute.connect(broker.url, timeout=60) as client:
+        for number in range(9):
+            client.publish("s", "abc"[number % 3], f"personal-{'abc'[number % 3]}")
+        deleted = client.change("stream.delete-messages", stream="s", subject="b")
+        assert deleted["messages"] == 3
+        assert client.change("stream.delete-messages", stream="s", sequence=9)["messages"] == 1
+        with open_history(url=broker.url) as history:
+            live = export(history, "s", ExportLocation(str(tmp_path / "live")))
+    read = _export(data, tmp_path / "read")
+    for out, done in (("live", live), ("read", read)):
+        rows = _table(tmp_path / out).to_pylist()
+        assert [(row["sequence"], row["subject"]) for row in rows] == [
+            (1, "a"), (3, "c"), (4, "a"), (6, "c"), (7, "a")
+        ]  # fmt: skip
+        gaps = [(gap.first, gap.last, gap.reason) for gap in done.gaps]
+        assert gaps[:2] == [(2, 2, "deleted"), (5, 5, "deleted")]
+        assert {reason for *_, reason in gaps} == {"deleted"}
+        assert _faults(tmp_path / out, data) == []
+        files = [path.read_bytes() for path in (tmp_path / out).rglob("*") if path.is_file()]
+        assert not any(b"personal-b" in content for content in files)
