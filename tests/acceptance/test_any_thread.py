@@ -1,9 +1,10 @@
 """Clients for any thread: threads and forks enqueue while the broker is killed; each job is stored once."""
 
 import threading
+import time
 from contextlib import ExitStack
 
-from depth import NIGHT
+from depth import NIGHT, nightly
 from rig_daemon import Daemon
 from rig_programs import Program
 from rig_waiting import PATIENCE
@@ -87,3 +88,24 @@ def test_threads_and_forks_enqueue_while_the_broker_is_killed_and_each_job_is_st
     expected = [f"thread-{n}" for n in range(THREADS)]
     expected += [f"fork-{n}-{part}" for n in range(FORKS) for part in range(2)]
     assert sorted(jobs_of(client, len(expected) + 1)) == sorted([*expected, "parent"])
+
+
+@nightly
+def test_the_rate_of_confirmed_jobs_of_one_to_a_thousand_threads(daemon: Daemon) -> None:
+    """Print the figures: jobs of threads that wait at the same time share a write to the disk."""
+    with malamute.connect(daemon.url, threads="any", timeout=PATIENCE) as client:
+        for count in (1, 10, 100, 1000):
+            each = max(1, 2000 // count)
+
+            def enqueue(each: int = each) -> None:
+                for _ in range(each):
+                    client.enqueue("jobs", "do", b"x" * 100)
+
+            threads = [threading.Thread(target=enqueue) for _ in range(count)]
+            begun = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            print(f"{count} threads: {count * each / (time.perf_counter() - begun):,.0f} jobs/s")
+        assert client.query("service", name="jobs")["messages"] == 4 * 2000
