@@ -71,7 +71,10 @@ def class_page(name: str) -> str:
     page = CLASSES[name]
     parts = [f"# {page.title}", "## Example", examples()[name], "## Reference"]
     filters = ["!^_", f"!{page.hidden}"]
-    parts += [f"::: malamute.client.{path}\n    options: {{filters: {filters}, show_overloads: false}}" for path in page.objects]
+    parts += [
+        f"::: malamute.client.{path}\n    options: {{filters: {filters}, show_overloads: false}}"
+        for path in page.objects
+    ]
     return "\n\n".join(parts) + "\n"
 
 

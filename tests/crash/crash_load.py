@@ -19,6 +19,8 @@ LARGE = 70_000
 KEPT, SHORT = "kept", "short"
 """A stream that keeps everything, and one that the ring shortens all the time."""
 
+BUCKET = "results"
+
 
 class Load:
     """Clients of each kind, and what they do in one step."""
@@ -47,6 +49,8 @@ class Load:
             (2, self._take_feed),
             (2, self._commit),
             (2, self._change),
+            (3, self._bucket),
+            (2, self._finish_with_result),
             (1, self._return),
         ]
 
@@ -143,6 +147,21 @@ class Load:
             self._operator.publish("temporary", "c", self._body(), assurance="stored")
         with suppress(NotFound):  # the stream, or the queue
             self._operator.change(topic, timeout=PATIENCE, **arguments)
+
+    def _bucket(self) -> None:
+        # A key that is deleted is put once.
+        bucket, once = self._ann.bucket(BUCKET), f"once-{next(self._numbers)}"
+        kept = f"key-{self._chance.randrange(3)}"
+        bucket.put(kept, self._body(), ttl=self._chance.choice([None, 3600]))
+        bucket.put(once, self._body())
+        bucket.add("count", 1)
+        if self._chance.random() < 0.5:
+            bucket.delete(once)
+
+    def _finish_with_result(self) -> None:
+        self._ann.send("results", "job", self._body(), assurance="stored")
+        with self._bob.consume("results", auto_ack=False) as jobs:
+            jobs.receive(PATIENCE).ack(put=(BUCKET, f"result-{next(self._numbers)}", self._body()))
 
     def _return(self) -> None:
         with malamute.connect(self._url, address="guest", timeout=PATIENCE) as guest:

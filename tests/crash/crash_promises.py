@@ -15,6 +15,7 @@ from crash_broker import TAKEN
 from crash_load import KEPT
 
 from malamute.core.broker import Core
+from malamute.core.bucket.entry import unpack_entry
 from malamute.journal.disk import DiskStore
 from malamute.protocol.batch import unpack_payload
 from malamute.protocol.codec import decode
@@ -22,15 +23,18 @@ from malamute.protocol.messages import (
     BY_TYPE,
     MAILBOX,
     Ack,
+    Add,
     Bye,
     Change,
     Commit,
+    Delete,
     Deliver,
     Hello,
     Message,
     Offer,
     Ok,
     Publish,
+    Put,
     Reject,
     Reply,
     Request,
@@ -39,10 +43,12 @@ from malamute.protocol.messages import (
     Subscribe,
 )
 from malamute.protocol.names import AUDIT
-from malamute.store.operations import AppendChunk, Chunk, PutMessages, Recovered
-from malamute.store.tables import ACCOUNTS, CURSORS, FEEDS, GROUPS, RETENTIONS
+from malamute.store.operations import AppendChunk, Chunk, PutMessages, PutValue, Recovered
+from malamute.store.tables import ACCOUNTS, BUCKETS, CURSORS, FEEDS, GROUPS, RETENTIONS
 
+Key = tuple[str, str]
 Queue = tuple[str, str]
+_OF_KEYS = {BY_TYPE[kind].opcode for kind in (Put, Delete, Add)}
 _CHANGE, _SUBSCRIBE = BY_TYPE[Change].opcode, BY_TYPE[Subscribe].opcode
 
 
@@ -88,6 +94,12 @@ class Promises:
         """Records that somebody who had them has settled."""
         self._purged: set[Queue] = set()
         self._deleted: set[str] = set()
+        self._keys: dict[Key, tuple[int, bytes]] = {}
+        """The last confirmed revision and value of each key."""
+        self._sums: dict[Key, int] = {}
+        self._keys_gone: set[Key] = set()
+        self._results: list[tuple[bytes, Key]] = []
+        """Messages that were to be acknowledged together with a put, and its key."""
 
     def take(self, packed: bytes) -> None:
         """Take note of what went in or out."""
@@ -98,7 +110,7 @@ class Promises:
     # --- what comes in
 
     def _take_command(self, peer: bytes, message: Message) -> None:
-        if isinstance(message, Publish | Send | Request | Reply | Commit | Change):
+        if isinstance(message, Publish | Send | Request | Reply | Commit | Change | Put | Delete | Add):
             self._asked[peer][message.number] = message
         take = _COMMANDS.get(type(message))
         if take is not None:
@@ -133,6 +145,15 @@ class Promises:
         elif change.topic in ("stream.delete", "stream.purge"):
             self._deleted.add(change.arguments["stream"])
 
+    def _put(self, peer: bytes, put: Put) -> None:
+        for first, last in put.ranges:
+            self._settle(peer, put.source, range(first, last + 1))
+            record = self._held.get((peer, put.source, first), b"")
+            self._results.append((record, (put.bucket, put.key)))
+
+    def _delete(self, peer: bytes, delete: Delete) -> None:
+        self._keys_gone.add((delete.bucket, delete.key))
+
     def _settle(self, peer: bytes, source: int, sequences: Sequence[int]) -> None:
         for sequence in sequences:
             self._gone.add(self._held.get((peer, source, sequence), b""))
@@ -148,6 +169,9 @@ class Promises:
             self._confirm(peer, message.ref, message, 0)
             change = self._asked[peer][message.ref]
             self._changes.append((change.topic, change.arguments))
+        elif isinstance(message, Ok) and message.about in _OF_KEYS:
+            self._confirm(peer, message.ref, message, 0)
+            self._confirm_key(self._asked[peer][message.ref], message.value)
         elif isinstance(message, Deliver):
             self._deliver(peer, message)
 
@@ -169,6 +193,13 @@ class Promises:
             place = command.stream, command.cursor
             self._cursors[place] = max(self._cursors.get(place, 0), command.sequence)
         return sequence
+
+    def _confirm_key(self, command: Put | Delete | Add, outcome: Any) -> None:
+        place = command.bucket, command.key
+        if isinstance(command, Put):
+            self._keys[place] = outcome, bytes(command.value)
+        elif isinstance(command, Add):
+            self._sums[place] = outcome[0]
 
     def _deliver(self, peer: bytes, message: Deliver) -> None:
         columns = unpack_payload(message.payload, message.large)
@@ -201,12 +232,17 @@ class Promises:
         self._check_streams(store, found, asked)
         self._check_queues(found, asked)
         self._check_values(store, found)
+        self._check_keys(found, asked)
         self._check_sessions(found, asked)
 
     def asked(self) -> Asked:
         """What was asked for up to now."""
         return Asked(
-            frozenset(self._gone), frozenset(self._purged), frozenset(self._deleted), frozenset(self._ended)
+            frozenset(self._gone),
+            frozenset(self._purged),
+            frozenset(self._deleted),
+            frozenset(self._ended),
+            frozenset(self._keys_gone),
         )
 
     def _check_streams(self, store: DiskStore, found: Recovered, asked: Asked) -> None:
@@ -246,6 +282,23 @@ class Promises:
             if not _is_in_force(topic, arguments, found):
                 raise Broken(f"{topic} {arguments} was confirmed and is not in force")
 
+    def _check_keys(self, found: Recovered, asked: Asked) -> None:
+        stored = {place: unpack_entry(packed) for place, packed in found.values.get(BUCKETS, {}).items()}
+        for place, (revision, value) in self._keys.items():
+            entry = stored.get(place)
+            if entry is None:
+                if place not in asked.keys:
+                    raise Broken(f"key {place} was confirmed at {revision} and is gone")
+            elif entry.revision < revision or (entry.revision == revision and entry.value != value):
+                raise Broken(f"key {place} was confirmed at {revision} with {value!r} and is {entry}")
+        for place, total in self._sums.items():
+            if place not in stored or int(stored[place].value) < total:
+                raise Broken(f"sum {place} was confirmed at {total} and is {stored.get(place)}")
+        queued = {bytes(message.record) for queue in found.queues.values() for message in queue.messages}
+        for record, place in self._results:
+            if record in self._queued and (record in queued) == (place in stored):
+                raise Broken(f"{record!r} and its result {place} are not one commit: {place in stored}")
+
     def _check_sessions(self, found: Recovered, asked: Asked) -> None:
         """Each session that comes back sends its last confirmed command again, and it is not done again."""
         now = max(state.time_ns for state in found.streams.values()) / 1e9 + 0.001 if found.streams else 1.0
@@ -267,6 +320,7 @@ class Asked(NamedTuple):
     purged: frozenset[Queue]
     deleted: frozenset[str]
     ended: frozenset[bytes]
+    keys: frozenset[Key]
 
 
 def _messages(store: DiskStore, stream: str) -> Iterator[tuple[int, tuple[str, bytes]]]:
@@ -313,7 +367,8 @@ def _send_again(core: Core, peer: bytes, hello: Hello, last: Confirmed, now: flo
             stored = isinstance(operation, AppendChunk) and operation.stream == getattr(
                 last.command, "stream", ""
             )
-            if again or stored:
+            changed = isinstance(operation, PutValue) and operation.table == BUCKETS
+            if again or stored or changed:
                 raise Broken(f"{last} was confirmed, was sent again, and is stored again: {operation}")
 
 
@@ -327,4 +382,6 @@ _COMMANDS: Mapping[type[Any], Callable[[Promises, bytes, Any], None]] = {
     Request: Promises._request,
     Reply: Promises._reply,
     Change: Promises._change,
+    Put: Promises._put,
+    Delete: Promises._delete,
 }
