@@ -41,6 +41,7 @@ CURSOR = "cursor"
 ACTIONS: Mapping[str, tuple[str, ...]] = {
     "publish": ("stream",),
     "subscribe": ("stream", CURSOR),
+    "link": ("stream",),
     "send": ("mailbox",),
     "receive": ("mailbox",),
     "request": ("service",),
@@ -58,7 +59,7 @@ ACTIONS: Mapping[str, tuple[str, ...]] = {
 KINDS = (*_THINGS, "bucket", "user", "group", CURSOR)
 ANY = "*"
 
-WITH_SUBJECT = frozenset(("publish", "subscribe", "send", "request", "offer"))
+WITH_SUBJECT = frozenset(("publish", "subscribe", "link", "send", "request", "offer"))
 """The actions that have a subject."""
 
 RULE_CHARACTERS_MAX = 8_192

@@ -33,6 +33,8 @@ SECTIONS = {
         "service": Lazy("malamute.cli.queues:service", "The services of a broker."),
         "bucket": Lazy("malamute.cli.buckets:bucket", "Buckets: values by key."),
         "feed": Lazy("malamute.cli.feeds:feed", "Feeds: messages passed from a source to a target."),
+        "link": Lazy("malamute.cli.links:link", "Links: streams of other brokers, copied here."),
+        "pack": Lazy("malamute.cli.pack:pack", "Carry the links of a broker."),
         "client": Lazy("malamute.cli.clients:client", "The clients of a broker."),
         "keys": Lazy("malamute.cli.keys:keys", "CURVE keys of brokers and clients."),
         "group": Lazy("malamute.cli.groups:group", "The groups of users, and their rules."),

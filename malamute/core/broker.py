@@ -34,6 +34,7 @@ from malamute.core.iteration.health import Health
 from malamute.core.iteration.recovery import Recovery
 from malamute.core.iteration.settings import ConfigurationInForce, Settings
 from malamute.core.iteration.timers import Timers
+from malamute.core.link.table import Links
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.mailbox import Mailboxes
 from malamute.core.queue.service import Services
@@ -90,15 +91,18 @@ class Core(Engines):
             self.recovery,
             lambda source, rule: self.review.feed_selector(source, rule),
         )
+        self.links = Links(
+            self.streams, self.feeds, self.recovery, lambda rule: self.review.confirm_link(rule)
+        )
         startup.restore(self, recovered)
         if settings.unjournaled:
             self.streams.begin_epoch()
         self._make_reports(settings)
         reserved = frozenset(stream.name for stream in self.streams.by_name.values() if stream.own)
         self.access = AccessControl(reserved, settings.access, self.accounts, self.groups)
-        self.review = Review(self.effects, self.access, self.sessions, self.sources, self.feeds)
-        for feed in self.feeds.by_name.values():
-            self.feeds.review(feed)
+        self.review = Review(self.effects, self.access, self.sessions, self.sources, self.feeds, self.links)
+        for look in self.review.of_rules():
+            look()
         self.old_key_connections = 0
         """How many connections came by the key that the broker had before."""
         self.commands = ClientCommands(self)
@@ -243,6 +247,7 @@ class Core(Engines):
         self.services.store_again(stranded)
         self.sessions.confirmations.store_again(stranded)
         self.feeds.store_again(stranded)
+        self.links.store_again(stranded)
         self.buckets.store_again(stranded)
 
     def lost(self, peer: bytes, now: float) -> None:

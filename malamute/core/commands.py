@@ -61,6 +61,7 @@ from malamute.protocol.messages import (
     Delete,
     Drain,
     Error,
+    Forward,
     Get,
     Hello,
     Message,
@@ -105,6 +106,7 @@ class ClientCommands:
         self.queues = core.queues
         self.sources = core.sources
         self.review = core.review
+        self.links = core.links
         self.queries = Queries(core)
         self.changes = Changes(core)
         self.refused_peers: set[bytes] = set()
@@ -315,6 +317,20 @@ class ClientCommands:
             # No sequence follows 0, so that its run has no other command.
             self.confirmations.accept(session, message, first, -first)
         return first > 0
+
+    def _forward(self, peer: bytes, session: Session, message: Forward) -> None:
+        if not self.confirmations.admit(session, message.number):
+            return
+        records = message.records
+        size_bytes = self._check_size(records)
+        self.links.check_forward(message)
+        amounts = len(records), size_bytes
+        check_rates(session.quotas, amounts, self.effects.now)
+        self._hold(session, 2 * size_bytes + MESSAGE_BYTES * len(records))
+        first = self.links.forward(message)
+        session.sent += len(records)
+        consume_rates(session.quotas, amounts, self.effects.now)
+        self.confirmations.accept(session, message, len(records), first)
 
     def _send(self, peer: bytes, session: Session, message: Send) -> None:
         self._numbered(session, message, self.mailboxes.send)
@@ -657,6 +673,7 @@ STATES: dict[str, dict[type[Any], Handler]] = {
     "open": {
         Hello: ClientCommands._hello,
         Publish: ClientCommands._publish,
+        Forward: ClientCommands._forward,
         Send: ClientCommands._send,
         Request: ClientCommands._request,
         Reply: ClientCommands._reply,
@@ -690,7 +707,9 @@ UNATTACHED = frozenset((Query, Change, Ping, Withdraw, Commit, Get, Delete, Add)
 
 _BEGIN_ANEW = Error(UnexpectedCommand.code, "a fault of the broker's own has ended this: say HELLO again")
 
-NUMBERED = WITH_OUTCOME.union(BY_TYPE[message].opcode for message in (Publish, Send, Request, Reply, Commit))
+NUMBERED = WITH_OUTCOME.union(
+    BY_TYPE[message].opcode for message in (Publish, Forward, Send, Request, Reply, Commit)
+)
 """Opcodes of the commands whose `ref` is a number of the session."""
 
 

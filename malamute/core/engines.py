@@ -14,6 +14,7 @@ from malamute.core.iteration.health import Health
 from malamute.core.iteration.recovery import Recovery
 from malamute.core.iteration.settings import ConfigurationInForce
 from malamute.core.iteration.timers import Timers
+from malamute.core.link.table import Links
 from malamute.core.queue.limits import QueueLimits
 from malamute.core.queue.mailbox import Mailboxes
 from malamute.core.queue.service import Services
@@ -59,6 +60,7 @@ class Engines:
     review: Review
     recovery: Recovery
     feeds: Feeds
+    links: Links
     refusals: RefusalReports
     selector_numbers: SelectorNumbers
 

@@ -1,4 +1,4 @@
-"""The review of sessions and feeds, when the rules or the accounts have changed.
+"""The review of sessions, feeds and links, when the rules or the accounts have changed.
 
 A command is checked when it arrives. A subscription, an offer or a feed made by it stays, so it is reviewed,
 and ended or stopped if it would be refused now. There may be very many. So each session has a mark, and is
@@ -17,7 +17,7 @@ from malamute.core.iteration.workflow import GO_ON, Workflow, run_workflow
 from malamute.core.queue.source import QueueSource
 from malamute.core.stream.subscription import Subscription
 from malamute.errors import AccessRefused
-from malamute.protocol.admin import FeedSet
+from malamute.protocol.admin import FeedSet, LinkSet
 from malamute.protocol.messages import MAILBOX, Change
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from malamute.core.feed.table import Feeds
     from malamute.core.identity.access import AccessControl, Permissions
     from malamute.core.iteration.effects import Effects
+    from malamute.core.link.rule import LinkRule
+    from malamute.core.link.table import Links
     from malamute.core.session.session import Session
     from malamute.core.session.sessions import Sessions
     from malamute.core.sources import Sources
@@ -43,13 +45,20 @@ class Review:
     """The review of all that sessions and feeds have."""
 
     def __init__(
-        self, effects: Effects, access: AccessControl, sessions: Sessions, sources: Sources, feeds: Feeds
+        self,
+        effects: Effects,
+        access: AccessControl,
+        sessions: Sessions,
+        sources: Sources,
+        feeds: Feeds,
+        links: Links,
     ) -> None:
         self._effects = effects
         self._access = access
         self._sessions = sessions
         self._sources = sources
         self._feeds = feeds
+        self._links = links
 
     # Sessions and feeds to review
 
@@ -73,13 +82,8 @@ class Review:
             self.begin()
             looks: Iterable[Look] = self.each_look()
         else:
-            feeds = [
-                feed
-                for feed in self._feeds.by_name.values()
-                if user in (feed.rule.setter.user, feed.rule.setter.by_user)
-            ]
             looks = chain(
-                (partial(self._of_feed, feed) for feed in feeds),
+                self.of_rules(user),
                 (partial(self.of_session, session) for session in self._sessions.of_user(user)),
             )
         run_workflow(self._effects, _look_at(self._effects, looks))
@@ -92,9 +96,8 @@ class Review:
             session.review = self.of_session
 
     def each_look(self) -> Iterator[Look]:
-        """A look at each feed, and at each session that has not been reviewed."""
-        for feed in [*self._feeds.by_name.values()]:
-            yield partial(self._of_feed, feed)
+        """A look at each feed and link, and at each session that has not been reviewed."""
+        yield from self.of_rules()
         generation = self._access.generation
         for session in [*self._sessions.by_peer.values()]:
             if session.review is not None:
@@ -103,7 +106,25 @@ class Review:
         if generation == self._access.generation:
             self._effects.reviewing = False
 
+    def of_rules(self, user: str = "") -> Iterator[Look]:
+        """A look at each feed and each link, or at those that a user has set."""
+        for feed in [*self._feeds.by_name.values()]:
+            if not user or user in (feed.rule.setter.user, feed.rule.setter.by_user):
+                yield partial(self._of_feed, feed)
+        for name, rule in [*self._links.rules.items()]:
+            if not user or user in (rule.setter.user, rule.setter.by_user):
+                yield partial(self._of_link, name)
+
     # A look
+
+    def _of_link(self, name: str) -> None:
+        """Stop a link whose setter has no right to it any more."""
+        self._effects.work -= REVIEW_WORK
+        self._effects.guard("a look at what a link may do", self._links.review, name)
+
+    def confirm_link(self, rule: LinkRule) -> None:
+        """Raise `AccessRefused` if the principal that has set a link may not have it any more."""
+        self._access.confirm_change(rule.setter, Change(0, LinkSet.topic, {"stream": rule.into}))
 
     def _of_feed(self, feed: Feed) -> None:
         """Narrow a feed to the messages that its setter may have, or stop it if there are none."""

@@ -44,6 +44,7 @@ def restore(core: Engines, recovered: Recovered) -> None:
     core.mailboxes.resume(recovery)
     core.services.resume(recovery)
     core.feeds.restore(recovered, recovery)
+    core.links.restore(recovered, recovery)
     _report_excess(core)
     if core.mailboxes.strays(core.sessions.by_peer.values()):
         # A client may still return within the time of a session, and finds its mail.

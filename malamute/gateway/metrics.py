@@ -25,6 +25,8 @@ from malamute.protocol.admin import (
     BrokerMetrics,
     BrokerTotals,
     LimitUsage,
+    LinkRow,
+    LinksQuery,
     MetricsQuery,
     QueueTotals,
     ReaderTotals,
@@ -80,6 +82,7 @@ STATUS = (
     MetricField("malamute_mailboxes", "mailboxes", "Mailboxes."),
     MetricField("malamute_services", "services", "Services."),
     MetricField("malamute_feeds", "feeds", "Feeds from place to place."),
+    MetricField("malamute_links", "links", "Links from streams of other brokers."),
     _count("malamute_published_messages", "messages_published", "Messages that were published to streams."),
     MetricField("malamute_queue_bytes", "queue_bytes", "Bytes in mailboxes and service queues."),
     MetricField(
@@ -149,6 +152,22 @@ STREAM = (
     _count("malamute_stream_switches_to_replay", "switches_to_replay", "How often one fell behind."),
 )
 """Metrics of one stream."""
+
+
+LINK = (
+    MetricField(
+        "malamute_link_running", "state", "1 while a runner carries the link, else 0.", value="running".__eq__
+    ),
+    MetricField(
+        "malamute_link_lag_messages",
+        "lag",
+        "Messages of the source that are not here.",
+        value=lambda lag: lag,
+    ),
+    MetricField("malamute_link_lag_seconds", "lag_seconds", "The same in seconds.", value=lambda lag: lag),
+    _count("malamute_link_received_messages", "taken", "Messages that the link has brought."),
+)
+"""Metrics of one link; the lag is unknown while no runner reports."""
 
 
 class _Found(Collector):
@@ -328,6 +347,15 @@ def _readers(details: StreamDetails) -> Iterator[Metric]:
         yield lag
 
 
+def _links(rows: Iterable[LinkRow]) -> Iterator[Metric]:
+    gaps = CounterMetricFamily("malamute_link_gaps", "Gaps of the source.", labels=["link", "reason"])
+    for row in rows:
+        yield from _figures(LINK, row, {"link": row.name})
+        for reason, count in row.gaps.items():
+            gaps.add_metric([row.name, reason], count)
+    yield gaps
+
+
 def _own(gateway: Gateway) -> Iterator[Metric]:
     for name, words, value in (
         ("malamute_gateway_sessions", "Sessions of the gateway with the broker.", len(gateway.users)),
@@ -377,6 +405,8 @@ async def metrics(request: Request, arguments: Arguments) -> Response:
         found += _figures(STATUS, broker.status)
         found += _totals(broker.totals)
         found += _figures(STORAGE, broker.storage)
+        if broker.status.links:
+            found += _links(await client.query(LinksQuery(), timeout=timeout))
         for name in dict.fromkeys(arguments["stream"]):
             details = await client.query(StreamQuery(name=name), timeout=timeout)
             found += _figures(STREAM, details, {"stream": details.name})

@@ -7,6 +7,7 @@ express: bytes of UTF-8, the order of a range, a value of any plain type. `Rule`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import UnionType
@@ -172,6 +173,24 @@ def _is_path(value: str) -> bool:
     return "\0" not in value and _fits(value, limits.PATH_BYTES_MAX)
 
 
+def _are_addresses(value: list[str]) -> bool:
+    return all(map(_is_address, set(value)))
+
+
+def _are_urls(value: list[str]) -> bool:
+    return all(_fits(url, limits.TEXT_BYTES_MAX) and _URL.fullmatch(url) for url in value)
+
+
+def _are_ways(value: list[list[list[Any]]]) -> bool:
+    return all(
+        0 < len(way) <= limits.HOPS_MAX and all([*map(type, hop)] == _HOP for hop in way) for way in value
+    )
+
+
+_URL = re.compile(r"tcp://[^\s/@,]+:[0-9*]{1,5}|ipc://[^\s,]+")
+_HOP = [str, str, str, int]
+
+
 def _is_place(value: str) -> bool:
     kind, _, name = value.partition("/")
     return kind in get_args(Kind) and is_name(name)
@@ -248,6 +267,11 @@ Boolean = Annotated[bool, _text("boolean", "true or false")]
 
 _NAME = f"{limits.NAME_BYTES_MAX} bytes with no control characters"
 Name = Annotated[str, _text("name", f"a name: text of 1 to {_NAME}"), Beyond(is_name, limits.NAME_BYTES_MAX)]
+OtherName = Annotated[
+    str,
+    _text("other name", f"a name that no rule is about: text of 1 to {_NAME}"),
+    Beyond(is_name, limits.NAME_BYTES_MAX),
+]
 Address = Annotated[
     str, _text("address", f"empty, or a name of at most {_NAME}"), Beyond(_is_address, limits.NAME_BYTES_MAX)
 ]
@@ -282,6 +306,7 @@ Subjects = Annotated[
     Beyond(_are_subjects, limits.SUBJECT_BYTES_MAX, wire=list[_Subject], usual=list[_ShortSubject]),
 ]
 Records = Annotated[Sequence[Frame], _column("records"), Beyond(wire=list[bytes | None], usual=list[bytes])]
+Senders = Annotated[Sequence[str], _column("senders"), Beyond(_are_addresses, wire=list[str])]
 Finals = Annotated[Sequence[bool], _column("flags"), Beyond(wire=list[bool])]
 _INTEGERS = f"a list of 1 to {BATCH_MESSAGES_MAX} integers from 1 to {NUMBER_MAX}"
 Positions = Annotated[Sequence[int], _column("sequences", _INTEGERS), Beyond(wire=list[_Sequence])]
@@ -376,6 +401,21 @@ Place = Annotated[str, _text("place", PLACE_FORM), Beyond(_is_place, _PLACE_BYTE
 _FEED_BYTES_MAX = limits.NAME_BYTES_MAX - len(FEED_PREFIX)
 _FEED = f"text of 1 to {_FEED_BYTES_MAX} bytes with no control characters"
 FeedName = Annotated[str, _text("feed", _FEED), Beyond(_is_feed, _FEED_BYTES_MAX)]
+_URLS = f"a list of 1 to {limits.URLS_MAX} URLs such as tcp://HOST:9999, without a user or a password"
+Urls = Annotated[
+    Sequence[str],
+    _list("urls", 1, limits.URLS_MAX, _URLS),
+    Beyond(_are_urls, limits.TEXT_BYTES_MAX, wire=list[str]),
+]
+_WAYS = (
+    f"a list of at most {limits.WAYS_MAX} ways of 1 to {limits.HOPS_MAX} hops "
+    "[broker, stream, link, generation]"
+)
+Ways = Annotated[
+    Sequence[Sequence[Sequence[Any]]],
+    _list("ways", 0, limits.WAYS_MAX, _WAYS),
+    Beyond(_are_ways, wire=list[list[Annotated[list[Any], Meta(min_length=4, max_length=4)]]]),
+]
 FeedOperation = Annotated[
     str, _text("operation", f"one of {', '.join(OPERATIONS)}"), Beyond(wire=Literal[OPERATIONS])
 ]

@@ -56,6 +56,18 @@ PASSWORD_BYTES_MAX = 255
 RECORD_LARGE_BYTES = 65_536
 """A record of this size or more travels as a frame of its own."""
 
+URLS_MAX = 8
+"""URLs of the source of a link."""
+
+LINKS_MAX = 1_000
+"""Links to the streams of a broker."""
+
+WAYS_MAX = 256
+"""Ways by which messages come to the source of a link, in one report."""
+
+HOPS_MAX = 32
+"""Links and feeds on each of these ways."""
+
 CHANGES_MAX = 16
 """Changes of one session without an answer, and outcomes of changes that are kept for the session."""
 

@@ -48,6 +48,7 @@ from malamute.protocol.fields import (
     Records,
     Ref,
     Rule,
+    Senders,
     SettledRanges,
     Source,
     StoredRanges,
@@ -394,6 +395,25 @@ class Watch(NamedTuple):
     keys: Keys
 
 
+class Forward(NamedTuple):
+    """Publish what a link has read elsewhere, in the commit that stores how far the link has come.
+
+    The messages keep their `senders`, and expire by the stream's own rule. `upto` is the position in the
+    source behind them, `N@STORE`. The command is refused unless the link has this `generation`, and stands at
+    `after`; empty is a link without a position.
+    """
+
+    stream: Name
+    number: NewNumber
+    subjects: Subjects
+    records: Records
+    link: Name
+    generation: Position
+    after: Words
+    upto: Words
+    senders: Senders
+
+
 class Welcome(NamedTuple):
     """The answer to HELLO. `resumed` means that the broker still knew the session.
 
@@ -592,6 +612,7 @@ Message = (
     | Delete
     | Add
     | Watch
+    | Forward
     | Welcome
     | Ok
     | Error
@@ -675,6 +696,7 @@ SPECS: tuple[Spec, ...] = (
     _command(25, Delete, 0),
     _command(26, Add, 0),
     _command(27, Watch, 0),
+    _command(28, Forward, 1, "large", 3, (2, 8)),
     _command(65, Welcome),
     _command(66, Ok, 1),
     _command(67, Error, 3),

@@ -62,6 +62,12 @@ QUEUE_FEEDS = "queue-feeds"
 QUEUE_SETTINGS = "queue-settings"
 """Of (kind, name): the `QueueSettings` of a queue, in place of the configured ones."""
 
+LINKS = "links"
+"""Of (name,): a link from a stream of another broker, encoded by the core."""
+
+LINK_POSITIONS = "link-positions"
+"""Of (name,): the generation of a link, and how far it has come in the source, `N@STORE` or empty."""
+
 SESSIONS = "sessions"
 """Of (session, part): the durable state of a client's session, encoded by the core."""
 
@@ -107,6 +113,8 @@ TABLES = {
     FEEDS: Table(of_stream=True, gives_room=True),
     QUEUE_FEEDS: Table(gives_room=True),
     QUEUE_SETTINGS: Table(gives_room=True),
+    LINKS: Table(),
+    LINK_POSITIONS: Table(),
     SESSIONS: Table(gives_room=True),
     ACCOUNTS: Table(),
     GROUPS: Table(),

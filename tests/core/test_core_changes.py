@@ -47,6 +47,18 @@ CHANGES: dict[str, dict[str, Any]] = {
     "feed.enable": {"source": "stream/t", "feed": "fed"},
     "feed.disable": {"source": "stream/t", "feed": "fed"},
     "feed.delete": {"source": "stream/t", "feed": "fed"},
+    "link.set": {"link": "new", "urls": ["tcp://e:1"], "remote": "s", "stream": "copy"},
+    "link.pause": {"link": "edge", "stream": "linked"},
+    "link.resume": {"link": "edge", "stream": "linked"},
+    "link.advance": {
+        "link": "far",
+        "generation": int(START * 1e9),
+        "stream": "linked",
+        "after": "",
+        "upto": f"1@{'ab' * 16}",
+    },
+    "link.stop": {"link": "far", "generation": int(START * 1e9), "stream": "linked", "reason": "r"},
+    "link.remove": {"link": "far", "stream": "linked"},
     "queue.redrive": {"kind": "service", "name": "w"},
     "queue.set": {"kind": "service", "name": "w", "attempts": 3},
     "queue.purge": {"kind": "mailbox", "name": "bob"},
@@ -73,6 +85,9 @@ def furnished(bench: Bench) -> None:
     bench.settle()
     bench.tell("alice", Change(0, "cursor.set", {"stream": "s", "cursor": "old", "start": "first"}))
     bench.tell("alice", Change(0, "feed.set", {"source": "stream/t", "feed": "fed", "target": "service/fed"}))
+    for name in ("far", "edge"):
+        link = {"link": name, "urls": ["tcp://e:1"], "remote": "s", "stream": "linked"}
+        bench.tell("alice", Change(0, "link.set", link))
     bench.tell("alice", Change(0, "user.add", {"name": "eve", "uid": 7}))
     bench.tell("alice", Change(0, "group.add", {"name": "staff"}))
     bench.tell("carl", offer(), offer(2, service="idle"))

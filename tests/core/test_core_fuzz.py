@@ -130,6 +130,7 @@ FEW: dict[str, st.SearchStrategy[Any]] = {
 FEW_COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "subjects": st.sampled_from(["a", "b", "a.b", ""]),
     "records": RECORDS,
+    "senders": NAMES,
     "flags": st.booleans(),
     "sequences": SEQUENCES,
     "properties": st.none() | OPTIONS,

@@ -21,6 +21,7 @@ from malamute.protocol.admin import CHANGES, QUERIES, encode
 from malamute.testing import Broker
 
 QUEUE = {"kind": "mailbox", "name": "eve"}
+LINK = {"link": "edge", "stream": "copy"}
 FEED = {"source": "stream/rain", "feed": "f"}
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -31,6 +32,9 @@ ASKED: dict[str, dict[str, Any]] = {
     "mailbox": {"name": "eve"},
     "client": {"id": "eve"},
     "feed": FEED,
+    "link": {"link": "edge"},
+    "link.origin": {"stream": "rain"},
+    "link.report": {**LINK, "generation": 1},
     "selector": {"source": "stream/rain"},
     "access": {"user": "eve", "action": "publish", "target": "stream/rain"},
     "selectors": {"source": "stream/rain"},
@@ -51,6 +55,12 @@ CHANGED: dict[str, dict[str, Any]] = {
     "feed.enable": FEED,
     "feed.disable": FEED,
     "feed.delete": FEED,
+    "link.set": {**LINK, "urls": ["tcp://edge:9999"], "remote": "rain"},
+    "link.pause": LINK,
+    "link.resume": LINK,
+    "link.advance": {**LINK, "generation": 1, "after": "", "upto": f"1@{'ab' * 16}"},
+    "link.stop": {**LINK, "generation": 1, "reason": "r"},
+    "link.remove": LINK,
     "queue.redrive": {**QUEUE, "sequences": [1], "body": base64.b64encode(b"\xff mended").decode()},
     "queue.set": {**QUEUE, "attempts": 3, "backoff": [1, 2.5]},
     "queue.purge": {**QUEUE, "dead": True},
@@ -71,6 +81,8 @@ REFUSED = {
     "broker.reload": "no configuration",
     "journal.backup": "",
     **dict.fromkeys(("group.set", "group.remove", "user.set", "user.remove"), "none"),
+    "link.advance": "generation",
+    "link.stop": "generation",
 }
 """Changes that this broker refuses, and a word of the reason."""
 
@@ -87,6 +99,7 @@ def running() -> Iterator[RunningGateway]:
     ):
         eve.publish("rain", "a.b", b"\xff", assurance="stored")
         eve.change("feed.set", **FEED, target="service/stitch")
+        eve.change("link.set", **LINK, urls=["tcp://edge:9999"], remote="rain")
         eve.change("cursor.set", stream="rain", cursor="c", start="first")
         eve.send("eve", "s", b"\xff")
         eve.receive(timeout=WAIT_SECONDS).reject("no room")
@@ -165,7 +178,7 @@ def test_a_dry_run_of_a_change_has_its_outcome_and_changes_nothing(http: httpx.C
     before = _state(http)
     answer = http.post(f"{PATH}{topic}", json={**CHANGED[topic], "dry_run": True})
     if topic in REFUSED:
-        assert answer.status_code in (400, 404, 500), answer.text
+        assert answer.status_code in (400, 404, 412, 500), answer.text
         assert REFUSED[topic] in answer.json()["detail"]
     else:
         assert answer.status_code == 200, answer.text

@@ -40,6 +40,13 @@ def _text(bytes_max: int) -> st.SearchStrategy[str]:
 
 BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "name": NAMES,
+    "other name": NAMES,
+    "urls": st.lists(
+        st.sampled_from(["tcp://edge:9999", "ipc:///run/malamute"]), min_size=1, max_size=limits.URLS_MAX
+    ),
+    "ways": st.lists(
+        st.lists(st.tuples(NAMES, NAMES, NAMES, NUMBERS).map(list), min_size=1, max_size=3), max_size=3
+    ),
     "address": NAMES | st.just(""),
     "number": NUMBERS,
     "ref": NUMBERS,
@@ -99,6 +106,7 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
+    "senders": NAMES | st.just(""),
     "subjects": _text(limits.SUBJECT_BYTES_MAX),
     "records": st.binary(max_size=40) | st.integers(65_535, 65_537).map(bytes),
     "flags": st.booleans(),

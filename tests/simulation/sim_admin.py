@@ -13,10 +13,16 @@ from sim_machine import NO_JOURNAL
 from sim_wants import CRITERIA
 
 from malamute.core.reports.events import EVENTS
-from malamute.protocol.admin import CHANGES, QUERIES
+from malamute.protocol import admin
 from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.fields import MESSAGE_STATES
 from malamute.protocol.names import AUDIT
+
+QUERIES, CHANGES = (
+    {topic: kind for topic, kind in topics.items() if not topic.startswith("link")}
+    for topics in (admin.QUERIES, admin.CHANGES)
+)
+"""The topics, but for those of links: two brokers have a simulation of their own (tests/core)."""
 
 FEEDS = ("print", "scan", "ann")
 """The names of feeds, which are those of their queues."""

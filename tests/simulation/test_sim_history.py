@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 from depth import DEPTH, some
 from history import PURGE, PURGE_REFUSED, PURGED, RULES
-from sim_admin import CHANGED
+from sim_admin import CHANGED, CHANGES
 from sim_client import Client
 from sim_clock import Wall
 from sim_history import History, Notes, broken_promises
@@ -38,7 +38,6 @@ from malamute.core.stream.stream import Stream
 from malamute.core.stream.subscription import Subscription
 from malamute.errors import StorageFull
 from malamute.journal.memory import MemoryStore
-from malamute.protocol.admin import CHANGES
 from malamute.protocol.messages import Change
 from malamute.store.operations import DeleteMessages
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 from depth import DEPTH, nightly, some
-from sim_admin import CHANGED, LEFT_OUT, VALUES, changing
+from sim_admin import CHANGED, CHANGES, LEFT_OUT, QUERIES, VALUES, changing
 from sim_client import FEED_STARTS, SUBJECTS
 from sim_clock import Wall
 from sim_dead import DeadBook
@@ -47,7 +47,6 @@ from malamute.core.stream.live import LiveDelivery
 from malamute.core.stream.subscription import Position, Subscription
 from malamute.journal.memory import MemoryStore
 from malamute.matching import FAMILIES, Index, Selector
-from malamute.protocol.admin import CHANGES, QUERIES
 from malamute.protocol.admin.topic import arguments_of
 from malamute.protocol.messages import Subscribe
 from malamute.store.commit import Append

@@ -164,9 +164,10 @@ async def open_driver(
     signed: bool = False,
     codec: CodecOption = None,
     context: AnyContext | None = None,
+    environ: Mapping[str, str] = os.environ,
     **unknown: Any,
 ) -> AnyDriver:
-    """Connect, and wait until the broker has answered.
+    """Connect, and wait until the broker has answered. Credentials that are not given are those of `environ`.
 
     Raises:
         ConnectTimeout, InvalidValue, and more: as `connect`.
@@ -194,7 +195,7 @@ async def open_driver(
         raise InvalidValue(
             f"invalid heartbeat {shown(heartbeat)}: expected {HEARTBEAT_MIN} to {HEARTBEAT_MAX} seconds"
         )
-    proof = credentials(os.environ, user, password, curve, server_key, token, act_as)
+    proof = credentials(environ, user, password, curve, server_key, token, act_as)
     session = ClientSession(
         identity,
         address=address,

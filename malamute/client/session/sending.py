@@ -19,7 +19,7 @@ from malamute.client.session.replies import PendingReplies, PendingRequest
 from malamute.client.session.sources import ConsumerSource, Item
 from malamute.errors import InvalidValue, TooLarge
 from malamute.protocol import messages as wire
-from malamute.protocol.batch import Frame
+from malamute.protocol.batch import Columns, Frame
 from malamute.protocol.codec import encode, with_last_fields
 from malamute.protocol.limits import Limits
 from malamute.protocol.names import is_name
@@ -58,6 +58,21 @@ class Sending:
         if command is not None:
             command.count = len(subjects)
         self._carry(wire.Publish, stream, subjects, records, command, ttl, identity)
+
+    def forward(
+        self,
+        stream: str,
+        columns: Columns,
+        command: Command,
+        link: str,
+        generation: int,
+        after: str,
+        upto: str,
+    ) -> None:
+        """Publish what a link has read, from one position in its source up to another, confirmed."""
+        command.count = len(columns)
+        at, senders = (link, generation, after, upto), columns.all_senders()
+        self._carry(wire.Forward, stream, columns.subjects, columns.records, command, *at, senders)
 
     def publish_single(
         self, stream: str, subject: str, record: Frame, command: Command | None, ttl: int = 0

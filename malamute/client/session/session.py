@@ -360,6 +360,7 @@ _RESYNC_CODES = frozenset({405, 421})
 
 _REFUSED: dict[int, Callable[[ClientSession, MalamuteError], bool]] = {
     _opcode(wire.Publish): ClientSession._command_refused,
+    _opcode(wire.Forward): ClientSession._command_refused,
     _opcode(wire.Send): ClientSession._command_refused,
     _opcode(wire.Request): ClientSession._command_refused,
     _REPLY: ClientSession._command_refused,

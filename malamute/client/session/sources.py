@@ -240,6 +240,23 @@ class StreamSource(Source):
         self.popped += len(part)
         return part
 
+    def pop_run(self, most: int, most_bytes: int) -> tuple[Columns, str, tuple[int, int]]:
+        """Return waiting messages of one store as columns, the store, and their count and size.
+
+        They are at most so many, and one, or not much more than so many bytes. The caller counts them as
+        consumed, by `Window.consumed`, when they are safe elsewhere.
+        """
+        store = self._batches[0][1]
+        parts = [self._cut(most)]
+        count = len(parts[0])
+        while count < most and self._chunk[1] < most_bytes and self._batches and self._batches[0][1] == store:
+            parts.append(self._cut(most - count))
+            count += len(parts[-1])
+        self.waiting -= count
+        self.popped += count
+        size, self._chunk = self._chunk, (0, 0)
+        return parts[0] if len(parts) == 1 else _joined(parts), store, size
+
     def _chunk_messages(self) -> int:
         # A quarter of the window: when it is consumed, the broker still has credit to go on with.
         window = self.window.messages
@@ -274,6 +291,14 @@ def _messages(part: Columns, store: str) -> Iterator[Message]:
 
 def _size(subjects: Sequence[str], records: Sequence[Frame]) -> int:
     return sum(map(len, subjects)) + sum(map(len, records))
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    sequences, times = [*chain.from_iterable(part.each_sequence() for part in parts)], parts[-1].times
+    senders = [*chain.from_iterable(part.all_senders() for part in parts)]
+    subjects = [*chain.from_iterable(part.subjects for part in parts)]
+    records = [*chain.from_iterable(part.records for part in parts)]
+    return Columns(sequences, times if isinstance(times, int) else times[-1], senders, subjects, records)
 
 
 def _slice(batch: Columns, start: int, stop: int) -> Columns:

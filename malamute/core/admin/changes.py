@@ -20,6 +20,14 @@ from malamute.core.admin.clients import session_of
 from malamute.core.admin.deletion import delete_stream
 from malamute.core.admin.feeds import delete_feed, disable_feed, enable_feed, set_feed
 from malamute.core.admin.groups import add_group, remove_group, set_group
+from malamute.core.admin.links import (
+    advance_link,
+    pause_link,
+    remove_link,
+    resume_link,
+    set_link,
+    stop_link,
+)
 from malamute.core.admin.queue_deletion import delete_queue
 from malamute.core.admin.queue_settings import set_queue
 from malamute.core.admin.queues import queue_of
@@ -545,12 +553,18 @@ def makers(core: Engines) -> dict[str, Callable[[Session, Any, Answered, Failed]
         "stream.create": partial(create_stream, effects, streams, feeds),
         "stream.retain": partial(set_retention, effects, streams, feeds),
         "stream.purge": partial(purge_stream, effects, streams, feeds),
-        "stream.delete": partial(delete_stream, effects, streams, feeds),
+        "stream.delete": partial(delete_stream, effects, streams, feeds, core.links),
         "stream.delete-messages": partial(delete_messages, streams, core.deletions),
         "feed.set": partial(set_feed, effects, core.selectors, streams, feeds),
         "feed.enable": partial(enable_feed, feeds),
         "feed.disable": partial(disable_feed, feeds),
         "feed.delete": partial(delete_feed, feeds),
+        "link.set": partial(set_link, core.selectors, core.links),
+        "link.pause": partial(pause_link, core.links),
+        "link.resume": partial(resume_link, core.links),
+        "link.advance": partial(advance_link, core.links),
+        "link.stop": partial(stop_link, core.links),
+        "link.remove": partial(remove_link, core.links),
         "queue.redrive": partial(redrive, configuration, core.queues),
         "queue.purge": partial(purge, core.queues),
         "queue.set": partial(set_queue, core.queues),

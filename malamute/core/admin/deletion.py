@@ -29,6 +29,7 @@ from malamute.protocol.names import Place
 if TYPE_CHECKING:
     from malamute.core.feed.table import Feeds
     from malamute.core.iteration.effects import Effects
+    from malamute.core.link.table import Links
     from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
     from malamute.core.stream.table import Streams
@@ -46,6 +47,7 @@ def delete_stream(
     effects: Effects,
     streams: Streams,
     feeds: Feeds,
+    links: Links,
     session: Session,
     wanted: StreamDelete,
     answered: Answered,
@@ -54,6 +56,7 @@ def delete_stream(
     """Remove a stream with its history, and with all that hangs on it to `cascade`."""
     stream = stream_of(streams, wanted.stream)
     _check_changes(feeds, stream.name)
+    _check_links(links, stream.name)
     stream.flush()
     gone = _deleted(feeds, stream)
     if not wanted.cascade:
@@ -61,17 +64,24 @@ def delete_stream(
     if wanted.dry_run:
         answered(gone, before=gone)
     else:
-        run_workflow(effects, _deletion(effects, streams, feeds, stream, gone, answered))
+        run_workflow(effects, _deletion(effects, streams, feeds, links, stream, gone, answered))
 
 
 def _deletion(
-    effects: Effects, streams: Streams, feeds: Feeds, stream: Stream, gone: StreamDeleted, answered: Answered
+    effects: Effects,
+    streams: Streams,
+    feeds: Feeds,
+    links: Links,
+    stream: Stream,
+    gone: StreamDeleted,
+    answered: Answered,
 ) -> Workflow:
     place, answer = Place("stream", stream.name), partial(answered, before=gone)
     feeds_only = replace(gone, partial=True)
     otherwise = yield from end_feeds(feeds, place, feeds_only, answer)
     try:
         _check_still(streams, feeds, stream)
+        _check_links(links, stream.name)
     except MalamuteError:
         if otherwise is None:
             raise
@@ -132,6 +142,12 @@ def _check_changes(feeds: Feeds, stream: str) -> None:
     """Raise `TryLater` while a feed from a stream or to it is being changed."""
     feeds.check_stream(stream)
     feeds.check_no_target(Place("stream", stream))
+
+
+def _check_links(links: Links, stream: str) -> None:
+    """Raise `InUse` while a link goes into a stream: with the stream it would lose how far it has come."""
+    if found := hanging({"link": links.of(stream)}):
+        raise InUse(f"stream {stream!r} is in use: {found}; remove them first")
 
 
 def _check_unused(stream: Stream, gone: StreamDeleted) -> None:

@@ -16,6 +16,7 @@ from malamute.core.admin.clients import client, clients
 from malamute.core.admin.feeds import feed, feeds
 from malamute.core.admin.groups import groups
 from malamute.core.admin.limits import shared
+from malamute.core.admin.links import link, link_origin, links
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, first
 from malamute.core.admin.queues import mailbox, mailboxes, message, message_bytes, messages, service, services
 from malamute.core.admin.quotas import quotas
@@ -125,6 +126,7 @@ def status(core: Engines, query: StatusQuery) -> BrokerStatus:
         mailboxes=len(core.mailboxes.by_name),
         services=len(core.services.by_name),
         feeds=len(core.feeds.by_name),
+        links=len(core.links.rules),
         messages_published=sum(stream.messages for stream in core.streams.by_name.values()),
         queue_bytes=core.queue_limits.bytes,
         paged_out_bytes=core.queue_limits.memory.paged_out_bytes,
@@ -217,6 +219,10 @@ def at_once(core: Engines) -> dict[str, Callable[[Any], Any]]:
         "client": partial(client, core.sessions),
         "feeds": partial(feeds, effects, core.feeds),
         "feed": partial(feed, core.feeds),
+        "links": partial(links, effects, core.links),
+        "link": partial(link, core.links),
+        "link.origin": partial(link_origin, core.streams, core.links),
+        "link.report": core.links.told,
         "selectors": partial(selectors, *of_selectors),
         "selector": partial(selector, *of_selectors),
         "access": partial(access, core.access),

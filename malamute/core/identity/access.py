@@ -27,7 +27,7 @@ from malamute.access import (
 )
 from malamute.access.account import PROOFS
 from malamute.access.policy import NO_GROUPS
-from malamute.access.rule import CURSOR, IMPERSONATE, needed_rule
+from malamute.access.rule import CURSOR, IMPERSONATE, WITH_SUBJECT, needed_rule
 from malamute.core.identity.needs import ACCESS, OF_BROKER, WHOLE, needs
 from malamute.errors import AccessRefused
 from malamute.matching import Selector
@@ -209,10 +209,13 @@ class Permissions:
                 raise AccessRefused(words, action, f"{kind}/{name}", RESERVED)
             scope = self.scope(action, kind, name)
             self._control.count()
-            if scope is None or scope.is_open or not subjects:
-                if scope is not None:
-                    _refuse_unless(scope.decide(), action, kind, name)
+            is_whole = scope is None or scope.is_open or action not in WITH_SUBJECT
+            if scope is not None and (is_whole or not subjects):
+                _refuse_unless(scope.decide(), action, kind, name)
+            if is_whole:
                 self._names(action, kind).add(name)
+            if scope is None or is_whole or not subjects:
+                # That some subject is allowed says nothing of the others.
                 return
             known = self._subjects[action, kind, name] = scope, set()
         self._check_subjects(*known, (action, kind, name), subjects)

@@ -20,6 +20,7 @@ from malamute.protocol.messages import (
     Credit,
     Delete,
     Drain,
+    Forward,
     Get,
     Hello,
     Nak,
@@ -72,6 +73,7 @@ _OWN: tuple[Access, ...] = ()
 ACCESS: dict[type[Any], tuple[Access, ...]] = {
     Hello: (Access("receive", "mailbox", "address"),),
     Publish: (Access("publish", "stream", "stream", "subjects"),),
+    Forward: (Access("link", "stream", "stream", "subjects"),),
     Send: (Access("send", "mailbox", "address", "subjects"),),
     Request: (Access("request", "service", "service", "subjects"),),
     Reply: _OWN,
@@ -109,6 +111,8 @@ _FEED = (
     # The command reads for no principal.
     Access(CONSUME, PLACE, "source", WHOLE),
 )
+_LINK = (Access("admin", "stream", "stream"), Access("link", "stream", "stream"))
+_OF_RUNNER = (Access("link", "stream", "stream"),)
 _QUEUE = (Access("admin", "", "name"),)
 _USER = (Access("admin", "user", "name"),)
 _GROUP = (Access("admin", "group", "name"),)
@@ -125,6 +129,12 @@ CHANGES: dict[str, tuple[Access, ...]] = {
     "feed.enable": _OF_FEED,
     "feed.disable": _OF_FEED,
     "feed.delete": _OF_FEED,
+    "link.set": _LINK,
+    "link.pause": _LINK[:1],
+    "link.resume": _LINK,
+    "link.advance": _OF_RUNNER,
+    "link.stop": _OF_RUNNER,
+    "link.remove": _LINK[:1],
     "queue.redrive": _QUEUE,
     "queue.set": _QUEUE,
     "queue.purge": _QUEUE,
@@ -148,6 +158,8 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "services": (),
     "clients": (),
     "feeds": (),
+    "links": (),
+    "link": (),
     "users": (),
     "groups": (),
     "options": (),
@@ -162,6 +174,8 @@ QUERIES: dict[str, tuple[Access, ...]] = {
     "stream": (Access("view", "stream", "name"),),
     "explain": (Access("view", "stream", "stream"),),
     "demand": (Access("publish", "stream", "stream"),),
+    "link.origin": (Access("subscribe", "stream", "stream"),),
+    "link.report": _OF_RUNNER,
     "feed": (Access("view", PLACE, "source"),),
     "selectors": (Access("view", PLACE, "source"),),
     "selector": (Access("view", PLACE, "source"),),

@@ -50,14 +50,14 @@ class Recovery:
     def skip(self, kind: str, name: str, error: Exception) -> None:
         """Leave one thing in the store as it is, and report it."""
         self.skipped += 1
-        if kind in ("feed", "account", "group"):
+        if kind in ("feed", "link", "account", "group"):
             self._for_operators.add((kind, name))
         if self.skipped <= REPORTED_MAX:
             reason = f"{type(error).__name__}: {error}"
             self._effects.notice("not recovered, left in the store", kind=kind, name=name, reason=reason)
 
     def settled(self, kind: str, name: str) -> None:
-        """An operator has set or removed a feed, an account or a group, which may be one that was skipped."""
+        """An operator has set or removed a thing, which may be one that was skipped."""
         if (kind, name) in self._for_operators:
             self._for_operators.discard((kind, name))
             self.skipped -= 1

@@ -28,6 +28,7 @@ from malamute.protocol.messages import (
     Commit,
     Delete,
     Error,
+    Forward,
     Ok,
     Publish,
     Put,
@@ -43,7 +44,7 @@ from malamute.store.tables import NUMBERS, OUTCOMES, REFUSALS, SESSIONS
 if TYPE_CHECKING:
     pass
 
-Numbered = Publish | Send | Request | Reply | Commit
+Numbered = Publish | Forward | Send | Request | Reply | Commit
 """The commands that a session numbers and that STORED confirms. OK answers a CHANGE, which has one, too."""
 
 CHANGE = BY_TYPE[Change].opcode

@@ -61,6 +61,8 @@ def hashed(password: str) -> str:
         raise InvalidValue(error.text) from None
 
 
+_LINK: Mapping[str, Reader] = {"link": str, "stream": str}
+_OF_RUNNER: Mapping[str, Reader] = {**_LINK, "generation": forms.number}
 _FEED: Mapping[str, Reader] = {"source": str, "feed": str}
 
 _QUEUE: Mapping[str, Reader] = {
@@ -154,6 +156,12 @@ def _feed(verb: str) -> Callable[[Said], str]:
     return lambda said: f"The feed {said.feed} from {said.source} {verb}"
 
 
+def _link(verb: str) -> Callable[[Said], str]:
+    return lambda said: (
+        f"The link {said.name} into {said.stream}, at {said.position or 'no position'}, {verb}"
+    )
+
+
 ACTS: Mapping[str, Act] = {
     "stream.create": Act(_retained, "Create", _KEPT, asks=False, destroys=False),
     "stream.retain": Act(_retained, "Set retention", _KEPT),
@@ -200,6 +208,27 @@ ACTS: Mapping[str, Act] = {
     "feed.enable": Act(_feed("resumes"), "Resume", _FEED, destroys=False),
     "feed.disable": Act(_feed("pauses"), "Pause", _FEED, destroys=False),
     "feed.delete": Act(_feed("is deleted"), "Delete", _FEED),
+    "link.set": Act(
+        lambda said: (
+            f"The link {said.name} {'is new and goes' if said.created else 'goes'} into {said.stream}"
+        ),
+        "Set link",
+        {
+            **_LINK,
+            "urls": forms.lines,
+            "remote": str,
+            "criteria": forms.criteria,
+            "where": str,
+            "start": str,
+            "context": str,
+        },
+        destroys=False,
+    ),
+    "link.pause": Act(_link("pauses"), "Pause", _LINK, destroys=False),
+    "link.resume": Act(_link("resumes"), "Resume", _LINK, destroys=False),
+    "link.remove": Act(_link("is removed"), "Remove", _LINK),
+    "link.advance": Act(_link("moves"), "Move", {**_OF_RUNNER, "after": str, "upto": str, "gap": str}),
+    "link.stop": Act(_link("is stopped"), "Stop", {**_OF_RUNNER, "reason": str}),
     "queue.redrive": Act(_redriven, "Redrive", _QUEUE, destroys=False),
     "queue.set": Act(
         lambda said: (

@@ -9,7 +9,7 @@ Credit is the remaining one, -1 without limit.
 
     value       values with named fields, rows, and their maps
     topic       the base classes of queries and changes
-    broker, store, buckets, streams, cursors, feeds, queues, messages, clients, users, groups, access,
+    broker, store, buckets, streams, cursors, feeds, links, queues, messages, clients, users, groups, access,
                 quotas
                 the queries, the changes and the rows of each subject
 
@@ -71,6 +71,22 @@ from malamute.protocol.admin.groups import GroupRemoved as GroupRemoved
 from malamute.protocol.admin.groups import GroupRow as GroupRow
 from malamute.protocol.admin.groups import GroupSet as GroupSet
 from malamute.protocol.admin.groups import GroupsQuery as GroupsQuery
+from malamute.protocol.admin.links import LINK_CHANGES as LINK_CHANGES
+from malamute.protocol.admin.links import LinkAdvance as LinkAdvance
+from malamute.protocol.admin.links import LinkChanged as LinkChanged
+from malamute.protocol.admin.links import LinkOrigin as LinkOrigin
+from malamute.protocol.admin.links import LinkOriginQuery as LinkOriginQuery
+from malamute.protocol.admin.links import LinkPause as LinkPause
+from malamute.protocol.admin.links import LinkQuery as LinkQuery
+from malamute.protocol.admin.links import LinkRemove as LinkRemove
+from malamute.protocol.admin.links import LinkReport as LinkReport
+from malamute.protocol.admin.links import LinkResume as LinkResume
+from malamute.protocol.admin.links import LinkRow as LinkRow
+from malamute.protocol.admin.links import LinkSet as LinkSet
+from malamute.protocol.admin.links import LinksQuery as LinksQuery
+from malamute.protocol.admin.links import LinkStop as LinkStop
+from malamute.protocol.admin.links import LinkVerdict as LinkVerdict
+from malamute.protocol.admin.links import Way as Way
 from malamute.protocol.admin.messages import MESSAGE_ROWS as MESSAGE_ROWS
 from malamute.protocol.admin.messages import MessageQuery as MessageQuery
 from malamute.protocol.admin.messages import MessageRow as MessageRow

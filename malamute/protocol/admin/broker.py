@@ -43,6 +43,7 @@ class BrokerStatus(Row):
     directory: str = ""
     pid: int = 0
     old_key_connections: int = 0
+    links: int = 0
 
 
 class StatusQuery(AdminQuery[BrokerStatus]):

@@ -36,7 +36,7 @@ Answer = TypeVar("Answer", covariant=True)
 SECRET = frozenset({"password"})
 """The names of arguments that are in no error, no log and no audit, with any topic."""
 
-_NAMES = frozenset(("name", "address", "feed", "place"))
+_NAMES = frozenset(("name", "other name", "address", "feed", "place"))
 """Types whose values are names: a text that is none is an `InvalidName`."""
 
 
