@@ -292,3 +292,35 @@ def test_a_purge_holds_over_a_restart_and_takes_only_the_history(run: Run, tmp_p
         assert run("stream", "view", "kept", *url).stderr.endswith("no messages\n")
         with malamute.connect(durable.url) as client:
             assert client.publish("kept", "a", b"", assurance="stored") == 4
+
+
+def test_links_are_added_listed_paused_resumed_and_removed(run: Run) -> None:
+    stream = "linked"
+    add = (
+        "link",
+        "add",
+        stream,
+        "--from",
+        "tcp://a:9999,tcp://b:9999",
+        "sensors",
+        "temp.#",
+        "--into",
+        stream,
+    )
+    assert json.loads(run(*add, "--dry-run", "--json").stdout)["created"]
+    assert json.loads(run(*add, "--json").stdout)["created"]
+    listed = run("link", "list").stdout
+    assert "tcp://a:9999, tcp://b:9999" in listed
+    shown = json.loads(run("link", "show", stream, "--json").stdout)
+    assert (shown["state"], shown["start"], shown["criteria"]) == ("waiting", "new", [["topic", "temp.#"]])
+    assert "temp.#" in run("link", "show", stream).stdout
+    assert json.loads(run("link", "pause", stream, "--json").stdout)["state"] == "paused"
+    assert json.loads(run("link", "resume", stream, "--json").stdout)["state"] == "waiting"
+    # A removal asks first, and a dry run does not.
+    run("link", "remove", stream, stdin="n\n", exit_code=1)
+    run("link", "remove", stream, "--dry-run")
+    run("link", "remove", stream, "--yes")
+    run("link", "show", stream, exit_code=1)
+    wrong = ("link", "add", stream, "--from", "tcp://ann:secret@a:9999", "sensors", "--into", stream)
+    bad = run(*wrong, exit_code=1)
+    assert "expected a list of 1 to 8 URLs" in bad.stderr

@@ -53,7 +53,7 @@ def chain(tmp_path: Path) -> Iterator[tuple[list[str], list[Process]]]:
         every = []
         for name, url in zip("abc", urls, strict=True):
             run = ("broker", "run", "--data", str(tmp_path / name), "--listen", url)
-            every.append(Process(tmp_path / f"{name}.log", *run, "--set", "storage.size=256MiB"))
+            every.append(Process(tmp_path / f"{name}.log", *run, "--set", "storage.size=1GiB"))
             stack.callback(every[-1].end)
         for source, target in pairwise(urls):
             with malamute.connect(target, timeout=PATIENCE) as client:
@@ -70,20 +70,22 @@ def test_each_message_arrives_once_while_every_process_is_killed(
     chain: tuple[list[str], list[Process]],
 ) -> None:
     urls, processes = chain
-    chance, over, sent = random.Random(1), threading.Event(), [0]
+    chance, over, begun, sent = random.Random(1), threading.Event(), threading.Event(), [0]
 
     def publish() -> None:
         with malamute.connect(urls[0], timeout=PATIENCE) as client, client.publisher(STREAM) as out:
             while not over.is_set():
                 out.publish("n", b"%d" % sent[0])
                 sent[0] += 1
+                begun.set()
                 if sent[0] % 200 == 0:
                     over.wait(0.02)
 
     publishing = threading.Thread(target=publish)
     publishing.start()
+    assert begun.wait(PATIENCE)
     for _ in range(KILLS):
-        over.wait(chance.uniform(0.05, 1.0))
+        over.wait(chance.uniform(0.1, 5.0))
         chance.choice(processes).kill()
     over.set()
     publishing.join()
