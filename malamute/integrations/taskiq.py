@@ -90,7 +90,7 @@ def _identity(task_id: str, labels: Mapping[str, Any]) -> str:
     return ":".join([task_id, *(f"{label[-1]}{labels[label]}" for label in _REPEATS if label in labels)])
 
 
-class _Connection:
+class _OpenClient:
     """A client that is connected at startup."""
 
     def __init__(self, owner: str, url: str | Sequence[str], options: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ class MalamuteBroker(AsyncBroker):
             raise InvalidValue(f"invalid assurance {assurance!r}: expected 'stored' or 'none'")
         if isinstance(queues, str):
             raise InvalidValue(f"invalid queues {queues!r}: expected a list, such as [{queues!r}]")
-        self._connection = _Connection("the broker", url, options)
+        self._connection = _OpenClient("the broker", url, options)
         self._queue_name = queue_name
         self._queues = [prefix + name for name in queues or (queue_name,)]
         self._prefix = prefix
@@ -370,7 +370,7 @@ class MalamuteResultBackend(AsyncResultBackend[Result]):
     ) -> None:
         if result_ttl is not None and not 0 < result_ttl < inf:
             raise InvalidValue(f"invalid result_ttl {result_ttl!r}: expected seconds above 0, or None")
-        self._connection = _Connection("the result backend", url, options)
+        self._connection = _OpenClient("the result backend", url, options)
         self._prefix = prefix
         self._ttl = result_ttl
         self._serializer = serializer or JSONSerializer()
