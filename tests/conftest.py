@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from shared_folders import PATHS
 from xdist.scheduler import LoadScopeScheduling
 
+from malamute.access import account
 from malamute.client.link.client import open_driver
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is about how fast the machine is: where one says no time-out, a busy machine is waited for.
 open_driver.__kwdefaults__["timeout"] = PATIENCE
+
+# Nor how hard a password is to guess, which takes 50 ms of the processor for each log-in.
+account.SCRYPT_COST = 2
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ def measured(run_lab: Run, tmp_path: Path, forked: None) -> Any:
     return measured
 
 
+@nightly
 def test_replay(measured: Any) -> None:
     parameters, rows = measured("replay", "--messages", "4002", "--readers", "3", "--rounds", "2")
     assert parameters["readers"] == 3

@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from depth import NIGHT
 
 from malamute.errors import InvalidSelector
 from malamute.matching import (
@@ -361,14 +362,14 @@ def test_xu3_rq14_the_exact_check_is_called_only_for_hits(monkeypatch):
     assert checked == ["symbol = 'S7' and not note = 'x'"]
 
 
-def test_a_range_over_10_000_selectors_evaluates_none(monkeypatch):
+def test_a_range_over_many_selectors_evaluates_none(monkeypatch):
     monkeypatch.setattr(Expression, "holds", None)
     monkeypatch.setattr(OneOf, "accepts", None)
     index = Index()
-    for number in range(10_000):
+    for number in range(10_000 if NIGHT else 2_000):
         index.add(number, Selector.parse([["all", ""]], f"price > {number} and price < {number + 3}"))
-    assert keys(index.match("s", {"price": 5_000.5})) == [4_998, 4_999, 5_000]
-    assert index.match("s", {"price": "5000"}) == ()
+    assert keys(index.match("s", {"price": 1_000.5})) == [998, 999, 1_000]
+    assert index.match("s", {"price": "1000"}) == ()
     assert index.match("s", {}) == ()
 
 

@@ -68,8 +68,7 @@ CONNECTION = (b"1.0", b"7", b"domain", b"10.0.0.1", b"id")
 
 
 @pytest.fixture
-def asking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
-    monkeypatch.setattr(module, "SCRYPT_COST", 2)
+def asking() -> Iterator[Asking]:
     accounts = Accounts(
         [
             Account("ann", key=z85.encode(KEY).decode()),

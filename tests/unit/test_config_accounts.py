@@ -13,18 +13,12 @@ from hypothesis import strategies as st
 from zmq.utils import z85
 
 from malamute.access import Account, Accounts
-from malamute.access import account as module
 from malamute.access.account import PasswordHash
 from malamute.config.accounts import hash_password, load_accounts, read_secret_key, save_accounts
 from malamute.errors import ConfigError
 from malamute.protocol.passwords import is_password
 
 KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
-
-
-@pytest.fixture(autouse=True)
-def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SCRYPT_COST", 2)
 
 
 def test_what_is_saved_is_read_again_and_is_its_owners_alone(tmp_path: Path) -> None:
