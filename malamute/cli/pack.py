@@ -8,9 +8,12 @@ from typing import Any
 
 import click
 
+from malamute.cli.admin import show_found
+from malamute.cli.error_output import BadInput
 from malamute.cli.escaping import to_json
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.signals import echo_if_read
+from malamute.cli.units import DurationRange
 from malamute.version import __version__
 
 
@@ -19,15 +22,45 @@ def pack() -> None:
     """The process beside a broker that carries messages from other brokers."""
 
 
-@pack.command(epilog=examples("malamute pack run", "malamute pack run --context centre"))
+_interfaces = click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="ADDRESS",
+    help="The address of a network interface to use for announcements. Default: all of them.",
+)
+
+
+@pack.command(
+    epilog=examples(
+        "malamute pack run",
+        "malamute pack run --context centre",
+        "malamute pack run --announce centre --advertise tcp://10.0.0.1:9999 --interface 10.0.0.1",
+    )
+)
+@click.option(
+    "--announce", default="", metavar="NAME", help="Announce the broker on the network by this name."
+)
+@click.option("--advertise", "urls", multiple=True, metavar="URL", help="A URL of the broker to announce.")
+@_interfaces
 @connects
 @json_option
-def run(*, connection: ConnectionOptions, as_json: bool) -> None:
+def run(
+    *,
+    announce: str,
+    urls: tuple[str, ...],
+    interfaces: tuple[str, ...],
+    connection: ConnectionOptions,
+    as_json: bool,
+) -> None:
     """Carry the links of the broker, as `malamute link` defines them, until SIGTERM or SIGINT.
 
     It keeps nothing: it may be killed at any moment, and several may run for one broker.
     """
     from malamute.pack import runner
+
+    if announce and not urls:
+        raise BadInput("nothing to announce: expected --advertise URL, such as tcp://10.0.0.1:9999")
 
     def started() -> None:
         fields = {"version": __version__, "broker": connection.url}
@@ -39,4 +72,31 @@ def run(*, connection: ConnectionOptions, as_json: bool) -> None:
     logging.getLogger("malamute.pack").setLevel(logging.INFO)
     software = f"malamute-pack/{__version__}"
     options: Any = {"timeout": connection.timeout_seconds, "software": software, **connection.credentials}
-    asyncio.run(runner.run(connection.url, options, started))
+    shown = runner.Announcement(announce, urls, interfaces) if announce else None
+    asyncio.run(runner.run(connection.url, options, started, shown))
+
+
+@pack.command(epilog=examples("malamute pack discover", "malamute pack discover --wait 5s --json"))
+@click.option(
+    "--wait",
+    type=DurationRange(min=0),
+    default="3s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long to look.",
+)
+@_interfaces
+@json_option
+def discover(*, wait: float, interfaces: tuple[str, ...], as_json: bool) -> None:
+    """List the brokers that are announced on the network. Anybody can announce one: nothing is proved."""
+    from malamute.pack import discovery
+
+    found = asyncio.run(discovery.discover(wait, interfaces))
+    if found.left_out:
+        click.echo(f"{found.left_out} announcements are of no broker", err=True)
+    rows = [{**broker._asdict(), "urls": [*broker.urls]} for broker in found.brokers]
+    show_found(
+        rows if as_json else [{**row, "urls": ", ".join(row["urls"])} for row in rows],
+        "brokers",
+        as_json=as_json,
+    )

@@ -6,14 +6,15 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from malamute.client.aio.client import Client
 from malamute.client.aio.driver import AioDriver
 from malamute.client.link.client import open_driver
 from malamute.errors import MalamuteError
 from malamute.pack.carrier import Carrier
+from malamute.pack.discovery import announced
 from malamute.protocol.admin import LinkRow, LinksQuery
 
 if TYPE_CHECKING:
@@ -27,14 +28,35 @@ EVENTS = ["link." + what + ".#" for what in ("created", "set", "resumed", "pause
 _log = logging.getLogger("malamute.pack")
 
 
-async def run(url: str, options: ConnectOptions, started: Callable[[], None] = lambda: None) -> None:
+class Announcement(NamedTuple):
+    """The name and the URLs by which the broker is announced, on the interfaces with these addresses."""
+
+    name: str
+    urls: Sequence[str]
+    interfaces: Sequence[str]
+
+
+async def run(
+    url: str,
+    options: ConnectOptions,
+    started: Callable[[], None] = lambda: None,
+    announcement: Announcement | None = None,
+) -> None:
     """Carry the links of a broker until SIGTERM or SIGINT, and call `started` when it has answered."""
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     driver = await open_driver(AioDriver, url, **options)
-    started()
-    runner = Runner(url, options, Client(driver), driver.check)
+    async with AsyncExitStack() as stack:
+        stack.callback(driver.close)
+        if announcement is not None:
+            name, urls, interfaces = announcement
+            await stack.enter_async_context(announced(name, driver.session.broker.hex(), urls, interfaces))
+        started()
+        await _carry(Runner(url, options, Client(driver), driver.check), over)
+
+
+async def _carry(runner: Runner, over: asyncio.Event) -> None:
     tasks = [asyncio.ensure_future(call) for call in (runner.follow(), over.wait())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -43,7 +65,6 @@ async def run(url: str, options: ConnectOptions, started: Callable[[], None] = l
     finally:
         await _ended(tasks)
         await runner.end()
-        driver.close()
 
 
 class Runner:
