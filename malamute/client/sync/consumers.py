@@ -71,6 +71,13 @@ class _ThreadSafeConsumer(QueueConsumer):
         """Report progress on one message."""
         self._driver.settle(super().report, message)
 
+    def drain(self) -> None:
+        """Receive no more: waiting messages are released unread, and held ones can still be settled.
+
+        `cancel` ends the consumer after that.
+        """
+        self._driver.do(super().drain)
+
     def has_one(self) -> bool:
         """For handlers: return whether a message is here. Raises the error that ended the queue."""
         if not self._source.waiting and self._source.error is not None:

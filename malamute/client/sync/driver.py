@@ -459,6 +459,11 @@ class SharedDriver(BlockingDriver):
                 return
             calls.drive()
 
+    def dispatch(self) -> bool:
+        """Iterate once, for a loop of any thread; a thread in a call does it for that one."""
+        self._dispatcher = 0
+        return super().dispatch()
+
     # Calls
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
