@@ -1,4 +1,4 @@
-"""Transport of kombu: the queues of AMQP are shared mailboxes, and what is broadcast goes over streams.
+"""Transport of kombu: the queues of AMQP are shared mailboxes, and broadcasts go over streams.
 
 A queue is the mailbox of its name. Bindings are in a bucket, so that all processes route alike. A queue that
 goes with its consumer (`auto_delete`, `exclusive`), if bound to a topic or fanout exchange, is a subscription
@@ -151,7 +151,7 @@ class Bindings:
         return (found.json(list), found.revision, found.ttl) if found else ([], 0, None)
 
     def _change(self, key: str, change: Callable[[list[Any]], list[Any]], *, transient: bool = False) -> None:
-        """Change the list of a key, whoever else changes it at the same time."""
+        """Change the list of a key, though others may change it at the same time."""
         while True:
             entries, revision, ttl = self._read(key)
             changed = change(entries)
@@ -767,7 +767,7 @@ class Transport(virtual.Transport):
         self.on_readable(self, self._loop)
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """Receive what has come, and deliver it."""
+        """Receive messages, and deliver them."""
         if self._connected is not None:
             while self._connected is not None and self._connected.dispatch():
                 pass

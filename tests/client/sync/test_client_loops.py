@@ -77,7 +77,7 @@ def test_a_closed_client_has_no_file(broker: Broker) -> None:
             call()
 
 
-def test_two_threads_cannot_dispatch_for_one_client(client: malamute.Client) -> None:
+def test_another_thread_dispatches_for_a_client_of_any_thread_alone(client: malamute.Client) -> None:
     errors: list[LinkError] = []
 
     def dispatch() -> None:
@@ -90,8 +90,8 @@ def test_two_threads_cannot_dispatch_for_one_client(client: malamute.Client) -> 
     thread = threading.Thread(target=dispatch)
     thread.start()
     thread.join()
-    assert len(errors) == 1
-    assert "another thread" in str(errors[0])
+    shared = "Shared" in type(client).__name__
+    assert [("another thread" in str(error)) for error in errors] == ([] if shared else [True])
     client.dispatch()
 
 
