@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from malamute.client.aio.client import Client
 from malamute.client.aio.driver import AioDriver
 from malamute.client.link.client import open_driver
-from malamute.errors import MalamuteError
+from malamute.errors import ConnectTimeout, MalamuteError, TryLater
 from malamute.pack.carrier import Carrier
 from malamute.pack.discovery import announced
 from malamute.protocol.admin import LinkRow, LinksQuery
@@ -46,7 +46,9 @@ async def run(
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    driver = await open_driver(AioDriver, url, **options)
+    driver = await _connected(url, options, over)
+    if driver is None:
+        return
     async with AsyncExitStack() as stack:
         stack.callback(driver.close)
         if announcement is not None:
@@ -54,6 +56,16 @@ async def run(
             await stack.enter_async_context(announced(name, driver.session.broker.hex(), urls, interfaces))
         started()
         await _carry(Runner(url, options, Client(driver), driver.check), over)
+
+
+async def _connected(url: str, options: ConnectOptions, over: asyncio.Event) -> AioDriver | None:
+    """Return a session with the broker, as soon as there is one: it may start later than this process."""
+    while not over.is_set():
+        try:
+            return await open_driver(AioDriver, url, **options)
+        except (ConnectTimeout, TryLater) as error:
+            _log.warning("waiting for the broker: %s", error.text)
+    return None
 
 
 async def _carry(runner: Runner, over: asyncio.Event) -> None:

@@ -21,7 +21,7 @@ from malamute.client.link.client import open_driver
 from malamute.config import AccessConfig, Config, LimitsConfig
 from malamute.pack import carrier
 from malamute.pack.credentials import credentials_for
-from malamute.pack.runner import Runner
+from malamute.pack.runner import Runner, _connected
 from malamute.testing import Broker
 
 PATIENCE = 60.0
@@ -321,3 +321,21 @@ def test_credentials_are_those_of_the_context_and_for_its_own_urls_alone(tmp_pat
         credentials_for(str(file), ["tcp://a:9999", "tcp://evil:9999"], {})
     with pytest.raises(InvalidContext, match="there is no context 'none'"):
         credentials_for("none", ["tcp://a:9999"], {"XDG_CONFIG_HOME": str(tmp_path)})
+
+
+def test_a_runner_waits_for_a_broker_that_starts_after_it(brokers: list[Broker]) -> None:
+    broker = brokers[0]
+    broker.stop()
+
+    async def begin() -> None:
+        over = asyncio.Event()
+        waiting = asyncio.ensure_future(_connected(broker.url, {"timeout": 0.2}, over))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(broker.start)
+        driver = await waiting
+        assert driver is not None
+        driver.close()
+        over.set()
+        assert await _connected(broker.url, {}, over) is None
+
+    asyncio.run(begin())
