@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from math import inf
 from time import monotonic
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -81,13 +81,29 @@ Wait = Annotated[float, Field(ge=0, le=WAIT_SECONDS_MAX)]
 Most = Annotated[int, Field(ge=1, le=ROWS_MAX)]
 
 
+class Held(NamedTuple):
+    """A message that is held until a moment, and the consumer that it came by, if that is its own."""
+
+    mail: Mail
+    consumer: aio.Mailbox | None
+    until: float
+
+    def end(self) -> None:
+        """Give the message back unless it is settled, and end its offer."""
+        self.mail.release()
+        if self.consumer is not None:
+            self.consumer.cancel()
+
+
 class HeldMail:
     """The mail that an agent has read and not settled, by mailbox and sequence."""
 
     def __init__(self, client: aio.Client, hold_seconds: float) -> None:
         self._client = client
         self._hold_seconds = hold_seconds
-        self._held: dict[tuple[str, int], tuple[Mail, aio.Mailbox | None, float]] = {}
+        self._held: dict[tuple[str, int], Held] = {}
+        self._taken_back: list[Held] = []
+        """Messages that the broker has taken back, whose offers are open."""
         self._reading = 0
         self._log = client.on_event
         client.on_event = self._on_event
@@ -133,7 +149,7 @@ class HeldMail:
         return mail
 
     def _hold(self, mailbox: str, mail: Mail, consumer: aio.Mailbox | None) -> None:
-        self._held[mailbox, mail.sequence] = mail, consumer, monotonic() + self._hold_seconds
+        self._held[mailbox, mail.sequence] = Held(mail, consumer, monotonic() + self._hold_seconds)
 
     async def settle(self, mailbox: str, sequence: int, settle: Callable[[Mail], None]) -> None:
         """Settle a message, and wait until the broker has done so.
@@ -146,29 +162,30 @@ class HeldMail:
                 f"message {sequence} of {mailbox!r} is not held by this session: it was not read here, is "
                 "settled, or went back when the connection broke; expected one of read_mail"
             )
-        mail, consumer, _ = self._held[mailbox, sequence]
-        settle(mail)
+        held = self._held[mailbox, sequence]
+        settle(held.mail)
         self._held.pop((mailbox, sequence), None)
-        if consumer is not None:
-            consumer.cancel()
+        held.end()
         await self._client.flush()
 
     def _release(self, mailbox: str, sequence: int) -> None:
-        mail, consumer, _ = self._held.pop((mailbox, sequence))
-        mail.release()
-        if consumer is not None:
-            consumer.cancel()
+        # The connection may have broken meanwhile.
+        if (held := self._held.pop((mailbox, sequence), None)) is not None:
+            held.end()
 
     async def report(self) -> None:
         """Report progress on all held mail, and release mail that is held for too long, until cancelled."""
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             now = monotonic()
-            for (mailbox, sequence), (mail, _, until) in [*self._held.items()]:
-                if now >= until:
+            taken_back, self._taken_back = self._taken_back, []
+            for held in taken_back:
+                held.end()
+            for (mailbox, sequence), held in [*self._held.items()]:
+                if now >= held.until:
                     self._release(mailbox, sequence)
                 else:
-                    mail.in_progress()
+                    held.mail.in_progress()
 
     async def release_all(self) -> None:
         """Give all held mail back, unread."""
@@ -179,10 +196,11 @@ class HeldMail:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Lost):
             # The broker has taken back the deliveries of this connection.
+            self._taken_back += self._held.values()
             self._held.clear()
         elif isinstance(event, Recalled) and event.reason != "cancelled":
-            for sequence in event.sequences:
-                self._held.pop((event.queue, sequence), None)
+            found = [self._held.pop((event.queue, sequence), None) for sequence in event.sequences]
+            self._taken_back += filter(None, found)
         self._log(event)
 
 
