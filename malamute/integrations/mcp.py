@@ -81,7 +81,7 @@ Wait = Annotated[float, Field(ge=0, le=WAIT_SECONDS_MAX)]
 Most = Annotated[int, Field(ge=1, le=ROWS_MAX)]
 
 
-class Held(NamedTuple):
+class MailInHand(NamedTuple):
     """A message that is held until a moment, and the consumer that it came by, if that is its own."""
 
     mail: Mail
@@ -101,8 +101,8 @@ class HeldMail:
     def __init__(self, client: aio.Client, hold_seconds: float) -> None:
         self._client = client
         self._hold_seconds = hold_seconds
-        self._held: dict[tuple[str, int], Held] = {}
-        self._taken_back: list[Held] = []
+        self._held: dict[tuple[str, int], MailInHand] = {}
+        self._taken_back: list[MailInHand] = []
         """Messages that the broker has taken back, whose offers are open."""
         self._reading = 0
         self._log = client.on_event
@@ -149,7 +149,7 @@ class HeldMail:
         return mail
 
     def _hold(self, mailbox: str, mail: Mail, consumer: aio.Mailbox | None) -> None:
-        self._held[mailbox, mail.sequence] = Held(mail, consumer, monotonic() + self._hold_seconds)
+        self._held[mailbox, mail.sequence] = MailInHand(mail, consumer, monotonic() + self._hold_seconds)
 
     async def settle(self, mailbox: str, sequence: int, settle: Callable[[Mail], None]) -> None:
         """Settle a message, and wait until the broker has done so.
