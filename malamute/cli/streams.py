@@ -123,11 +123,24 @@ def _stored(client: Client, name: str) -> admin.StoredStream | None:
 @stream.command(epilog=examples("malamute stream create orders --age 7d --bytes 10GiB"))
 @click.argument("name")
 @limits_options
+@click.option(
+    "--no-journal",
+    "journal",
+    flag_value=False,
+    default=True,
+    help="Store no messages: they are for present readers alone.",
+)
 @dry_run_option
 @connects
 @json_option
 def create(
-    name: str, *, limits: dict[str, Any], dry_run: bool, connection: ConnectionOptions, as_json: bool
+    name: str,
+    *,
+    limits: dict[str, Any],
+    journal: bool,
+    dry_run: bool,
+    connection: ConnectionOptions,
+    as_json: bool,
 ) -> None:
     """Create a stream with its own retention; by default the broker's configuration applies.
 
@@ -136,7 +149,8 @@ def create(
     from malamute.protocol import admin
 
     connection, name = connection.to(name, "stream")
-    make_change(connection, admin.StreamCreate(stream=name, dry_run=dry_run, **limits), as_json=as_json)
+    change = admin.StreamCreate(stream=name, journal=journal, dry_run=dry_run, **limits)
+    make_change(connection, change, as_json=as_json)
 
 
 @stream.command(

@@ -32,6 +32,9 @@ OWNERS = "owners"
 RETENTIONS = "retentions"
 """Of (stream,): the `StreamRetention` set at run time, in place of the configuration's."""
 
+UNJOURNALED = "unjournaled"
+"""Of (stream,): true, for a stream that was created without a journal whatever the configuration says."""
+
 BEGINNINGS = "beginnings"
 """Of (stream,): the known range of sequences before its first message that no stream of its name ever had: a
 new stream begins behind the sequences of deleted streams."""
@@ -105,6 +108,7 @@ TABLES = {
     CURSORS: Table(of_stream=True, changes_often=True),
     OWNERS: Table(of_stream=True),
     RETENTIONS: Table(of_stream=True),
+    UNJOURNALED: Table(of_stream=True),
     BEGINNINGS: Table(of_stream=True),
     DELETED: Table(),
     SKIPPED: Table(of_stream=True),

@@ -362,6 +362,44 @@ def test_a_stream_is_made_with_its_retention_and_survives_a_restart(bench):
     assert bench.store.retention("new") == StreamRetention(messages_max=2)
 
 
+def test_a_stream_is_made_without_a_journal_and_survives_restarts_without_one(bench):
+    assert change(bench, "stream.create", stream="live", journal=False) == {"stream": "live"}
+    assert change(bench, "stream.create", stream="s", journal=False) == 423
+    used: set[int] = set()
+    for end in (bench.restart, bench.crash, bench.crash):
+        stream = bench.core.streams.by_name["live"]
+        assert (stream.journaled, stream.lasting) == (False, True)
+        bench.tell("alice", publish(b"now", stream="live"))
+        bench.settle()
+        assert stream.progress.last not in used, "a sequence was used twice"
+        used.add(stream.progress.last)
+        assert bench.store.read("live", 0, bytes_max=1 << 20).found == []
+        end()
+        bench.open("alice", "bob")
+    assert change(bench, "stream.create", stream="live", journal=True) == {"stream": "live"}
+
+
+def test_an_unused_stream_with_a_journal_is_not_made_without_one(bench):
+    change(bench, "stream.create", stream="plain")
+    assert change(bench, "stream.create", stream="plain", journal=False, dry_run=True) == 423
+    change(bench, "stream.delete", stream="plain")
+    assert change(bench, "stream.create", stream="plain", journal=False) == {"stream": "plain"}
+    change(bench, "stream.delete", stream="plain")
+    # The name is free again, and the configuration decides.
+    change(bench, "stream.create", stream="plain")
+    bench.crash()
+    assert bench.core.streams.by_name["plain"].journaled
+
+
+def test_a_stream_without_a_journal_that_the_disk_refuses_is_not_made(bench):
+    bench.tell("bob", Change(0, "stream.create", {"stream": "live", "journal": False}))
+    bench.fail(StorageFull("full"))
+    assert bench.sent("bob") == [Error(507, "full", 15, 0)]
+    assert "live" not in bench.core.streams.by_name
+    change(bench, "stream.create", stream="live")
+    assert bench.core.streams.by_name["live"].journaled
+
+
 def test_a_stream_that_was_deleted_can_be_made_again_and_its_numbers_continue(bench):
     assert change(bench, "stream.create", stream="s") == 423
     change(bench, "stream.delete", stream="s")

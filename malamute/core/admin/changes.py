@@ -245,7 +245,7 @@ def create_stream(
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit.
 
     Raises:
-        InUse: the stream is in use.
+        InUse: the stream is in use, or exists with a journal and is to be without one.
     """
     name = wanted.stream
     kept = _retention(wanted)
@@ -257,9 +257,13 @@ def create_stream(
             raise InUse(
                 f"stream {name!r} is in use: expected one without messages, readers, cursors and feeds"
             )
+        if found.journaled and not wanted.journal:
+            raise InUse(f"stream {name!r} exists with a journal: delete it, and create it without one")
     if not wanted.dry_run:
-        made = _made(effects, streams, feeds, name, session)
+        made = _made(effects, streams, feeds, name, session, journal=wanted.journal)
         made.store_maker()
+        if not wanted.journal:
+            made.store_without_journal()
         effects.stage.store(Reserve(name, made.progress.reserved))
         if limited:
             made.retain(kept)
@@ -303,10 +307,12 @@ def _kept(stream: str, kept: StreamRetention) -> StreamKept:
     return StreamKept(stream=stream, bytes=kept.bytes_max, count=kept.messages_max, age=kept.age_seconds)
 
 
-def _made(effects: Effects, streams: Streams, feeds: Feeds, stream: str, session: Session) -> Stream:
+def _made(
+    effects: Effects, streams: Streams, feeds: Feeds, stream: str, session: Session, *, journal: bool = True
+) -> Stream:
     """A stream, made if needed; it is there if this iteration is stored, and goes again if not."""
     made = stream not in streams.by_name
-    found = streams.get(stream, session.may.principal.user)
+    found = streams.get(stream, session.may.principal.user, journal=journal)
 
     def stored(error: MalamuteError | None) -> None:
         if error is None:

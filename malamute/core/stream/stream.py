@@ -55,7 +55,7 @@ from malamute.protocol.limits import NUMBER_MAX
 from malamute.protocol.names import RESERVED_PREFIX
 from malamute.store.operations import AppendChunk, Chunk, PutValue, Reserve, Retain, StreamState
 from malamute.store.policies import StreamPolicy, StreamRetention
-from malamute.store.tables import OWNERS, RETENTIONS
+from malamute.store.tables import OWNERS, RETENTIONS, UNJOURNALED
 
 if TYPE_CHECKING:
     from malamute.core.stream.subscription import Reader
@@ -250,6 +250,10 @@ class Stream:
         """Store who has made it, with the first that is stored of it."""
         if self.made_by and self.journaled:
             self.effects.stage.store(PutValue(OWNERS, (self.name, ""), self.made_by))
+
+    def store_without_journal(self) -> None:
+        """Store that it has no journal, whatever the configuration says."""
+        self.effects.stage.store(PutValue(UNJOURNALED, (self.name,), True))
 
     def _store(self, loaded: Loaded) -> None:
         last, chunk, progress = loaded.chunk.last, loaded.chunk, self.progress

@@ -36,7 +36,15 @@ from malamute.store.operations import (
     StreamState,
 )
 from malamute.store.policies import KEEP_ALL, StreamPolicy, StreamPolicyOf, StreamRetention
-from malamute.store.tables import BEGINNINGS, CURSORS, OWNERS, PUBLISHED, RETENTIONS, SKIPPED
+from malamute.store.tables import (
+    BEGINNINGS,
+    CURSORS,
+    OWNERS,
+    PUBLISHED,
+    RETENTIONS,
+    SKIPPED,
+    UNJOURNALED,
+)
 
 if TYPE_CHECKING:
     from malamute.core.identity.access import Permissions
@@ -100,13 +108,15 @@ class Streams:
             self.active,
         )
 
-    def _make(self, name: str, state: StreamState | None = None) -> Stream:
-        """Return a new stream, or one that the store has in this state."""
+    def _make(self, name: str, state: StreamState | None = None, *, journal: bool = True) -> Stream:
+        """Return a new stream, or one that the store has in this state; without a `journal` in any case."""
         begin = state.reserved if state else self.floor
         first_kept, last = (state.first, state.last) if state else (begin + 1, 0)
         progress = StreamProgress(max(begin, self.incarnation), first_kept, last)
         never_used = (1, 0) if state else (self.deleted.last(name) + 1, begin)
         policy = self.policy(name)
+        if not journal:
+            policy = policy._replace(journal=False)
         if last:
             # The durable store has it, whatever the rule says of new streams.
             policy = policy._replace(journal=True)
@@ -139,10 +149,12 @@ class Streams:
         """Restore the stored streams, with their cursors and values."""
         recovery.take_up("table", "deleted streams", self.deleted.restore, recovered)
         beginnings, skipped = recovered.table(BEGINNINGS), recovered.table(SKIPPED)
+        unjournaled = recovered.table(UNJOURNALED)
         for name, state in recovered.streams.items():
             refused = recovered.refused.get(name, ())
             numbering = beginnings.get((name,), (1, 0)), skipped.get((name,), ())
-            recovery.take_up("stream", name, self._restore, name, state, refused, numbering)
+            journal = (name,) not in unjournaled
+            recovery.take_up("stream", name, self._restore, name, state, refused, numbering, journal)
         for (name, cursor), sequence in recovered.table(CURSORS).items():
             self.keep(name).cursors[cursor] = sequence
         for name, cursor in recovered.lost_keys(CURSORS):
@@ -176,12 +188,13 @@ class Streams:
         state: StreamState,
         refused: Sequence[NoteRefused],
         numbering: tuple[Any, Any],
+        journal: bool,
     ) -> None:
         """Restore one stream, and the ranges that the disk had `refused`."""
         if name == FLOOR:
             self.floor = max(self.floor, state.reserved)
         else:
-            stream = self.by_name[name] = self._make(name, state)
+            stream = self.by_name[name] = self._make(name, state, journal=journal)
             stream.gaps.restore(refused)
             stream.numbering.restore(*numbering, refused)
             if stream.policy.retention != KEEP_ALL:
@@ -276,8 +289,10 @@ class Streams:
         if user is not None:
             self.cursors.check_share(cursor, user)
 
-    def get(self, name: str, user: str | None = None) -> Stream:
+    def get(self, name: str, user: str | None = None, *, journal: bool = True) -> Stream:
         """The stream of this name, made if needed; then it counts for the user, if it is one's.
+
+        A new one is without a `journal` whatever the policy says.
 
         Raises `TooMany` or `QuotaExceeded`.
         """
@@ -287,7 +302,7 @@ class Streams:
                 raise TooMany(f"too many streams: expected at most {self.limits.streams}")
             if user is not None:
                 self.held.check(user, 1, self.limits.streams - len(self.by_name))
-            stream = self._make(name)
+            stream = self._make(name, journal=journal)
             stream.made_by = user
             self.add(stream)
             self.effects.event(f"stream.created.{name}")

@@ -116,11 +116,15 @@ class StreamKept(Row):
 
 
 class StreamCreate(AdminChange[StreamKept]):
-    """Create a stream, with its retention if any limit is given; 0 is no limit."""
+    """Create a stream, with its retention if any limit is given; 0 is no limit.
+
+    Without `journal` its messages are for present readers alone; with it, the configuration decides.
+    """
 
     topic = "stream.create"
 
     stream: Name
+    journal: Boolean = True
     bytes: Number | None = None
     count: Number | None = None
     age: AgeSeconds | None = None
