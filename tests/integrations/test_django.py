@@ -41,7 +41,7 @@ from malamute.integrations.django.library import (  # noqa: E402
     task_finished,
     task_started,
 )
-from malamute.integrations.django.worker import Worker  # noqa: E402
+from malamute.integrations.django.worker import TaskWorker  # noqa: E402
 from malamute.testing import Broker, small_config  # noqa: E402
 
 PATIENCE = 60.0
@@ -74,7 +74,7 @@ def counts(queue: str = "default") -> dict[str, Any]:
 
 
 def work(queue: str = "default", max_tasks: int | None = None) -> None:
-    Worker("default", queue, burst=True, max_tasks=max_tasks).run()
+    TaskWorker("default", queue, burst=True, max_tasks=max_tasks).run()
 
 
 def until(holds: Callable[[], object]) -> None:

@@ -15,6 +15,9 @@ EDGES = ("client/sync/", "client/aio/")
 """The edges of the client have equal names on purpose: a program changes between them by its import."""
 
 SAME_THING = {
+    # Django finds the class of a command by this name.
+    "Command": {"client/session/outbox.py", "integrations/django/management/commands/malamute_worker.py"},
+    "DeadLetters": {"core/queue/dead_letters.py", "integrations/taskiq.py"},  # who makes them, and their list
     "Gap": {"client/events.py", "protocol/messages.py"},  # the event is made of the message
     "Request": {"client/sync/consumers.py", "protocol/messages.py"},  # what a worker gets, and how it came
     "Stateful": {

@@ -54,7 +54,7 @@ Answer = TypeVar("Answer")
 _log = logging.getLogger("malamute")
 
 
-class Worker:
+class TaskWorker:
     """One process at work on one queue."""
 
     def __init__(self, alias: str, queue_name: str, *, burst: bool, max_tasks: int | None) -> None:
@@ -207,18 +207,18 @@ class Worker:
                 time.sleep(RETRY_SECONDS)
 
 
-class Workers:
+class TaskProcesses:
     """The parent of the processes: `concurrency` for each queue."""
 
     def __init__(
         self, alias: str, queues: Sequence[str], concurrency: int, *, burst: bool, max_tasks: int | None
     ) -> None:
         self._workers = [
-            Worker(alias, name, burst=burst, max_tasks=max_tasks)
+            TaskWorker(alias, name, burst=burst, max_tasks=max_tasks)
             for name in queues
             for _ in range(concurrency)
         ]
-        self._processes: dict[int, tuple[ForkProcess, Worker]] = {}
+        self._processes: dict[int, tuple[ForkProcess, TaskWorker]] = {}
         self._stopping = False
 
     def run(self) -> None:
@@ -239,7 +239,7 @@ class Workers:
                     if not self._stopping:
                         self._start(worker)
 
-    def _start(self, worker: Worker) -> None:
+    def _start(self, worker: TaskWorker) -> None:
         process = multiprocessing.get_context("fork").Process(target=_child, args=(worker, os.getpid()))
         process.start()
         self._processes[process.sentinel] = (process, worker)
@@ -252,7 +252,7 @@ class Workers:
             process.terminate()
 
 
-def _child(worker: Worker, parent: int) -> None:
+def _child(worker: TaskWorker, parent: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, worker.stop)
     if sys.platform == "linux":

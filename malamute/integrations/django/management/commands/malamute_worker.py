@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from malamute.integrations.django.backend import MalamuteBackend
 from malamute.integrations.django.library import task_backends
-from malamute.integrations.django.worker import Workers
+from malamute.integrations.django.worker import TaskProcesses
 
 
 class Command(BaseCommand):
@@ -46,6 +46,6 @@ class Command(BaseCommand):
         for name in ("concurrency", "max_tasks"):
             if options[name] is not None and options[name] < 1:
                 raise CommandError(f"invalid --{name.replace('_', '-')} {options[name]}: expected 1 or more")
-        Workers(
+        TaskProcesses(
             alias, queues, options["concurrency"], burst=options["burst"], max_tasks=options["max_tasks"]
         ).run()
