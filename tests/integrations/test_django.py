@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ django.setup()
 
 import django_program_tasks as tasks  # noqa: E402
 from asgiref.sync import async_to_sync  # noqa: E402
+from depth import NIGHT  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.management import CommandError, call_command  # noqa: E402
 from django.db import transaction  # noqa: E402
@@ -196,6 +198,14 @@ def test_a_task_does_not_run_before_its_time(url: str) -> None:
         past = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=8)
         tasks.note.using(run_after=past).enqueue("an hour ago in Tokyo")
         assert counts()["ready"] == 1
+
+
+def test_threads_enqueue_over_one_client(url: str) -> None:
+    with configured(url):
+        count = 1000 if NIGHT else 40
+        with ThreadPoolExecutor(count) as threads:
+            results = list(threads.map(tasks.note.enqueue, range(count)))
+        assert len({result.id for result in results}) == counts()["ready"] == count
 
 
 def test_signals_are_sent_once_each(url: str) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -503,6 +504,37 @@ def test_a_schedule_with_a_time_is_a_delayed_message_that_can_be_taken_back(url:
         assert (await app.results.get_result("7")).return_value == 3
 
     run(main, url)
+
+
+def test_a_schedule_of_a_year_survives_a_restart_and_another_program_takes_it_back(tmp_path: Path) -> None:
+    year = datetime.now(UTC) + timedelta(days=365)
+
+    def app_of(url: str, act: Callable[[App, Any, MalamuteScheduleSource], Awaitable[None]]) -> None:
+        async def main(app: App) -> None:
+            app.broker = MalamuteBroker(url)
+            await app.broker.startup()
+
+            @app.broker.task("at")
+            async def at() -> None: ...
+
+            await act(app, at, MalamuteScheduleSource(app.broker))
+            assert (await app.count("taskiq"))["delayed"] == (0 if restarted else 1)
+
+        run(main, url)
+
+    async def add(app: App, at: Any, source: MalamuteScheduleSource) -> None:
+        await at.kicker().with_schedule_id("yearly").schedule_by_time(source, year)
+
+    async def take_back(app: App, at: Any, source: MalamuteScheduleSource) -> None:
+        assert (await app.count("taskiq"))["delayed"] == 1
+        await source.delete_schedule("yearly")
+
+    restarted = False
+    with Broker(tmp_path / "data") as server:
+        app_of(server.url, add)
+        server.restart()
+        restarted = True
+        app_of(server.url, take_back)
 
 
 def test_recurring_schedules_are_kept_and_deleted(url: str) -> None:
