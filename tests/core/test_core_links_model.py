@@ -81,7 +81,6 @@ class World:
 
     def __init__(self) -> None:
         self.bench, self.source, self.sessions = Bench(), Source(), 0
-        self.bench.open("operator")
         self.set_again(0)
         self.runners = [Runner(self, name) for name in RUNNERS]
 
@@ -120,11 +119,13 @@ class World:
 
     def set_again(self, a: int, b: int = 0) -> None:
         self.bench.wait(0.001)
+        self.bench.open("operator")
         assert isinstance(change(self.bench, "link.set", "operator", **LINK), dict)
 
     def pause(self, a: int, b: int) -> None:
+        self.bench.open("operator")
         for topic in ("link.pause", "link.resume"):
-            change(self.bench, topic, "operator", stream="s")
+            assert isinstance(change(self.bench, topic, "operator", stream="s"), dict)
             self.carry(a, b)
 
     def check(self) -> None:

@@ -227,3 +227,22 @@ def test_names_of_clients_are_in_no_label(http: httpx.Client, client: malamute.C
         text = http.get("/metrics", params={"stream": "weather"}).text
     assert "native" not in text
     assert "subject-of-mine" not in text
+
+
+def test_a_link_has_its_state_and_what_it_brought(http: httpx.Client, client: malamute.Client) -> None:
+    assert not any(name.startswith("malamute_link_") for name in _names(_scrape(http)))
+    given = {"link": "edge", "urls": ["tcp://edge:9999"], "remote": "s", "stream": "linked"}
+    generation = client.change("link.set", **given)["generation"]
+    edge = (("link", "edge"),)
+    assert ("malamute_link_lag_messages", edge) not in _scrape(http)
+    told = {"link": "edge", "stream": "linked", "generation": generation, "broker": "ab" * 16}
+    client.query("link.report", **told, lag=3, lag_ms=500)
+    position = {"after": "", "upto": f"7@{'ab' * 16}"}
+    client.change(
+        "link.advance", link="edge", stream="linked", generation=generation, **position, gap="expired"
+    )
+    found = _scrape(http)
+    assert found["malamute_links", ()] == found["malamute_link_running", edge] == 1
+    assert (found["malamute_link_lag_messages", edge], found["malamute_link_lag_seconds", edge]) == (3, 0.5)
+    assert found["malamute_link_received_messages_total", edge] == 0
+    assert found["malamute_link_gaps_total", (*edge, ("reason", "expired"))] == 1
