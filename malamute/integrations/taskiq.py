@@ -291,6 +291,11 @@ async def _pump(box: Mailbox, arrived: asyncio.Queue[Mail | MalamuteError]) -> N
 
 async def _received(boxes: Sequence[Mailbox]) -> AsyncGenerator[Mail, None]:
     """Yield the messages of several mailboxes as they are received."""
+    if len(boxes) == 1:
+        # Messages that wait in the consumer let it acknowledge others together.
+        async for mail in boxes[0]:
+            yield mail
+        return
     arrived: asyncio.Queue[Mail | MalamuteError] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(box, arrived)) for box in boxes]
     try:
