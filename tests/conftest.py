@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from malamute.access import account
 from malamute.client.link.client import open_driver
+from malamute.testing import Broker
 
 if TYPE_CHECKING:
     from telemetry import Telemetry
@@ -53,6 +55,13 @@ open_driver.__kwdefaults__["timeout"] = PATIENCE
 
 # Nor how hard a password is to guess, which takes 50 ms of the processor for each log-in.
 account.SCRYPT_COST = 2
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """A broker of the test alone, in memory."""
+    with Broker() as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

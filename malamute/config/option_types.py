@@ -31,7 +31,6 @@ from malamute.protocol.quantities import (
 _PLAIN = {"": Decimal(1)}
 
 _TCP = re.compile(r"tcp://(\*|[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(\*|[0-9]{1,5})")
-_STORE = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,31})?")
 _IPC_BYTES_MAX = 107  # the bytes of a Unix socket's address
 _FLAGS = {
     "true": True,

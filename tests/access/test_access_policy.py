@@ -1,4 +1,4 @@
-"""What rules come to: deny wins, default deny, and no order; and the same as a ten-line reference."""
+"""The sum of rules: deny wins, default deny, and no order; and the same as a ten-line reference."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def rules(draw, actions=("publish", "send", "request")):
 
 
 def reference(found, action, kind, name, subject, values):
-    """What the rules say, as the documentation has it."""
+    """The verdict of the rules, as the documentation has it."""
     fitting = [
         rule
         for rule in found

@@ -49,12 +49,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
-
-
-@pytest.fixture
 def client(broker: Broker) -> Iterator[malamute.Client]:
     with malamute.connect(broker.url, address="test") as client:
         yield client

@@ -1,4 +1,4 @@
-"""What is in deploy/ has the shape that its readers expect, and goes with the broker of this checkout."""
+"""The files of deploy/ have the shape that its readers expect, and go with the broker of this checkout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _panels() -> list[dict[str, Any]]:
 
 
 def _services() -> dict[str, Any]:
-    """What a start with both files of compose has; for a service of both, the second one comes on top."""
+    """Services of a start with both files of compose; for a service of both, the second one comes on top."""
     services: dict[str, Any] = {}
     for name in ("compose.yaml", "compose.monitoring.yaml"):
         for service, fields in _yaml(DEPLOY / name)["services"].items():
@@ -66,7 +66,7 @@ def _containers() -> dict[str, Any]:
 
 
 def _image_environment() -> dict[str, str]:
-    """What the image sets."""
+    """The settings of the image."""
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     return dict(re.findall(r"^(?:ENV|   ) ?(MALAMUTE_\w+)=(\S+)", text, re.MULTILINE))
 
@@ -153,7 +153,7 @@ def test_compose_publishes_to_this_machine_alone() -> None:
 
 
 START_SECONDS_EACH = 30e-6
-"""What a start takes for a queued message on a machine that is busy; 6 µs on one that is not."""
+"""The time of a start for a queued message on a machine that is busy; 6 µs on one that is not."""
 
 
 def test_a_start_with_as_many_messages_as_may_be_queued_is_waited_for() -> None:

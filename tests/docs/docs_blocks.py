@@ -13,7 +13,7 @@
 | `bash`, `py`, `c`, `js` | not run: commands for who administers a machine, programs of other systems |
 
 In what is expected, `…` is anything within a line, and a line that is `…` is any lines. A fence without
-a language is an illustration. What is left in a terminal has to be a broker, a gateway, a subscriber or a
+a language is an illustration. A command left in a terminal has to be a broker, a gateway, a subscriber or a
 worker: it counts as started when the broker or the gateway answers, or the broker has one subscription or
 offer more than before. A request by `curl -N` that follows a stream is a subscriber. A command with port
 8000 is a web server, and counts as started when it takes connections.
@@ -78,7 +78,7 @@ def blocks_of(markdown: str) -> list[Block]:
 
 
 def pattern_of(expected: str) -> re.Pattern[str]:
-    """What printed text has to match in full."""
+    """The pattern that printed text has to match in full."""
     lines = (
         r"(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + r"[ \t]*\n"
         for line in expected.splitlines()
@@ -117,7 +117,7 @@ class Terminal:
         self._printed = ""
 
     def begins(self) -> None:
-        """Wait until it has printed something. It stays to be shown."""
+        """Wait until it has printed something, which stays to be shown."""
         assert self._process.stdout is not None
         ready = select.select([self._process.stdout], [], [], PATIENCE)[0]
         assert ready, f"nothing printed:\n{self.errors}"

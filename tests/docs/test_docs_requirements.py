@@ -29,7 +29,7 @@ def _rows() -> dict[str, list[str]]:
 
 
 def _texts() -> Iterator[tuple[Path, str]]:
-    """What may name a requirement: code, tests and pages."""
+    """Places that may name a requirement: code, tests and pages."""
     for pattern in ("malamute/**/*.py", "tests/**/*.py", "tests/**/*.txt", "docs/**/*.md", "*.md"):
         for path in ROOT.glob(pattern):
             yield path, path.read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ LOADED = re.compile(
     r"""|<link[^>]*\srel=["']?(?:stylesheet|preconnect|preload|icon)[^>]*href=["'](?:https?:)?//"""
     r"""|url\(\s*["']?(?:https?:)?//|@import\s+["'](?:https?:)?//"""
 )
-"""What makes a browser ask another machine."""
+"""Elements that make a browser ask another machine."""
 
 
 def _module(name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""What docs/operations/sizing.md promises of memory follows from the defaults."""
+"""The memory that docs/operations/sizing.md promises follows from the defaults."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ INSTEAD = {
     r"(?:bury|buried|buries|seizes?|seized)\b": "settle, dead-letter",
     r"(?:is|are|was|were|be|been|being) told\b(?! apart| from)": "is notified, is reported",
 }
-"""What is not said, and what is said instead."""
+"""Words that are not said, and those in their place."""
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")])
 NEVER = re.compile(
@@ -102,6 +102,20 @@ def test_sentences_name_their_subject(package: str) -> None:
     riddles, beginnings = _counts(ROOT / "malamute" / package)
     assert riddles <= MOST_RIDDLES
     assert beginnings == 0
+
+
+NOT_READ_YET = {
+    *("acceptance", "bench", "cli", "client", "core", "crash"),
+    *("fuzz", "gateway", "simulation", "spark", "torture"),
+}
+"""Folders of tests that have such beginnings. Only to be made smaller."""
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent.name for path in ROOT.glob("tests/*/*.py")} - NOT_READ_YET)
+)
+def test_sentences_of_tests_begin_with_a_noun(folder: str) -> None:
+    assert _counts(ROOT / "tests" / folder)[1] == 0
 
 
 @pytest.mark.parametrize("said", ["What is kept.", "Kept. Those are next", "Kept\n\nNobody has it"])

@@ -27,12 +27,6 @@ def untraced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
-
-
-@pytest.fixture
 def settings(broker: Broker) -> GatewaySettings:
     return GatewaySettings(broker=broker.url, timeout_seconds=WAIT_SECONDS)
 

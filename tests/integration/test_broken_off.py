@@ -1,4 +1,4 @@
-"""What handlers did not come to the end of, since the program ended: others have it as if it were new."""
+"""Messages whose handlers were cut off by the end of the program: others have them as if they were new."""
 
 from __future__ import annotations
 

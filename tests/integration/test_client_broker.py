@@ -20,12 +20,6 @@ from malamute.testing import Broker, small_config
 
 
 @pytest.fixture
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
-
-
-@pytest.fixture
 def client(broker: Broker) -> Iterator[malamute.Client]:
     with malamute.connect(broker.url, address="alice", timeout=20) as client:
         client.on_event = lambda event: None

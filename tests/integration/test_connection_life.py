@@ -206,7 +206,7 @@ def hearts() -> Iterator[Broker]:
 
 
 def test_a_handler_that_blocks_for_long_loses_neither_connection_nor_request(hearts: Broker) -> None:
-    """It takes twice what the heartbeats have, and the ack timeout."""
+    """The handler takes twice the time of the heartbeats, and of the ack timeout."""
     events: list[Event] = []
     with connect(hearts.url) as asker, connect(hearts.url, events=events, **FAST) as worker:
         replies = asker.request("svc", "a", b"?", timeout=PATIENCE)
@@ -437,7 +437,7 @@ def test_a_handler_on_an_event_loop_that_fails_is_tried_again_too(impatient: Bro
 
 def test_a_request_that_nobody_reports_on_is_recalled(start: Start) -> None:
     events: list[Event] = []
-    # It may be redelivered at once, and as often as this worker takes too long.
+    # The request may be redelivered at once, and as often as this worker takes too long.
     queues = replace(Config().queues, backoff=(), max_deliver=0)
     broker = start(config=replace(Config(), queues=queues))
     with connect(broker.url) as asker, connect(broker.url, events=events) as worker:
@@ -448,7 +448,7 @@ def test_a_request_that_nobody_reports_on_is_recalled(start: Start) -> None:
         while not events:
             worker.flush()
         assert events[0] == Recalled("svc", (request.sequence,), "timeout")
-        # It is still in the hands of this worker: when it is redelivered, its reply is good.
+        # The request is still in the hands of this worker: when it is redelivered, its reply is good.
         while True:
             try:
                 request.reply(b"!", assurance="stored").wait(PATIENCE)
@@ -552,7 +552,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_who_is_killed_has_left_at_once_where_the_system_says_so(tmp_path: Path, scheme: str) -> None:
-    """No probe finds it out: it would come within hours. What was sent before is there."""
+    """No probe finds it out: it would come within hours. The messages that were sent before are there."""
     config = small_config()
     listen = replace(config.listen, endpoints=(f"ipc://{tmp_path}/socket", "tcp://127.0.0.1:*"))
     config = replace(config, listen=listen, overrides={"probe_interval": 3600.0})

@@ -1,4 +1,4 @@
-"""What one request after the other costs in messages: two of the clients, two of the broker."""
+"""The messages that one request after the other costs: two of the clients, two of the broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Callable[[malamute.Client], None]
 
 
 class Transcript:
-    """What the clients of this process send and are sent, from `begin` on."""
+    """The frames that clients of this process send and receive, from `begin` on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[Message] = []

@@ -234,7 +234,7 @@ def test_a_password_over_curve_is_proved_and_nobody_on_the_way_reads_it_or_has_a
             assert [row["user"] for row in bob.query("clients")] == ["bob"]
         assert b"bob" not in wire.heard
         assert b"secret" not in wire.heard
-    # It is said once more, as it was heard.
+    # The same bytes are sent once more.
     with socket.create_connection(wire.broker, 30) as again:
         again.sendall(wire.heard)
         again.shutdown(socket.SHUT_WR)
@@ -610,7 +610,7 @@ def test_a_routing_id_that_another_user_takes_opens_nothing_and_is_reported(secu
         assert (reported["action"], reported["origin"]) == ("connect", "127.0.0.1")
         assert identity.hex() not in str(reported)
         other.close()
-        # It is there for whom it belongs to.
+        # The message is there for its owner.
         again = dealer(secure, identity, "ann")
         assert say(again, Hello([2], "ann")).resumed
         again.close()

@@ -218,7 +218,7 @@ def test_behind_a_hanging_write_no_more_than_the_backlog_is_accepted(rig: Rig, c
         receipts = [out.publish("a", body) for _ in range(100)]
         client.query("status")  # the broker has dealt with all that the window let out before
         assert {type(receipt.error) for receipt in receipts if receipt.done} == {TryLater}
-        # What came in the iteration that passed the limit is accepted, too.
+        # Messages of the iteration that passed the limit are accepted, too.
         assert client.query("status")["backlog_bytes"] < LIMITS.backlog_bytes + INTAKE_BYTES + 2 * len(body)
         rig.gate.open()
         with pytest.raises(TryLater):

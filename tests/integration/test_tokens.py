@@ -101,7 +101,7 @@ class TokenBroker:
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
-    """What a broker logs that is started after this."""
+    """The log of a broker that is started after this."""
     capture = LogCapture()
     logger = structlog.wrap_logger(None, processors=[capture], wrapper_class=structlog.BoundLogger)
     monkeypatch.setattr(daemon, "log", logger)

@@ -11,7 +11,7 @@ except ImportError:
     from django_tasks import task
 
 ran: list[Any] = []
-"""What the tasks of this process have noted."""
+"""Notes of the tasks of this process."""
 
 
 @task()

@@ -1,4 +1,4 @@
-"""What the tests of the stores share: opening either kind, and making operations."""
+"""The helpers that tests of the stores share: opening either kind, and making operations."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def is_left_over(key, good):
 
 
 def contents(directory):
-    """What a broker finds and can read, and what was reported as damaged."""
+    """The records that a broker finds and can read, and those that were reported as damaged."""
     store = DiskStore.open(directory, size=SIZE, preallocate=False)
     try:
         found = store.recover(now=1_800_000_000.0)

@@ -85,7 +85,7 @@ def test_a_damaged_state_is_made_anew_with_all_of_the_history(disk, way):
     # No sequence that may have been used is used again.
     assert after.reserved == 1000 + CEILING_STEP
     store.write([append(after.reserved + 1, stream="weather")])
-    # What was damaged is kept, and the next start finds nothing new.
+    # The damaged record is kept, and the next start finds nothing new.
     disk()
     assert firsts(disk.store, "weather") == [1, 11, 21, after.reserved + 1]
     assert kinds(disk) == ([] if way is gone else ["aside"])

@@ -1,4 +1,4 @@
-"""What only a disk can do: break, fill up, be locked, be left behind by a dead process."""
+"""The behaviour that only a disk has: break, fill up, be locked, be left behind by a dead process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store keeps of a queue besides its messages, and fetching; on the disk and in memory alike."""
+"""Records that a store keeps of a queue besides messages, and fetching; on the disk and in memory alike."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_many_attempts_of_small_messages_take_no_room_for_ever(make):
 
 
 def test_delivered_is_known_when_what_was_delivered_has_left(make):
-    """What made the queue leaves with its block; what was reported of the queue in between must not."""
+    """The record that made the queue leaves with its block; reports in between must not."""
     store = make()
     store.write([put(1)])
     store.write([MarkDelivered("mailbox", "q", 1)])

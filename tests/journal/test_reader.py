@@ -164,7 +164,7 @@ def test_pages_that_a_broker_writes_meanwhile_are_looked_at_again(disk, monkeypa
     real, looks = directory._roots, iter(range(3))
 
     def roots(path):
-        """Those of the last commit, of which there is one during each of the first looks."""
+        """Records of the last commit, of which there is one during each of the first looks."""
         if next(looks, None) is None:
             data.write_bytes(whole)
         return real(path) + bytes([len(looks_seen)])

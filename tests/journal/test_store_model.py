@@ -45,7 +45,7 @@ QUEUES = st.sampled_from([("mailbox", "q"), ("mailbox-dead", "q"), ("service", "
 
 
 class Model:
-    """What a store holds, in the plainest words."""
+    """The contents of a store, in the plainest words."""
 
     def __init__(self):
         self.chunks = {}
@@ -352,7 +352,7 @@ class Stores(RuleBasedStateMachine):
                 assert len(self.model.queues[name]["messages"][sequence].record) == size > 0
 
     def warmed(self, found, store):
-        """What was found, with the paged_out messages fetched."""
+        """The records that were found, with the paged-out messages fetched."""
         queues = {}
         for name, queue in found.queues.items():
             fetched = store.fetch(*name, tuple(queue.paged_out))

@@ -1,4 +1,4 @@
-"""What a store promises, on the disk and in memory alike."""
+"""The promises of a store, on the disk and in memory alike."""
 
 from __future__ import annotations
 

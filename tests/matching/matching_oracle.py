@@ -1,6 +1,6 @@
 """Naive matchers: the meaning of every family and of the expression, without any index.
 
-They share no code with the engine. Topics follow the text of the requirements word by word; areas
+These matchers share no code with the engine. Topics follow the text of the requirements word by word; areas
 are decided by vectors in space instead of angles; expressions are nested lists, not the engine's trees.
 """
 

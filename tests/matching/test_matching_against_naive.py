@@ -328,7 +328,7 @@ def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages)
     wanted = [at for at, message in enumerate(messages) if wants(selector, *message)]
     single = CompiledSelector(parsed(selector), refuse)
     assert places(single, messages) == wanted
-    # What it remembers of subjects changes nothing.
+    # The subjects that it remembers change nothing.
     assert places(single, messages) == wanted
 
 
@@ -409,7 +409,7 @@ def test_zn18_10_000_distinct_selectors_match_as_brute_force():
         wanted = [key for key, selector in enumerate(selectors.values()) if wants(selector, *message)]
         assert wanted
         assert matched(index, *message) == [k for k in (*wanted, *(k + 10_000 for k in wanted)) if k in held]
-        # Whoever came twice is no second selector, and has no number of its own.
+        # A selector that came twice is no second one, and has no number of its own.
         assert len(index) == len({key % 10_000 for key in held})
         assert {group.number for group in index.groups()} == {key % 10_000 for key in held}
 

@@ -1,4 +1,4 @@
-"""What cannot be understood is refused when subscribing, with its place; a message never raises."""
+"""Selectors that cannot be parsed are refused with the place of the fault; a message never raises."""
 
 import pytest
 

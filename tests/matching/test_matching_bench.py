@@ -125,7 +125,7 @@ for row in match.capacity(5_000, 20, random.Random(1)):
 
 
 def _printed(program):
-    """What a program prints in a process of its own, whose memory nothing else has grown."""
+    """The output of a program in a process of its own, whose memory nothing else has grown."""
     # A test of Spark in the same process may have changed the path.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
     command = [sys.executable, "-c", program]

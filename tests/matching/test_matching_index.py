@@ -98,7 +98,7 @@ def test_zn21_look_ups_and_changes_cost_the_same_whatever_the_number_of_selector
         looked_up.append(_calls(lambda index=index, s=subject, h=headers: index.match(s, h)))
         assert keys(index.match(subject, headers)) == [7]
         old, new = (_maintained(family, number) for number in (3, 7_777))
-        # What is remembered of patterns is in two generations, and a new one begins with any of them.
+        # The cache of patterns has two generations, and a new one begins with any of them.
         for selector in (old, new, old, new):
             Index().add("a look", selector)
         changed.append(_calls(lambda index=index, new=new: (index.modify(3, new), index.remove(3))))
@@ -115,8 +115,8 @@ def _maintained(family, number):
 def _calls(work):
     """How many functions of the package a work calls, and how many they call that are built in.
 
-    What the standard library does in between is not the index's: `issubclass` asks all subclasses again once
-    anybody, of this thread or another, has registered a class anywhere.
+    The work of the standard library in between is not the index's: `issubclass` asks all subclasses again
+    once anybody, of this thread or another, has registered a class anywhere.
     """
     count = 0
 

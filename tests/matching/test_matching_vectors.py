@@ -1,7 +1,7 @@
 """The matching vectors, through the index, the family alone, and the naive oracle.
 
-Those whose source is a document are its worked examples. Those whose source begins with "decision" are ours:
-boundary cases that the documents leave open.
+Vectors whose source is a document are its worked examples; where the source begins with "decision", they are
+ours: boundary cases that the documents leave open.
 """
 
 import json

@@ -166,7 +166,7 @@ def test_a_memo_holds_so_many_characters():
 SUBJECTS = 50
 SIZES = (10, 100, 1_000, 10_000)
 FLAT = 1.25
-"""What a thousand times as many selectors may take more."""
+"""The part that a thousand times as many selectors may take more."""
 
 
 def work(of):

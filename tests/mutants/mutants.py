@@ -1,7 +1,7 @@
 """For each requirement, a change that breaks its code, and the test of its row that has to see that.
 
-A mutant is the file below malamute/, a text that is there once, and what replaces it. It is not to be clever:
-whoever reads both sees what is not done any more.
+A mutant is the file below malamute/, a text that is there once, and what replaces it. A mutant is not to be
+clever: who reads both sees what is not done any more.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ QUICKLY = ("-x", "--timeout=240", "--hypothesis-profile=unshrunk")
 """How a test is run that is to fail: not how it does so is asked, but whether."""
 
 PASSED, FAILED = 0, 1
-"""What pytest returns; all else is a test that has not been run."""
+"""Exit codes of pytest; any other is a test that has not been run."""
 
 
 class Result(NamedTuple):
-    """What became of a test while the code of its requirement was broken."""
+    """The outcome of a test while the code of its requirement was broken."""
 
     id: str
     test: str
@@ -110,7 +110,7 @@ def _git(*arguments: str) -> str:
 
 
 def words_of(results: Sequence[Result], date: str, commit: str) -> str:
-    """What the page says of a run."""
+    """The text of the page on a run."""
     caught = sum(result.result == "failed" for result in results)
     others = "".join(f"- {r.id}: `{r.test}` {r.result}\n" for r in results if r.result != "failed")
     return (

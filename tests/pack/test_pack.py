@@ -87,7 +87,7 @@ def history(broker: Broker, stream: str) -> list[tuple[int, str]]:
 
 
 async def until(done: Callable[[], Awaitable[Any]]) -> Any:
-    """What a question answers when that is true."""
+    """The answer to a question when that is true."""
     async with asyncio.timeout(PATIENCE):
         while not (found := await done()):
             await asyncio.sleep(0.02)

@@ -20,7 +20,7 @@ class Example(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """What the words describe: a message, or bytes."""
+        """The thing that the words describe: a message, or bytes."""
         return eval(self.words, dict(_WORDS))
 
     @property

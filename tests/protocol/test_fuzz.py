@@ -41,7 +41,7 @@ fuzz = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 
-# What msgpack can hold and the protocol cannot: extension types, timestamps, maps with keys of any kind.
+# Values of msgpack that the protocol cannot hold: extension types, timestamps, maps with keys of any kind.
 EXTENSIONS = st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=9)) | st.builds(
     msgpack.Timestamp, st.integers(0, 2**33), st.integers(0, 999_999_999)
 )
@@ -264,7 +264,7 @@ def test_columns_read_by_their_types_are_what_any_columns_are(
         payload[place % len(payload)] = byte
     cut = bytes(payload[: data.draw(st.sampled_from([None, -1, len(payload) // 2]))])
     found = batch._plain_columns(cut)
-    # What it does not read is left to the other, which says what is wrong.
+    # Columns that it does not read are left to the other, which names the fault.
     assert not found or repr(found) == repr(batch._any_columns(cut))
     assert changes or cut != bytes(payload) or found or _has_bytes(before.properties)
 

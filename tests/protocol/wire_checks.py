@@ -1,4 +1,4 @@
-"""What holds of any bytes that come in by the wire, whoever thinks of them: hypothesis or the fuzzer."""
+"""Rules that hold of any bytes that come by the wire, whoever thinks of them: hypothesis or the fuzzer."""
 
 from malamute.errors import InvalidName, Malformed, TooLarge, UnknownCommand
 from malamute.protocol.batch import headers_of, is_plain, pack_record, unpack_payload, unpack_record
@@ -30,7 +30,7 @@ def check_record(data: bytes) -> None:
         headers, body = unpack_record(data)
     except Malformed:
         assert headers_of([data]) == [{}]
-        # It costs its neighbours nothing.
+        # The neighbours of the damaged record are read.
         assert headers_of([GOOD, data, GOOD]) == [{"unit": "C"}, {}, {"unit": "C"}]
         return
     assert all(type(key) is str for key in headers)

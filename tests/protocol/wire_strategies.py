@@ -1,4 +1,4 @@
-"""What hypothesis builds messages from: a strategy for each rule, so for every field of every command.
+"""Parts of which hypothesis builds messages: a strategy for each rule, so for every field of every command.
 
 And for every argument of every topic of QUERY and CHANGE: what it may hold, and what it may not.
 """
@@ -131,7 +131,7 @@ ARGUMENTS: dict[tuple[type[Query | Change], str], Arguments] = {
     for command, topics in ((Query, QUERIES), (Change, CHANGES))
     for topic, kind in topics.items()
 }
-"""What each topic takes."""
+"""The arguments of each topic."""
 
 ODD_FLOATS = st.sampled_from([inf, -inf, nan, 1e300, -1e300, 5e-324, -0.0, 1e19, -1.0])
 ANYTHING = (

@@ -1,4 +1,4 @@
-"""What a program does with a broker: on each edge and each broker, calm and with a restart in the middle."""
+"""Acts of a program with a broker: on each edge and each broker, calm and with a restart in the middle."""
 
 from __future__ import annotations
 
@@ -572,7 +572,7 @@ def test_whatever_the_text_of_a_failure_it_is_answered_and_the_worker_goes_on(
         await worker.run()
         for name, replies in asked.items():
             if on_error == "nak" and name != "last":
-                # It is redelivered after a backoff, which may be later than the end of this worker.
+                # The message is redelivered after a backoff, which may be later than the end of this worker.
                 replies.cancel()
                 continue
             answers = [reply async for reply in replies]

@@ -30,7 +30,7 @@ KEY = bytes(range(32))
 
 
 class Asking:
-    """What libzmq's session is to the handler: a socket that asks."""
+    """The session of libzmq, as the handler sees it: a socket that asks."""
 
     def __init__(self, accounts: Accounts) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
@@ -127,7 +127,7 @@ class Part:
 
 
 def hello(asking: Asking, user: str, password: str) -> Principal | MalamuteError:
-    """What becomes of a HELLO with a password on such a connection."""
+    """The outcome of a HELLO with a password on such a connection."""
     status, name = asking.curve(bytes(32))
     assert status == "200"
     said = Hello([2], "", attempt=3, token=pack_login(user, password))

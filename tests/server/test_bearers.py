@@ -23,7 +23,7 @@ PEER, WALL = b"\x01" * 16, 1_700_000_000.0
 
 
 class Signed(Issuers):
-    """Issuers to whom a token is a name. They verify when they are let."""
+    """Issuers to whom a token is a name; the test says when they verify."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Desk:
         self.bearers.prove(WaitingHello(peer, hello, connection, self.address, 7), token, now)
 
     def take(self, now: float = 0.0) -> Principal | MalamuteError:
-        """What becomes of the next one. It waits for the thread."""
+        """The outcome of the next one, which waits for the thread."""
         while True:
             for _, outcome in self.bearers.pop(now):
                 return outcome

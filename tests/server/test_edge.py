@@ -54,7 +54,7 @@ class Lane:
         self._sent: deque[Message] = deque()
         self._news = threading.Condition()
 
-    # What its peers do
+    # Acts of its peers
 
     def say(self, message: Message | Exception) -> None:
         self._in.append((NEAR, message))
@@ -72,7 +72,7 @@ class Lane:
     def nudge(self) -> None:
         os.write(self._write, b"!")
 
-    # What the loop asks
+    # Questions of the loop
 
     @property
     def inputs(self) -> tuple[int]:

@@ -72,7 +72,7 @@ class Stranger:
 
     @property
     def is_open(self) -> bool:
-        """Whether it stands. What was sent to it is taken."""
+        """Whether it stands; messages to it are taken."""
         self.socket.setblocking(False)
         try:
             while received := self.socket.recv(4096):
@@ -375,7 +375,7 @@ def test_a_command_with_too_many_frames_is_refused_and_passed_over(make, monkeyp
 
 
 def test_one_too_many_for_the_limit_is_reported(make, context):
-    """What a refused session is sent reaches it before its connection ends."""
+    """The error to a refused session reaches it before its connection ends."""
     transport = make(hello_seconds=10)
     stranger = arrive(transport, 100.0)
     greet(transport, stranger)

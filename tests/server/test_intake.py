@@ -1,4 +1,4 @@
-"""What libzmq holds of what clients have sent: when it is looked at, and who is ended.
+"""Messages of clients that libzmq holds: when it is looked at, and who is ended.
 
 The connections are real, since the system counts what comes on them. Time and memory are what the test says.
 """
@@ -279,7 +279,7 @@ class Waiting:
 
 
 def test_an_arrival_is_no_iteration_of_the_loop(world):
-    """It is waited for, and then what it may bring, for no longer than the watch would rest."""
+    """The loop waits for it, and then for its messages, for no longer than the watch would rest."""
     client, descriptor = world.connect()
     waiting = Waiting(world)
     world.look()

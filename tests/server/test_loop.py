@@ -436,7 +436,7 @@ def test_the_core_is_told_that_time_has_passed_only_when_something_is_due(
 
 
 def test_what_is_due_is_no_reason_to_hurry_while_it_reads_what_came_before(stepped, monkeypatch):
-    """Nobody is late then, so that nothing is done about it: the loop would go round without an end."""
+    """No peer is late then, so that nothing is done about it: the loop would go round without an end."""
     due_in(stepped, monkeypatch, -1.0)
     stepped.go_round(SUSPENDED_SECONDS + 2.0)
     assert stepped.loop._timeout_ms(stepped.now) == LOOK_SECONDS * 1000

@@ -1,4 +1,4 @@
-"""What a broker makes is its owner's alone, and what others can read it does not use."""
+"""Files of a broker are its owner's alone, and it uses none that others can read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lenient_umask() -> Iterator[None]:
 
 
 def modes(directory: Path) -> dict[str, int]:
-    """What group and others may do with each file below a directory, and with itself."""
+    """Rights of group and others to each file below a directory, and with itself."""
     found = [directory, *directory.rglob("*")]
     return {str(path.relative_to(directory)): path.stat().st_mode & 0o077 for path in found}
 

@@ -40,7 +40,7 @@ def place() -> Iterator[Path]:
 
 
 def status(pid: int) -> dict[str, list[str]]:
-    """What the system says of a process."""
+    """The lines of the system on a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
 
@@ -62,7 +62,7 @@ def test_a_broker_of_root_is_another_user_for_good_in_all_its_threads(place: Pat
         assert stat.S_ISSOCK(socket.stat().st_mode)
         client.change(BrokerReload())
         assert client.query(StatusQuery()).pid == broker.pid
-    # What it has left behind it can open again.
+    # The files that it has left behind can be opened again.
     with BrokerProcess(place, *options[:2], *SMALL) as broker, malamute.connect(broker.url) as client:
         assert client.subscribe("s", start="first").receive(timeout=30).body == b"x"
 

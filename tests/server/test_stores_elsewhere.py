@@ -28,7 +28,7 @@ def test_a_directory_with_streams_in_stores_elsewhere_is_refused_with_the_way_ou
     with pytest.raises(StoreError, match=r"elsewhere: archive; .*export.*run a second broker") as refused:
         Broker(tmp_path).start()
     assert refused.value.code == 800
-    # It is closed again, so that whoever goes the way out finds it free.
+    # The store is closed again, so that whoever goes the way out finds it free.
     DiskStore.open(tmp_path, size=STORE_BYTES).close()
 
 

@@ -1,4 +1,4 @@
-"""What is reported to systemd: by a supervisor alone, and by a broker that runs as a process of its own."""
+"""Reports to systemd: by a supervisor alone, and by a broker that runs as a process of its own."""
 
 from __future__ import annotations
 

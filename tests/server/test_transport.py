@@ -168,7 +168,7 @@ def test_a_peer_is_given_up_when_more_is_kept_than_the_limit(transport, context,
     assert len(transport.blocked[PEER]) == 3
     transport.send(PEER, Pong())
     assert transport.pop_lost() == [PEER]
-    # It learns, when it takes messages again, that it has to begin anew.
+    # The client learns, when it takes messages again, that it has to begin anew.
     *taken, reported = take(transport, client, sent + 1)
     assert taken == [Ok(6, ref) for ref in range(sent)]
     assert reported.code == UnexpectedCommand.code
@@ -301,7 +301,7 @@ def test_an_endpoint_that_cannot_be_bound_is_named(transport, endpoint):
         transport.bind(endpoint)
 
 
-# What is unread, in bytes
+# Unread messages, in bytes
 
 WINDOW = 4 * PING_BYTES
 STEP = Deliver(1, 0, bytes(PING_BYTES))
@@ -374,7 +374,7 @@ def test_a_welcome_comes_though_pipe_and_window_are_full_and_the_question_behind
     assert next_from(client) == WELCOME
     assert transport.send(PEER, STEP) is True
     assert transport.flows.is_full(PEER)
-    # It takes none of that, and says HELLO until the pipe is full, too.
+    # The peer takes none of that, and says HELLO until the pipe is full, too.
     for _ in range(HWM):
         transport.send(PEER, WELCOME)
     assert PEER in transport.blocked

@@ -196,7 +196,7 @@ _LISTS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
     "criteria": _criteria,
     "ranges": _ranges,
 }
-"""What the words without a name are, by the field that a command has."""
+"""The fields of words without a name, by the field that a command has."""
 
 
 def shown(name: str, message: Any) -> Iterator[str]:

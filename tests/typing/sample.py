@@ -1,7 +1,7 @@
 """A program of a user, for the type checkers: what it is handed out has the types that it is declared with.
 
-It is checked and never run. `assert_type` and `reveal` say what a type has to be; the lines that are wrong on
-purpose are marked, and a checker that finds nothing there complains about the mark.
+The program is checked and never run. `assert_type` and `reveal` say what a type has to be; the lines that are
+wrong on purpose are marked, and a checker that finds nothing there complains about the mark.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert StorageConfig(directory=Path("~/data")).directory == Path("/home/ann/data")
 
 
-# What is refused, and the words
+# Refused values, and the words
 
 
 @pytest.mark.parametrize(

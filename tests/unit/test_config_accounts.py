@@ -200,7 +200,7 @@ def test_accounts_are_read_one_by_one_as_toml_has_them(tmp_path: Path, text: str
         ("account = [{name = 'a'}]\n[[account]]\nname = 'b'", "invalid TOML"),
         ("[[account]]\nname = 'a'\n[other]\n[[account]]\nname = 'b'", "unexpected 'other'"),
         ("other = 1\n[[account]]\nname = 'b'", "unexpected 'other'"),
-        # What stands within a text is no account.
+        # A table within a text is no account.
         ("[[account]]\nname = '''\n[[account]]\nname = 'eve'\n'''\n", "invalid TOML"),
         ("[[account]]\nname = 'a'\n[[account]]\nname = '$'", "account 2: account.name = '$'"),
     ],

@@ -1,4 +1,4 @@
-"""What a broker tells of its options."""
+"""The options of a broker, as it shows them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_of_groups_and_users_only_the_number_is_told() -> None:
 
 @pytest.mark.parametrize(("over", "whole"), [(0, True), (1, False)])
 def test_a_long_value_is_cut(over: int, *, whole: bool) -> None:
-    # What is around the name: ["view stream/"].
+    # The text around the name: ["view stream/"].
     name = "x" * (VALUE_CHARACTERS_MAX - len('["view stream/"]') + over)
     rows = told(Config(access=AccessConfig(rules=(AccessRule.parse(f"view stream/{name}"),))))
     value = rows["access.rules"].value

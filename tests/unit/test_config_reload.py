@@ -1,4 +1,4 @@
-"""What a running broker takes of a configuration that is read again."""
+"""The options that a running broker takes of a configuration that is read again."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ BESIDE = ("bench", "cli")
 """Packages whose functions nobody calls but the command line, where the docstring is the help."""
 
 NOT_RAISED = {"NotImplementedError", "AssertionError", "AttributeError", "KeyboardInterrupt"}
-"""What a function raises that is not to be called so, or not at all."""
+"""Errors that are raised, and are not to be named, or never leave the function."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -39,7 +39,7 @@ def _raised(function: Function) -> set[str]:
             if isinstance(error, ast.Name) and error.id[0].isupper():
                 found.add(error.id)
         if isinstance(node, ast.Try) and node.handlers:
-            # What is raised in it may be caught in it.
+            # An error that is raised in it may be caught in it.
             nodes += [*node.handlers, *node.orelse, *node.finalbody]
         elif not isinstance(node, ast.ClassDef | Function | ast.Lambda):
             nodes += ast.iter_child_nodes(node)

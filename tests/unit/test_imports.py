@@ -1,4 +1,4 @@
-"""What an import loads, and that no file imports itself by way of others.
+"""The modules that an import loads, and that no file imports itself by way of others.
 
 `lint-imports` checks which package may import which.
 """

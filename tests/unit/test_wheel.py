@@ -1,4 +1,4 @@
-"""What a wheel carries beside code: it is the directory of the package as it is (`pyproject.toml`).
+"""The files of a wheel beside code: it is the directory of the package as it is (`pyproject.toml`).
 
 Decision 31 says why each of these is in it.
 """

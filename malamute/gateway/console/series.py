@@ -19,9 +19,6 @@ SERIES_MAX = 200
 POINTS = 90
 """Maximum points of a chart."""
 
-RANGES = (5, 15, 30)
-"""The ranges of charts in minutes."""
-
 MINUTES = Parameter(
     "minutes", "The range of the charts.", {"type": "integer", "minimum": 1, "maximum": 30, "default": 30}
 )
