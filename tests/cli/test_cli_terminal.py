@@ -237,6 +237,7 @@ ELSEWHERE = {
     ("broker", "reload"): "the names of options, and what is wrong with the operator's own file",
     ("broker", "run"): "what the operator has configured; its log is JSON",
     ("gateway", "run"): "its log is JSON, and what it prints is its own",
+    ("mcp",): "its answers are JSON, and its host has no terminal there",
     ("user", "passwd"): "it prints what `user set` does, and asks for the password on a terminal",
     ("spark", "analyze"): "tests/spark",
     ("spark", "match"): "tests/spark",
