@@ -1,8 +1,8 @@
 """The directory of an export, on this machine or at a URL of an object store (`s3://bucket/path`, `hdfs://…`).
 
-A file appears whole or not at all: it is written under a name that readers pass over, and renamed. Here it is
-fsynced before that, and its directory after, so that it is also there after a power loss. Stores at a URL
-have promises of their own: those in use keep confirmed files.
+A file appears whole or not at all: it is written beside the manifests, and renamed. Here it is fsynced before
+that, and its directory after, so that it is also there after a power loss. Stores at a URL have promises of
+their own: those in use keep confirmed files.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from malamute.errors import ConfigError, StorageFull, StoreError, StoreLocked
 from malamute.spark.checksums import BLOCK_BYTES, Blocks, footer_lead
 from malamute.spark.dependencies import need
-from malamute.spark.layout import MANIFEST, SUFFIX, quoted
+from malamute.spark.layout import INNER_MANIFEST, MANIFEST, STREAM, SUFFIX, quoted
 
 TEMPORARY = "_writing."
-"""The prefix of files being written."""
+"""The prefix of the directories of files being written, one for each stream; once it was that of files."""
 
 
 class WrittenFile(NamedTuple):
@@ -99,7 +100,8 @@ class ExportLocation:
             if self.is_local:
                 self._system, self.root = self._fs.LocalFileSystem(), os.path.abspath(path)
             else:
-                self._system, self.root = self._fs.FileSystem.from_uri(target)
+                self._system, root = self._fs.FileSystem.from_uri(target)
+                self.root = root.rstrip("/")
         except (ValueError, OSError) as error:
             raise ConfigError(f"cannot use {target}: {error}") from error
 
@@ -110,15 +112,48 @@ class ExportLocation:
 
     def full(self, path: str) -> str:
         """Return the path of a file, for `system`."""
+        if path == MANIFEST or path.startswith(f"{MANIFEST}/"):
+            return self._manifests + path.removeprefix(MANIFEST)
         return f"{self.root}/{path}"
+
+    @cached_property
+    def _manifests(self) -> str:
+        """The directory of the manifests: one that is there, or the place of a new one."""
+        beside, within = self.root + MANIFEST, self.root + INNER_MANIFEST
+        with translated(self.root):
+            found, inner = (info.type for info in self._system.get_file_info([beside, within]))
+        if found == self._fs.FileType.Directory:
+            return beside
+        return within if inner == self._fs.FileType.Directory or not self._has_room() else beside
+
+    def _has_room(self) -> bool:
+        """Return whether there may be a directory beside this one, from which files can be renamed."""
+        if not self.is_local:
+            return "/" in self.root
+        there = self.root
+        while not os.path.exists(there):
+            there = os.path.dirname(there)
+        parent = os.path.dirname(there) if there == self.root else there
+        return not os.path.ismount(self.root) and os.access(parent, os.W_OK)
+
+    def _take_up(self) -> None:
+        """Move the manifests of an earlier version out of the data. An open lock in there goes on."""
+        beside, within = self.root + MANIFEST, self.root + INNER_MANIFEST
+        if self._has_room() and not os.path.exists(beside):
+            with translated(within), suppress(FileNotFoundError):
+                os.rename(within, beside)
+                self.__dict__.pop("_manifests", None)
+                self._sync("")
+                self._sync("..")
 
     @contextmanager
     def writing(self, path: str) -> Iterator[Sink]:
         """Write a file, which appears at the end of the block, except after an exception."""
         folder, _, name = path.rpartition("/")
-        temporary = f"{folder}/{TEMPORARY}{name}"
+        temporary = f"{_writing_of(folder)}/{name}"
         with translated(path):
-            self._system.create_dir(self.full(folder), recursive=True)
+            for needed in (folder, _writing_of(folder)):
+                self._system.create_dir(self.full(needed), recursive=True)
             stream = self._system.open_output_stream(self.full(temporary), compression=None)
         try:
             sink = Sink(path, stream)
@@ -154,6 +189,11 @@ class ExportLocation:
                 with suppress(OSError):
                     os.rmdir(self.full(folder))
 
+    def is_gone(self) -> bool:
+        """Return whether the directory does not exist, as one that was removed."""
+        with translated(self.root):
+            return bool(self._system.get_file_info(self.root).type == self._fs.FileType.NotFound)
+
     def is_there(self, path: str) -> bool:
         """Return whether a file exists."""
         with translated(path):
@@ -164,10 +204,9 @@ class ExportLocation:
         selector = self._fs.FileSelector(self.full(folder), allow_not_found=True, recursive=True)
         with translated(folder):
             found = self._system.get_file_info(selector)
+        full = self.full(folder)
         return sorted(
-            info.path.removeprefix(self.root).lstrip("/")
-            for info in found
-            if info.type == self._fs.FileType.File
+            f"{folder}{info.path.removeprefix(full)}" for info in found if info.type == self._fs.FileType.File
         )
 
     def read(self, path: str) -> bytes:
@@ -202,10 +241,10 @@ class ExportLocation:
         ]
 
     def clean(self, folder: str) -> None:
-        """Remove leftovers of a killed writer below a directory."""
-        for path in self.files(folder):
-            if path.rpartition("/")[2].startswith(TEMPORARY):
-                self.remove(path)
+        """Remove leftovers of a killed writer below a directory, also of an earlier version."""
+        earlier = (path for path in self.files(folder) if path.rpartition("/")[2].startswith(TEMPORARY))
+        for path in (*earlier, *self.files(_writing_of(folder))):
+            self.remove(path)
 
     @contextmanager
     def lock(self, stream: str) -> Iterator[None]:
@@ -213,6 +252,7 @@ class ExportLocation:
         if not self.is_local:
             yield
             return
+        self._take_up()
         path = Path(self.full(MANIFEST), f".{quoted(stream)}.lock")
         with translated(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,6 +273,12 @@ def measured(stream: Any) -> WrittenFile:
         crc = zlib.crc32(piece, crc)
         size += len(piece)
     return WrittenFile(size, crc)
+
+
+def _writing_of(folder: str) -> str:
+    """Return the directory of files being written below a directory: that of its stream."""
+    first = folder.partition("/")[0]
+    return f"{MANIFEST}/{TEMPORARY}{first}" if first.startswith(STREAM) else f"{MANIFEST}/{TEMPORARY}"
 
 
 def _is_hidden(name: str) -> bool:

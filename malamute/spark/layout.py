@@ -1,13 +1,16 @@
 """Paths in an exported directory. Pure.
 
     DIR/stream=NAME/date=2024-05-31/00000000000000000001-00000000000000250000.parquet
-    DIR/_manifest/stream=NAME.json
+    DIR.manifest/stream=NAME.json
+
+The manifest is beside the directory, since some readers take every file in it for data. Where nothing can be
+beside it (it is a bucket, or where a disk is mounted), and in exports of earlier versions at a URL, the
+manifest is `DIR/_manifest/stream=NAME.json`.
 
 In NAME the characters that mean something in a path are percent-encoded, and no others: Spark could not read
 escapes of other characters. A name that is too long for a directory is cut, and ends with `%7E` and its hash;
 the manifest and the files have it whole. A file holds the messages of one stream and one UTC date from its
-first to its last sequence, in order; the order of the names is the order of the sequences. Spark ignores
-names that begin with `_` or `.`: the manifest, and files being written.
+first to its last sequence, in order; the order of the names is the order of the sequences.
 """
 
 from __future__ import annotations
@@ -19,8 +22,11 @@ from urllib.parse import unquote
 
 from malamute.protocol.time_units import NS_PER_SECOND
 
-MANIFEST = "_manifest"
-"""The directory of the manifests, one for each stream."""
+MANIFEST = ".manifest"
+"""The directory of the manifests, one for each stream: what stands behind the path of the export."""
+
+INNER_MANIFEST = "/_manifest"
+"""The same, where it is within the export."""
 
 STREAM, DATE, SUFFIX = "stream=", "date=", ".parquet"
 
@@ -62,7 +68,7 @@ def stream_directory(stream: str) -> str:
 
 
 def manifest_path(stream: str) -> str:
-    """Return the manifest of a stream, relative to the export."""
+    """Return the manifest of a stream, behind the path of the export."""
     return f"{MANIFEST}/{stream_directory(stream)}.json"
 
 

@@ -307,7 +307,8 @@ def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Man
     """
     directory = stream_directory(stream)
     place.clean(directory)
-    manifest = load(place, stream)
+    # Whoever has removed the data begins anew.
+    manifest = None if place.is_gone() else load(place, stream)
     if manifest is None:
         there = described(place, stream) if promoted is None else None
         manifest = Manifest(stream, there.promoted if there else promoted or {})

@@ -221,18 +221,19 @@ def _pieces(location: str, bounds: HistoryBounds) -> list[Piece]:
     except OSError as error:
         raise NotFound(f"cannot read {location} as exported history: {error}") from error
     there = {info.path.removeprefix(root).strip("/"): info for info in infos if info.type == fs.FileType.File}
-    name_of = cache(partial(stream_of, ExportLocation(location)))
+    place = ExportLocation(location)
+    name_of = cache(partial(stream_of, place))
     pieces = ((path, _piece(path, info.path, info.size, name_of)) for path, info in there.items())
     found = {path: piece for path, piece in pieces if piece}
     faults = []
-    for stream in map(name_of, _with_manifest(there)):
+    for stream in map(name_of, _with_manifest(place.files(MANIFEST))):
         if not bounds.streams or stream in bounds.streams:
             try:
-                found |= _entered(location, root, stream)
+                found |= _entered(place, root, stream)
             except StoreTooNew:
                 raise
             except StoreError as error:
-                faults.append(Piece(stream, "", f"{root}/{manifest_path(stream)}", 0, fault=error.text))
+                faults.append(Piece(stream, "", place.full(manifest_path(stream)), 0, fault=error.text))
     known = {piece.stream for piece in found.values()}
     if not known:
         raise NotFound(f"no exported history in {location}: export to it with `malamute journal export`")
@@ -253,9 +254,9 @@ def _with_manifest(paths: Iterable[str]) -> Iterator[str]:
             yield path.removeprefix(f"{MANIFEST}/").removesuffix(".json")
 
 
-def _entered(location: str, root: str, stream: str) -> dict[str, Piece]:
+def _entered(place: ExportLocation, root: str, stream: str) -> dict[str, Piece]:
     """Return the files in the manifest of a stream, missing ones too. Raises `StoreError`."""
-    manifest = load(ExportLocation(location), stream)
+    manifest = load(place, stream)
     pieces = (
         (file, _piece(file.path, f"{root}/{file.path}", file.size, lambda _: stream))
         for file in (manifest.files if manifest else ())

@@ -173,13 +173,18 @@ def make(directory: Path, age: str) -> dict[str, Whole]:
     for stream in STREAMS:
         path = manifest_path(stream)
         if age == OLD:
-            _make_old(directory / path)
-        data = (directory / path).read_bytes()
+            _make_old(_at(directory, path))
+        data = _at(directory, path).read_bytes()
         if age == BARE:
-            (directory / path).unlink()
+            _at(directory, path).unlink()
         else:
             found[path] = Whole(stream, data, {MANIFEST: [(0, len(data))]}, (), 0)
     return found
+
+
+def _at(directory: Path, path: str) -> Path:
+    """Return a file of an export, or its manifest beside it."""
+    return Path(ExportLocation(str(directory)).full(path))
 
 
 def _old_footer(stream: str, promoted: Any, part: Any, blocks: Blocks) -> dict[bytes, bytes]:
@@ -198,8 +203,8 @@ def _make_old(path: Path) -> None:
 
 
 def _whole(directory: Path, path: str, writes: Sequence[tuple[int, int]]) -> Whole:
-    data = (directory / path).read_bytes()
-    metadata = pq.read_metadata(directory / path)
+    data = _at(directory, path).read_bytes()
+    metadata = pq.read_metadata(_at(directory, path))
     places: dict[str, list[tuple[int, int]]] = {}
     groups = []
     for number in range(metadata.num_row_groups):
@@ -477,7 +482,8 @@ class Trial:
 
     def _jobs(self, stream: str, changes: Mapping[str, Change], also: set[tuple[str, int]]) -> None:
         rows, damages = read_jobs(self.directory, stream, self.chance.choice([1, 3]))
-        found = {(os.path.relpath(damage.path, self.directory), damage.row_group) for damage in damages}
+        root = str(self.directory)
+        found = {(damage.path.removeprefix(root).lstrip("/"), damage.row_group) for damage in damages}
         allowed, needed = {*also}, {*also}
         lost: set[int] = set()
         for path, change in changes.items():
@@ -554,14 +560,14 @@ def changed(directory: Path, files: Files, whole: Mapping[str, Whole]) -> Iterat
     """An export with some files that are other than before, until the block ends."""
     for path, data in files.items():
         if data is None:
-            (directory / path).unlink()
+            _at(directory, path).unlink()
         else:
-            (directory / path).write_bytes(data)
+            _at(directory, path).write_bytes(data)
     try:
         yield directory
     finally:
         for path in files:
-            (directory / path).write_bytes(whole[path].data)
+            _at(directory, path).write_bytes(whole[path].data)
 
 
 class Tried(NamedTuple):

@@ -145,7 +145,7 @@ def test_a_file_that_is_missing_is_reported(out: Path) -> None:
 def test_another_file_of_the_export_is_reported(out: Path, is_listed: bool) -> None:
     if not is_listed:
         for stream in "st":
-            (out / manifest_path(stream)).unlink()
+            Path(f"{out}{manifest_path(stream)}").unlink()
     one, two = _files(out, "s")
     [other, _] = _files(out, "t")
     one.write_bytes(other.read_bytes())
@@ -159,13 +159,13 @@ def test_another_file_of_the_export_is_reported(out: Path, is_listed: bool) -> N
 
 
 def test_a_manifest_that_is_damaged_or_missing_is_reported_and_all_is_read(out: Path) -> None:
-    manifest = out / manifest_path("s")
+    manifest = Path(f"{out}{manifest_path('s')}")
     whole = manifest.read_text()
     for text, reported in (
         (whole.replace('"last": 20', '"last": 30'), "is not as it was written: wrong CRC"),
         (whole.replace('"crc32": ', '"cRc32": '), "is no manifest"),
         (whole[: whole.rindex(",")] + "}", "is not as it was written: no CRC"),
-        ((out / manifest_path("t")).read_text(), "is that of the stream 't'"),
+        (Path(f"{out}{manifest_path('t')}").read_text(), "is that of the stream 't'"),
         (whole[:-5], "is no manifest"),
     ):
         assert text != whole
@@ -179,7 +179,7 @@ def test_a_manifest_that_is_damaged_or_missing_is_reported_and_all_is_read(out: 
         assert reported in damage.reason
         assert reported in run("journal", "export", "verify", "--from", str(out), code=1)
     manifest.unlink()
-    assert _source(out) == ([*range(1, 21)] * 2, [(1, 0, "_manifest/stream=s.json is not there")])
+    assert _source(out) == ([*range(1, 21)] * 2, [(1, 0, ".manifest/stream=s.json is not there")])
     assert _jobs(out) == ([*range(1, 21)], [])
     # What the footers say is less than the whole truth where they are damaged, too.
     one = _files(out, "s")[0]
@@ -198,7 +198,7 @@ def test_a_manifest_that_is_damaged_or_missing_is_reported_and_all_is_read(out: 
     [('"integer"', '"intEger"'), ('"first": 1,', '"first": 1.5,'), ('"size": ', '"size": "9", "x": ')],
 )
 def test_a_manifest_without_checksum_that_cannot_be_is_damaged(out: Path, before: str, after: str) -> None:
-    manifest = out / manifest_path("s")
+    manifest = Path(f"{out}{manifest_path('s')}")
     whole = manifest.read_text()
     old = whole[: whole.rindex(",")].replace('"checksums": true', '"checksums": false') + "}"
     manifest.write_text(old.replace(before, after))
@@ -232,7 +232,7 @@ def test_what_a_killed_export_has_left_is_no_stream(out: Path) -> None:
     # One whose files are all gone, and whose manifest is damaged, is reported.
     for path in _files(out, "s"):
         path.unlink()
-    (out / manifest_path("s")).write_text("{")
+    Path(f"{out}{manifest_path('s')}").write_text("{")
     assert [lost[:2] for lost in _source(out)[1]] == [(1, 0)]
 
 
@@ -251,7 +251,7 @@ def test_a_footer_that_arrow_cannot_read_is_damaged(out: Path, monkeypatch: pyte
     with pytest.raises(StoreCorrupt, match="the footer is not as it was written"):
         read_footer(place, path)
     # And an export that finds it after it was killed does not enter it.
-    (out / manifest_path("s")).unlink()
+    Path(f"{out}{manifest_path('s')}").unlink()
     with pytest.raises(StoreCorrupt, match="is not in the manifest, and the footer is not as it was written"):
         settle(place, "s", None)
 
@@ -259,7 +259,7 @@ def test_a_footer_that_arrow_cannot_read_is_damaged(out: Path, monkeypatch: pyte
 def test_an_export_makes_a_lost_manifest_anew(tmp_path: Path, out: Path) -> None:
     place = ExportLocation(str(out))
     before = load(place, "s")
-    (out / manifest_path("s")).unlink()
+    Path(f"{out}{manifest_path('s')}").unlink()
     with open_history(data=str(tmp_path / "data")) as history:
         assert export(history, "s", place).messages == 0
     assert load(place, "s") == before
@@ -267,7 +267,7 @@ def test_an_export_makes_a_lost_manifest_anew(tmp_path: Path, out: Path) -> None
 
 def test_an_export_of_an_earlier_version(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no checksums but those of its files, which are read by one task each."""
-    manifest = out / manifest_path("s")
+    manifest = Path(f"{out}{manifest_path('s')}")
     value = json.loads(manifest.read_text())
     del value["crc32"]
     for entry, path in zip(value["files"], _files(out, "s"), strict=True):
@@ -327,7 +327,7 @@ def test_damage_is_reported_through_spark(spark: SparkSession, out: Path) -> Non
     one, two = _files(out, "s")
     whole = one.read_bytes()
     one.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
-    manifest = out / manifest_path("t")
+    manifest = Path(f"{out}{manifest_path('t')}")
     manifest.write_text(manifest.read_text().replace('"count": 10', '"count": 11', 1))
     read = spark.read.format("malamute")
     assert read.load(str(out)).count() == 30
@@ -339,7 +339,7 @@ def test_damage_is_reported_through_spark(spark: SparkSession, out: Path) -> Non
     read = spark.read.format("malamute").option("lost", "fail")
     with pytest.raises(Exception, match="no 1 to 10 of the stream 's' in"):
         read.option("stream", "s").load(str(out)).count()
-    with pytest.raises(Exception, match=r"damage of the stream 't' in _manifest/stream=t\.json: "):
+    with pytest.raises(Exception, match=r"damage of the stream 't' in \.manifest/stream=t\.json: "):
         read.option("stream", "t").load(str(out)).count()
     assert two.exists()
 

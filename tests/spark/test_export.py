@@ -11,11 +11,14 @@ import subprocess
 import sys
 import threading
 import zlib
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from depth import nightly
@@ -37,7 +40,7 @@ from malamute.protocol.batch import Columns, pack_record
 from malamute.spark import export as exporting
 from malamute.spark.columns import Gatherer
 from malamute.spark.export import Exported, export
-from malamute.spark.export_location import TEMPORARY, ExportLocation, Sink
+from malamute.spark.export_location import ExportLocation, Sink
 from malamute.spark.history import ExportGap, SequenceRange, open_history
 from malamute.spark.layout import file_path, manifest_path, stream_directory
 from malamute.spark.manifest import exported_streams, load, save
@@ -210,13 +213,64 @@ def test_names_that_are_hard_on_a_file_system(tmp_path: Path) -> None:
         assert _export(data, out, name).messages == 1
         assert _faults(out, data, name) == []
     assert sorted(exported_streams(ExportLocation(str(out)))) == sorted(streams)
-    assert len([*out.iterdir()]) == len(streams) + 1
+    assert len([*out.iterdir()]) == len(streams)
     assert ExportedHistory(str(out)).streams == sorted(streams)
     # A cut name is found without the manifest, too.
-    for path in out.glob("_manifest/*.json"):
+    for path in Path(f"{out}.manifest").glob("*.json"):
         path.unlink()
     assert exported_streams(ExportLocation(str(out))) == sorted(streams)
     assert ExportedHistory(str(out)).streams == sorted(streams)
+
+
+def test_other_readers_take_the_directory_as_it_is(tmp_path: Path) -> None:
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, operations("s", 1, numbered(10)), operations("t", 1, numbered(5)))
+
+    def counts() -> set[int]:
+        with duckdb.connect() as connection:
+            [(found,)] = connection.execute(f"select count(*) from '{out}/**/*.parquet'").fetchall()
+        return {
+            found,
+            len(pd.read_parquet(out)),
+            polars.read_parquet(out).height,
+            ds.dataset(out).count_rows(),
+        }
+
+    for stream in "st":
+        _export(data, out, stream)
+    place = ExportLocation(str(out))
+    with suppress(Crash), place.writing("stream=s/date=2024-10-04/x.parquet") as sink:
+        sink.write(b"PAR1")
+        assert counts() == {15}, "a file that is being written is nowhere"
+        raise Crash
+    # An earlier version had the manifests and its unfinished files among the data.
+    Path(f"{out}.manifest").rename(out / "_manifest")
+    (out / "stream=s" / "date=2024-10-04" / "_writing.x.parquet").write_bytes(b"PAR1")
+    assert _faults(out, data) == []
+    store(data, operations("s", 11, numbered(5, 11)))
+    assert _export(data, out).messages == 5
+    assert counts() == {20}
+    assert _faults(out, data) == [] == _faults(out, data, "t")
+    assert not (out / "_manifest").exists()
+
+
+def test_a_removed_export_begins_anew_and_a_mounted_one_has_its_manifest_within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    store(data, operations("s", 1, numbered(10)))
+    _export(data, out)
+    shutil.rmtree(out)
+    assert _export(data, out).messages == 10
+    shutil.rmtree(out)
+    shutil.rmtree(Path(f"{out}.manifest"))
+    out.mkdir()
+    monkeypatch.setattr(os.path, "ismount", str(out).__eq__)
+    assert _export(data, out).messages == 10
+    assert sorted(path.name for path in out.iterdir()) == ["_manifest", "stream=s"]
+    assert _faults(out, data) == []
+    assert _export(data, out).messages == 0
 
 
 def test_all_streams_are_exported_whatever_their_names(tmp_path: Path) -> None:
@@ -235,7 +289,7 @@ def test_an_export_goes_on_in_its_own_store_alone(tmp_path: Path) -> None:
     _export(tmp_path / "one", out)
     _export(tmp_path / "one", before)
     # As an earlier version has written it.
-    [path] = before.glob("_manifest/*.json")
+    [path] = Path(f"{before}.manifest").glob("*.json")
     value = json.loads(path.read_text())
     del value["crc32"], value["files"][0]["store"]
     path.write_text(json.dumps({**value, "crc32": zlib.crc32(json.dumps(value).encode())}))
@@ -388,12 +442,12 @@ def test_a_fault_leaves_whole_files_only(tmp_path: Path, monkeypatch: pytest.Mon
             crashed = True
         else:
             crashed = False
-        sequences = [s for file in sorted(out.rglob("[!_]*.parquet")) for s in _sequences(file)]
+        sequences = [s for file in sorted(out.rglob("*.parquet")) for s in _sequences(file)]
         assert sequences == [*range(1, len(sequences) + 1)]
         _export(data, out)
         assert _table(out).column("sequence").to_pylist() == [*range(1, 16)]
         assert _faults(out, data) == []
-        assert [*out.rglob(f"{TEMPORARY}*")] == []
+        assert [*Path(f"{out}.manifest").rglob("*.parquet")] == []
         if not crashed:
             assert number > 1 or call == "delete_file"
             return
@@ -408,7 +462,7 @@ def test_a_file_that_was_not_entered_is_entered_by_the_next_export(tmp_path: Pat
     data, out = tmp_path / "data", tmp_path / "out"
     store(data, operations("s", 1, numbered(3)))
     _export(data, out)
-    manifest = out / manifest_path("s")
+    manifest = Path(f"{out}{manifest_path('s')}")
     reported = manifest.read_text()
     store(data, operations("s", 4, numbered(3, 4)))
     _export(data, out)
@@ -452,16 +506,16 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
     ):
         save(place, written._replace(files=(file._replace(part=file.part._replace(**change)),)))
         assert _faults(out) == [reported]
-    manifest = out / manifest_path("s")
+    manifest = Path(f"{out}{manifest_path('s')}")
     newer = json.loads(manifest.read_text()) | {"format": 2}
     manifest.write_text(json.dumps(newer))
-    assert _faults(out) == ["_manifest/stream=s.json is not as it was written: wrong CRC"]
+    assert _faults(out) == [".manifest/stream=s.json is not as it was written: wrong CRC"]
     del newer["crc32"]
     manifest.write_text(json.dumps(newer))
     with pytest.raises(StoreTooNew, match="export has format 2"):
         _faults(out)
     manifest.write_text(json.dumps(newer | {"format": 1}))
-    assert _faults(out) == ["_manifest/stream=s.json is not as it was written: no CRC"]
+    assert _faults(out) == [".manifest/stream=s.json is not as it was written: no CRC"]
     damaged: list[dict[str, Any]] = [
         {"files": [{**newer["files"][0], "size": "1"}]},
         {"files": [{**newer["files"][0], "first": None}]},
@@ -473,7 +527,7 @@ def test_verify_finds_what_is_wrong(tmp_path: Path) -> None:
         manifest.write_text(text)
         assert "is no manifest" in _faults(out)[0]
     manifest.unlink()
-    assert _faults(out) == ["_manifest/stream=s.json is not there"]
+    assert _faults(out) == [".manifest/stream=s.json is not there"]
     with pytest.raises(NotFound, match="no export of the stream 't'"):
         _faults(out, stream="t")
 
@@ -584,7 +638,7 @@ def test_an_export_that_is_killed_again_and_again(tmp_path: Path) -> None:
         arguments = [sys.executable, "-W", "error", str(KILLED), str(left), str(data), str(out)]
         done = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=60)
         # What is visible is whole at every moment.
-        sequences = [s for file in sorted(out.rglob("[!_]*.parquet")) for s in _sequences(file)]
+        sequences = [s for file in sorted(out.rglob("*.parquet")) for s in _sequences(file)]
         assert sequences == [*range(1, len(sequences) + 1)]
         if done.returncode == 0:
             break
@@ -593,7 +647,7 @@ def test_an_export_that_is_killed_again_and_again(tmp_path: Path) -> None:
     assert killed >= 3
     assert _table(out).column("sequence").to_pylist() == [*range(1, 8001)]
     assert _faults(out, data) == []
-    assert [*out.rglob(f"{TEMPORARY}*")] == []
+    assert [*Path(f"{out}.manifest").rglob("*.parquet")] == []
 
 
 def test_the_command_shows_what_is_wrong(tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(
 ) -> None:
     today, step = time.time_ns() // DAY * DAY, 1
     case = Case(tmp_path / "case", *[(2, today - days * DAY) for days in (9, 9, 8, 8, 8, 1)])
-    case.out.rename(tmp_path / "exported")
+    for end in ("", ".manifest"):
+        Path(f"{case.out}{end}").rename(tmp_path / f"exported{end}")
     kept = [*range(1, 13)] if work == "compact" else [11, 12]
     calls: dict[str, Callable[[], Any]] = {
         "compact": lambda: maintenance.compact(case.place, "s"),
@@ -180,7 +181,8 @@ def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(
     killed = True
     while killed:
         case.out = tmp_path / str(step)
-        copytree(tmp_path / "exported", case.out)
+        for end in ("", ".manifest"):
+            copytree(tmp_path / f"exported{end}", f"{case.out}{end}")
         killed = killed_at(monkeypatch, step, calls[work])
         assert {*kept} <= {*case.sequences()}, "what is to stay is there at every moment"
         calls[work]()
