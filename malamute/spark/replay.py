@@ -33,6 +33,7 @@ import hashlib
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,7 +58,9 @@ from malamute.errors import (
 )
 from malamute.matching import Index, Selector, load_plugins
 from malamute.protocol.admin import CursorsQuery, StreamQuery
+from malamute.protocol.limits import BATCH_MESSAGES_MAX
 from malamute.protocol.time_units import to_seconds
+from malamute.spark.encoding import encoded
 from malamute.spark.history import counts_in
 from malamute.spark.login import ANYBODY, Login
 from malamute.spark.match import decoded
@@ -67,8 +70,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLUMNS = ("sequence", "time_ns", "sender", "subject", "headers", "body", "frames")
-BATCH = 2000
-BATCH_BYTES = 1 << 20
+BATCH = BATCH_MESSAGES_MAX
+BATCH_BYTES = 4 << 20
+STREAMS_TOGETHER = 8
+"""Streams that one process replays at the same time."""
+
 CURSOR_EVERY = 50_000
 """Messages after which the cursor is advanced; a look reads as many of the replay, and others' messages."""
 
@@ -209,18 +215,39 @@ def known_cursor(client: Client, target: str, name: str) -> int | None:
 def replay(
     spark: SparkSession, history: ExportedHistory, options: ReplaySettings
 ) -> Sequence[Mapping[str, Any]]:
-    """Replay. Returns rows of `SCHEMA`: one for each stream, and one for each unreadable part."""
-    options = options.named(history)
-    options.selector()
-    todo = sources(history, options)
-    pace = _first_pace(history, options, todo) if options.speed else None
+    """Replay by Spark. Returns rows of `SCHEMA`: one for each stream, and one for each unreadable part."""
+    todo, work = _work(history, options)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _replay(history, todo[number], options, pace)
+                yield from work(todo[number])
 
-    rows = [row.asDict() for row in run(spark, len(todo), task, SCHEMA).collect()]
+    return _checked([row.asDict() for row in run(spark, len(todo), task, SCHEMA).collect()])
+
+
+def replay_here(history: ExportedHistory, options: ReplaySettings) -> Sequence[Mapping[str, Any]]:
+    """Replay by threads of this process, one for each stream. Returns rows as `replay`."""
+    todo, work = _work(history, options)
+    with ThreadPoolExecutor(STREAMS_TOGETHER) as threads:
+        found = threads.map(lambda source: [*work(source)], todo)
+        return _checked([row for batches in found for batch in batches for row in batch.to_pylist()])
+
+
+Work = Callable[["ReplaySource"], Iterator[pa.RecordBatch]]
+
+
+def _work(history: ExportedHistory, options: ReplaySettings) -> tuple[list[ReplaySource], Work]:
+    """Return the streams, and the function that replays one of them."""
+    options = options.named(history)
+    options.selector()
+    todo = sources(history, options)
+    pace = _first_pace(history, options, todo) if options.speed else None
+    return todo, lambda source: _replay(history, source, options, pace)
+
+
+def _checked(rows: list[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the rows, unless one has an error, which is raised."""
     for row in rows:
         if row["code"]:
             raise from_wire(row["code"], f"stream {row['stream']!r}: {row['reason']}")
@@ -278,12 +305,12 @@ def _replay(
             options.login,
             source.origin,
         ) as writer:
-            for found in _selected(history, source, options, writer.position, COLUMNS):
+            selected = _selected(history, source, options, writer.position, COLUMNS)
+            for found in _encoded(selected, source.origin, options.name):
                 if isinstance(found, ExportDamage):
                     yield _row(source, found._asdict())
-                    continue
-                for batch in _batches(found):
-                    published += _publish(writer, source, batch, pace)
+                else:
+                    published += _publish(writer, found, pace)
             writer.mark()
             yield _row(source, {"published": published, "position": writer.position})
     except AddressTaken:
@@ -335,25 +362,22 @@ def _matching(index: Index, part: HistoryPart) -> np.ndarray[Any, Any]:
     return np.fromiter(map(bool, results), bool, len(results))
 
 
-def _batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield parts that fit into one command each."""
-    sizes = np.cumsum([len(body.as_buffer()) for body in batch.column("body")])
-    start = 0
-    while start < batch.num_rows:
-        before = sizes[start - 1] if start else 0
-        end = int(np.searchsorted(sizes, before + BATCH_BYTES, "right"))
-        end = min(max(end, start + 1), start + BATCH)
-        yield batch.slice(start, end - start)
-        start = end
+def _encoded(
+    found: Iterator[pa.RecordBatch | ExportDamage], origin: ReplayOrigin, name: str
+) -> Iterator[Messages | ExportDamage]:
+    """Yield messages as they are published, and damage. The next ones are made while some are published."""
+    made = (batch if isinstance(batch, ExportDamage) else Messages.of(origin, name, batch) for batch in found)
+    with ThreadPoolExecutor(1, "malamute-replay") as thread:
+        following = thread.submit(next, made, None)
+        while (messages := following.result()) is not None:
+            following = thread.submit(next, made, None)
+            yield messages
 
 
-def _publish(
-    writer: ReplayWriter, source: ReplaySource, batch: pa.RecordBatch, pace: ReplayPace | None
-) -> int:
-    """Publish a batch, at once or message by message when due. Returns the number of messages."""
-    messages = Messages.of(source.origin, writer.name, batch)
+def _publish(writer: ReplayWriter, messages: Messages, pace: ReplayPace | None) -> int:
+    """Publish messages, at once or message by message when due. Returns their number."""
     if pace is None:
-        return writer.publish(messages)
+        return sum(map(writer.publish, messages.commands(writer.command_bytes)))
     published = start = 0
     while start < len(messages.sequences):
         wait = pace.due(messages.times[start]) - time.time()
@@ -363,7 +387,7 @@ def _publish(
         end = start + 1
         while end < len(messages.times) and pace.due(messages.times[end]) <= now:
             end += 1
-        published += writer.publish(messages.cut(start, end))
+        published += sum(map(writer.publish, messages.cut(start, end).commands(writer.command_bytes)))
         start = end
     return published
 
@@ -374,25 +398,17 @@ class Messages(NamedTuple):
     sequences: Sequence[int]
     times: Sequence[int]
     subjects: Sequence[str]
-    headers: Sequence[dict[str, Any]]
-    bodies: Sequence[Any]
+    records: Sequence[bytes]
 
     @classmethod
     def of(cls, origin: ReplayOrigin, name: str, batch: pa.RecordBatch) -> Messages:
         """Return the messages of a batch, with headers of their origin."""
-        names = ("sequence", "time_ns", "sender", "subject", "body", "frames")
-        sequences, times, senders, subjects, bodies, frames = (batch.column(n).to_pylist() for n in names)
-        headers = decoded(batch.column("headers"))
-        for found, sequence, time_ns, sender in zip(headers, sequences, times, senders, strict=True):
-            found.update(
-                {REPLAY: name, STREAM: origin.stream, SEQUENCE: sequence, TIME: time_ns, SENDER: sender}
-            )
-            if origin.store:
-                found[STORE] = origin.store
-        bodies = [
-            body if sizes is None else _cut(body, sizes) for body, sizes in zip(bodies, frames, strict=True)
-        ]
-        return cls(sequences, times, subjects, headers, bodies)
+        sequences, times, subjects = (batch.column(name) for name in ("sequence", "time_ns", "subject"))
+        about = {REPLAY: name, STREAM: origin.stream, SEQUENCE: sequences, TIME: times}
+        about |= {SENDER: batch.column("sender"), **({STORE: origin.store} if origin.store else {})}
+        names = np.array(subjects.dictionary.to_pylist(), object)[subjects.indices.to_numpy()]
+        records = encoded(batch, about).to_pylist()
+        return cls(sequences.to_pylist(), times.to_pylist(), names.tolist(), records)
 
     def behind(self, position: int) -> Messages:
         """Return the messages behind a position."""
@@ -403,10 +419,16 @@ class Messages(NamedTuple):
         columns: Any = (column[start:end] for column in self)
         return Messages(*columns)
 
-
-def _cut(body: bytes, sizes: Sequence[int]) -> list[bytes]:
-    ends = np.cumsum(sizes, dtype=int).tolist()
-    return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    def commands(self, bytes_max: int) -> Iterator[Messages]:
+        """Yield parts that fit into one command each."""
+        sizes = np.cumsum([*map(len, self.records)])
+        start = 0
+        while start < len(sizes):
+            before = sizes[start - 1] if start else 0
+            end = int(np.searchsorted(sizes, before + bytes_max, "right"))
+            end = min(max(end, start + 1), start + BATCH)
+            yield self.cut(start, end)
+            start = end
 
 
 class ReplayWriter:
@@ -423,6 +445,8 @@ class ReplayWriter:
     ) -> None:
         self.name = name
         self.position = 0
+        self.command_bytes = BATCH_BYTES
+        """Bytes of records in one command, or fewer if the broker's limit is lower."""
         self._origin = origin
         self._store = ""
         self._url = url
@@ -460,8 +484,9 @@ class ReplayWriter:
         left = messages.behind(self.position)
         if not left.sequences:
             return
-        columns = left.subjects, left.bodies, left.headers
-        first = client.publish_batch(self._target, *columns, timeout=TIMEOUT_SECONDS)
+        # The records are packed already, which `publish_batch` would do one by one.
+        command = client._publish_records(self._target, left.subjects, left.records, TIMEOUT_SECONDS)
+        first = client._driver.run(command)
         count = len(left.sequences)
         self._last = first + count - 1
         self._unmarked += count
@@ -493,6 +518,7 @@ class ReplayWriter:
             _abandon(client)
             raise
         self._link = client, cursor
+        self.command_bytes = min(BATCH_BYTES, client._session.sending.limits.message_bytes)
         begin = known_cursor(client, self._target, self.name)
         assert begin is not None
         cursor.commit(begin, timeout=TIMEOUT_SECONDS)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 from depth import nightly
-from histories import numbered, operations, run, store
+from histories import command, numbered, operations, run, run_apart, store
 from history_files import BEGIN, Sent, damage, write
 from quiet import quiet_broker, quiet_config
 from rig_daemon import Daemon
@@ -33,6 +33,7 @@ from malamute.errors import (
     TimedOut,
     TryLater,
 )
+from malamute.protocol.batch import pack_record
 from malamute.spark import replay as module
 from malamute.spark.replay import (
     COLUMNS,
@@ -45,6 +46,7 @@ from malamute.spark.replay import (
     ReplayWriter,
     plan,
     replay,
+    replay_here,
     sources,
 )
 from malamute.spark.scan import ExportedHistory, HistoryBounds, HistoryPart, read
@@ -111,20 +113,19 @@ def test_everything_comes_once_and_in_order(spark: SparkSession, directory: Path
     }
     assert origins(broker.url, "two") == list(range(1, 101))
     # The same again does nothing; under another name it is another replay.
-    again = replay(spark, history, options)
+    again = replay_here(history, options)
     assert [(row["published"], row["position"]) for row in again] == [(0, 800), (0, 100)]
-    others = replay(
-        spark,
+    others = replay_here(
         ExportedHistory(str(directory), HistoryBounds(("two",))),
         options._replace(name="s", into="copy"),
     )
     assert [(row["target"], row["published"]) for row in others] == [("copy", 100)]
 
 
-def test_a_range_and_a_filter(spark: SparkSession, directory: Path, broker: Broker) -> None:
+def test_a_range_and_a_filter(directory: Path, broker: Broker) -> None:
     options = ReplaySettings(broker.url, patterns=("a.0",), where="n > 600", name="r")
     bounds = HistoryBounds(("one",), first=100, last=620)
-    rows = replay(spark, ExportedHistory(str(directory), bounds), options)
+    rows = replay_here(ExportedHistory(str(directory), bounds), options)
     assert [row["published"] for row in rows] == [6]
     assert origins(broker.url, "one") == [603, 606, 609, 612, 615, 618]
 
@@ -145,10 +146,14 @@ def test_a_dry_run_changes_nothing(directory: Path, broker: Broker) -> None:
     assert (found.position, found.messages) == (100, len([n for n in wanted if n > 100]))
 
 
-def messages_of(sequences: Sequence[int]) -> Messages:
-    headers = [{"malamute.replay": "r", "malamute.sequence": sequence} for sequence in sequences]
+def messages_of(sequences: Sequence[int], **more: str) -> Messages:
+    about = {f"malamute.{name}": value for name, value in more.items()}
+    records = [
+        pack_record({"malamute.replay": "r", "malamute.sequence": sequence, **about}, b"")
+        for sequence in sequences
+    ]
     count = len(sequences)
-    return Messages(list(sequences), [0] * count, ["s"] * count, headers, [b""] * count)
+    return Messages(list(sequences), [0] * count, ["s"] * count, records)
 
 
 def test_the_broker_is_killed_on_the_way(tmp_path: Path) -> None:
@@ -177,13 +182,13 @@ def test_a_confirmation_that_is_lost_is_no_second_copy(
     with ReplayWriter(broker.url, "t", "r") as writer:
         writer.publish(messages_of([1, 2, 3]))
         client, _ = writer._linked()
-        publish = client.publish_batch
+        publish = client._publish_records
 
-        def lost(*arguments: Any, **more: Any) -> int:
-            publish(*arguments, **more)
+        async def lost(*arguments: Any) -> int:
+            await publish(*arguments)
             raise ConnectTimeout("as if the answer had not come")
 
-        monkeypatch.setattr(client, "publish_batch", lost)
+        monkeypatch.setattr(client, "_publish_records", lost)
         assert writer.publish(messages_of([4, 5])) == 2
         assert writer.position == 5
         assert writer.publish(messages_of([4, 5, 6])) == 1
@@ -216,10 +221,7 @@ def test_a_replay_counts_in_its_own_stream_and_store_alone(
 ) -> None:
     begun = ReplayOrigin("s", "a" * 32)
     with ReplayWriter(broker.url, "t", "r", origin=begun) as writer:
-        messages = messages_of(range(1, 31))
-        for headers in messages.headers:
-            headers.update({"malamute.stream": begun.stream, "malamute.store": begun.store})
-        writer.publish(messages)
+        writer.publish(messages_of(range(1, 31), stream=begun.stream, store=begun.store))
     again = ReplayWriter(broker.url, "t", "r", 0.0, origin=origin)
     with pytest.raises(InvalidValue, match=reported) if reported else nullcontext(), again as writer:
         assert writer.position == 30
@@ -283,9 +285,9 @@ def test_a_target_that_has_dropped_the_replay_is_reported(tmp_path: Path) -> Non
             pass
 
 
-def test_the_pace(spark: SparkSession, tmp_path: Path, broker: Broker) -> None:
+def test_the_pace(tmp_path: Path, broker: Broker) -> None:
     write(tmp_path / "h", "one", [Sent(n, seconds=n * 0.2) for n in range(1, 7)])
-    replay(spark, ExportedHistory(str(tmp_path / "h")), ReplaySettings(broker.url, speed=2, name="r"))
+    replay_here(ExportedHistory(str(tmp_path / "h")), ReplaySettings(broker.url, speed=2, name="r"))
     assert origins(broker.url, "one") == [1, 2, 3, 4, 5, 6]
     # Later than it was due a message may be, on a busy machine; never earlier.
     pace = ReplayPace(BEGIN, time.time(), 2)
@@ -300,26 +302,39 @@ def test_the_pace(spark: SparkSession, tmp_path: Path, broker: Broker) -> None:
     assert ReplayPace(1000, 5.0, 2.0).due(1000 + 4 * 10**9) == 7.0
 
 
-def test_several_streams_cannot_become_one(spark: SparkSession, directory: Path, broker: Broker) -> None:
+def test_several_streams_cannot_become_one(directory: Path, broker: Broker) -> None:
     with pytest.raises(InvalidValue, match="2 streams"):
-        replay(spark, ExportedHistory(str(directory)), ReplaySettings(broker.url, into="t"))
+        replay_here(ExportedHistory(str(directory)), ReplaySettings(broker.url, into="t"))
 
 
-def test_what_cannot_be_read_is_reported_and_the_rest_replayed(
-    spark: SparkSession, tmp_path: Path, broker: Broker
-) -> None:
+def test_what_cannot_be_read_is_reported_and_the_rest_replayed(tmp_path: Path, broker: Broker) -> None:
     path = write(tmp_path / "h", "one", [Sent(n, body=os.urandom(50)) for n in range(1, 301)], rows=100)
     damage(path, 1, "body")
-    rows = replay(spark, ExportedHistory(str(tmp_path / "h")), ReplaySettings(broker.url, name="r"))
+    rows = replay_here(ExportedHistory(str(tmp_path / "h")), ReplaySettings(broker.url, name="r"))
     assert [(r["row_group"], r["messages"]) for r in rows if r["path"]] == [(1, 100)]
     assert [r["published"] for r in rows if not r["path"]] == [200]
     assert origins(broker.url, "one") == [*range(1, 101), *range(201, 301)]
 
 
-def test_a_broker_that_is_away_is_an_error(spark: SparkSession, directory: Path) -> None:
+def test_a_broker_that_is_away_is_an_error(directory: Path) -> None:
     options = ReplaySettings("tcp://127.0.0.1:9", name="r", patience_seconds=0)
     with pytest.raises(ConnectTimeout):
-        replay(spark, ExportedHistory(str(directory)), options)
+        replay_here(ExportedHistory(str(directory)), options)
+
+
+def test_the_command_is_killed_on_the_way(tmp_path: Path, broker: Broker) -> None:
+    """Killed wherever it is, the command continues: in order, nothing twice, nothing missing."""
+    count = 30_000
+    write(tmp_path / "h", "one", [Sent(n, f"a.{n % 9}", b"%d" % n) for n in range(1, count + 1)], rows=1000)
+    arguments = ("journal", "replay", str(tmp_path / "h"), "--url", broker.url, "--name", "r", "--json")
+    for before in (1, 12_000):
+        killed = command(*arguments)
+        seen(broker.url, "one", before)
+        killed.kill()
+        killed.communicate()
+    [done] = json.loads(run_apart(*arguments))["streams"]
+    assert done["position"] == count
+    assert origins(broker.url, "one") == [*range(1, count + 1)]
 
 
 KILLED = """

@@ -77,7 +77,7 @@ from malamute.errors import (
     TimedOut,
     TryLater,
 )
-from malamute.protocol.batch import Body, Headers
+from malamute.protocol.batch import Body, Frame, Headers
 from malamute.protocol.fields import UNLIMITED
 from malamute.protocol.limits import NUMBER_MAX, RECORD_LARGE_BYTES
 from malamute.protocol.names import Kind, signature
@@ -367,11 +367,23 @@ class ClientBase:
         if id:
             check_name("id", id)
         records, ttl_ms = records_of(headers_list, bodies), time_to_live("ttl", ttl)
+        sequence = await self._publish_records(stream, subjects, records, timeout, ttl_ms, id)
+        return StoredSequence.of(sequence) if id else sequence
+
+    async def _publish_records(
+        self,
+        stream: str,
+        subjects: Sequence[str],
+        records: Sequence[Frame],
+        timeout: float | None,
+        ttl_ms: int = 0,
+        identity: str = "",
+    ) -> int:
+        """Publish packed messages as one command, and return the answer to it."""
         command = Command()
         await self._driver.make_room(numbered=True, timeout=timeout)
-        self._session.sending.publish(stream, subjects, records, command, ttl_ms, id)
-        sequence = await self._settle(command, timeout)
-        return StoredSequence.of(sequence) if id else sequence
+        self._session.sending.publish(stream, subjects, records, command, ttl_ms, identity)
+        return await self._settle(command, timeout)
 
     async def _send(
         self,
