@@ -79,6 +79,9 @@ class HistorySource(Protocol):
     ) -> Iterator[Columns | ExportGap]:
         """Yield the messages of a range, in order, and the gaps between them."""
 
+    def mark(self, stream: str, cursor: str, sequence: int) -> None:
+        """Set a cursor behind a message, and create it if need be; a directory has none."""
+
     def close(self) -> None:
         """Release the source."""
 
@@ -186,6 +189,10 @@ class StoreHistory:
         else:
             yield _cut(columns, first, last)
 
+    def mark(self, stream: str, cursor: str, sequence: int) -> None:
+        """Raise `ConfigError`: a directory is only read."""
+        raise ConfigError(f"no cursor {cursor!r} in a data directory: expected a broker")
+
     def close(self) -> None:
         """Release the directory."""
         self._reader.close()
@@ -244,6 +251,11 @@ class BrokerHistory:
                 columns = self._next(subscription, reading)
                 check_store(begun, self, f"the range {first} to {last} of {stream!r}", "read it again")
                 yield from reading.take(columns)
+
+    def mark(self, stream: str, cursor: str, sequence: int) -> None:
+        """Set a cursor of the user behind a message, and create it if need be."""
+        with self._client.subscribe(stream, cursor=cursor, start=sequence + 1, credit=1) as subscription:
+            subscription.commit(sequence, timeout=TIMEOUT_SECONDS)
 
     def _next(self, subscription: Subscription, reading: _RangeReader) -> Columns | None:
         try:

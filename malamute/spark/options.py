@@ -15,6 +15,7 @@
     promote    NAME:TYPE between commas: headers with columns of their own; an export has its own
     table      `gaps` for unavailable ranges in place of messages
     lost       `report` continues behind a gap, with a warning; `fail` ends the query
+    cursor     the name of a cursor at the broker, which a stream of Spark moves as it processes messages
     rows       about how many messages a task reads; for a stream of Spark, how many a micro-batch has
 
 Spark gives a source in Python nothing of the columns that a query needs (SPARK-51713 asks for that). So
@@ -70,13 +71,14 @@ NAMES = frozenset(
             "table",
             "lost",
             "rows",
+            "cursor",
         ),
         *CREDENTIALS,
     )
 )
 
 
-_TEXTS = ("path", "data", "url", "stream", "subject", "where", "since", "until")
+_TEXTS = ("path", "data", "url", "stream", "subject", "where", "since", "until", "cursor")
 
 
 class SourceOptions(NamedTuple):
@@ -90,6 +92,7 @@ class SourceOptions(NamedTuple):
     where: str = ""
     since: str = ""
     until: str = ""
+    cursor: str = ""
     columns: tuple[str, ...] = ()
     promote: Mapping[str, str] = {}
     table: str = MESSAGES

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from malamute.errors import InvalidValue
 from malamute.spark.options import FAIL, SourceOptions
 from malamute.spark.reading import Slice, slices
 from malamute.spark.schema import to_arrow
@@ -55,7 +56,10 @@ class MalamuteSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the present history."""
-        return BatchReader(SourceOptions.parse(self.options), schema)
+        options = SourceOptions.parse(self.options)
+        if options.cursor:
+            raise InvalidValue("option cursor for a table: expected none, because only readStream moves it")
+        return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Return a reader of new messages."""

@@ -6,7 +6,11 @@ after a failure of either side, reads the same messages again. With a sink that 
 that is exactly once. The offset names the stream and the store: in another one it means nothing, and is
 refused.
 
-Messages dropped from the journal meanwhile end the query, unless `lost` is `report`.
+Messages dropped from the journal meanwhile end the query, unless `lost` is `report`; those that have expired
+do not.
+
+With the option `cursor` the query moves a cursor of the broker behind the messages that it has processed, so
+the broker shows its lag as that of any reader. The query itself goes on from its checkpoint alone.
 """
 
 from __future__ import annotations
@@ -99,6 +103,16 @@ class StreamReader(Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the option `rows`."""
         return ReadMaxRows(self.options.rows) if self.options.rows else ReadAllAvailable()
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802
+        """Return the end of the stream, for the progress of the query."""
+        return self._end()
+
+    def commit(self, end: Offset) -> None:
+        """Move the cursor behind the messages that the query has processed."""
+        if self.options.cursor:
+            with self.options.history() as history:
+                history.mark(self.options.stream, self.options.cursor, end[NEXT] - 1)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Set the end of this run: later messages belong to the next one."""

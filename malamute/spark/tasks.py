@@ -11,10 +11,13 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from malamute.errors import StoreCorrupt
-from malamute.protocol.messages import HARMLESS
+from malamute.protocol.messages import EXPIRED, HARMLESS
 from malamute.spark.options import FAIL, GAPS, SourceOptions
 from malamute.spark.reading import LostRange, ReadQuery, RequestedColumns, Slice, read
 from malamute.spark.schema import arrow_schema
+
+NO_LOSS = HARMLESS | {EXPIRED}
+"""Reasons of gaps that end no query: a publisher who lets messages expire wants that."""
 
 _log = logging.getLogger("malamute")
 
@@ -41,7 +44,7 @@ class Tasks:
                     yield self.shape.of(item, piece.stream)
             elif self.options.table == GAPS:
                 yield self.shape.of_lost(item)
-            elif self.options.lost == FAIL and item.reason not in HARMLESS:
+            elif self.options.lost == FAIL and item.reason not in NO_LOSS:
                 raise StoreCorrupt(words(item))
             else:
                 _log.warning("%s", words(item))

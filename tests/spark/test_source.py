@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,9 +17,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from quiet import quiet_broker
 
 import malamute
-from malamute.errors import NotFound, StoreError
-from malamute.spark import read_export
+from malamute.errors import InvalidValue, NotFound, StoreCorrupt, StoreError
+from malamute.protocol.admin import CursorsQuery
+from malamute.protocol.messages import EXPIRED
+from malamute.spark import read_export, tasks
 from malamute.spark.options import SourceOptions
+from malamute.spark.reading import LostRange
 from malamute.spark.source import MalamuteSource
 from malamute.spark.streaming import StreamReader
 from malamute.testing import Broker
@@ -403,6 +407,41 @@ def test_offsets_are_of_a_stream_and_a_store(places: Any, tmp_path: Path) -> Non
     newer = {**start, "store": f"{start['store']}.7"}
     with pytest.raises(StoreError, match="checkpoint is of the store"):
         reader.latestOffset(newer, ReadAllAvailable())
+
+
+def test_the_broker_shows_the_lag_of_a_query(places: Any) -> None:
+    """Without a session: the calls of a query that Spark makes."""
+    options, name = {**places["broker"], "stream": "s"}, f"c{uuid4().hex}"
+    reader = MalamuteSource({**options, "cursor": name}).streamReader(MalamuteSource(options).schema())
+
+    def found() -> list[tuple[int, int]]:
+        with malamute.connect(places["broker"]["url"]) as client:
+            rows = client.query(CursorsQuery(stream="s"))
+        return [(row.sequence, row.lag) for row in rows if row.name == name]
+
+    start = reader.initialOffset()
+    end = reader.reportLatestOffset()
+    assert found() == []
+    reader.commit({**start, "next": 5})
+    assert found() == [(4, end["next"] - 5)]
+    # A driver that begins again commits the same.
+    reader.commit({**start, "next": 5})
+    reader.commit(end)
+    assert found() == [(end["next"] - 1, 0)]
+    with pytest.raises(InvalidValue, match="only readStream moves it"):
+        MalamuteSource({**options, "cursor": name}).reader(MalamuteSource(options).schema())
+
+
+def test_expired_messages_end_no_query(monkeypatch: pytest.MonkeyPatch, places: Any) -> None:
+    lost = [LostRange("s", 1, 2, EXPIRED), LostRange("s", 3, 4, "overwritten")]
+    options = {**places["broker"], "stream": "s"}
+    reader = MalamuteSource(options).streamReader(MalamuteSource(options).schema())
+    [piece] = reader.partitions({"next": 1}, {"next": 5})
+    monkeypatch.setattr(tasks, "read", lambda *_: iter(lost[:1]))
+    assert [*reader.read(piece)] == []
+    monkeypatch.setattr(tasks, "read", lambda *_: iter(lost))
+    with pytest.raises(StoreCorrupt, match="no 3 to 4"):
+        list(reader.read(piece))
 
 
 def test_a_stream_without_a_broker_is_refused(spark: SparkSession, tmp_path: Path) -> None:
