@@ -341,6 +341,8 @@ class NotInstalled(ConfigError):
 
     EXTRAS: ClassVar[Mapping[str, str]] = {
         "cryptography": "jwt",
+        "deltalake": "tables",
+        "duckdb": "parquet",
         "jwt": "jwt",
         "mcp": "mcp",
         "mcp_types": "mcp",
@@ -348,6 +350,7 @@ class NotInstalled(ConfigError):
         "opentelemetry": "otel",
         "pandas": "spark",
         "pyarrow": "parquet",
+        "pyiceberg": "tables",
         "pyspark": "spark",
     }
     """The extra with each library; all others are those of the gateway, in `http`."""

@@ -12,6 +12,7 @@ import click
 
 from malamute.cli.exit_codes import ERROR
 from malamute.cli.journal_export import data_option, export
+from malamute.cli.journal_sql import analyze, replay, sql
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import printable, to_json
 from malamute.cli.progress import bar
@@ -40,7 +41,8 @@ def journal() -> None:
     """
 
 
-journal.add_command(export)
+for command in (analyze, export, replay, sql):
+    journal.add_command(command)
 
 
 @journal.command(

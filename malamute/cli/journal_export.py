@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from malamute.cli.units import DurationRange
 from malamute.errors import MalamuteError, NotFound
 
 if TYPE_CHECKING:
+    from malamute.spark.export import Exported
     from malamute.spark.export_location import ExportLocation
     from malamute.spark.history import HistorySource
     from malamute.spark.schema import Kind
@@ -65,6 +67,7 @@ def _promoted(
         "malamute journal export --url tcp://127.0.0.1:9999 --to s3://bucket/history --since 7d --follow",
         "malamute journal export --stream quotes --to history --promote price:number --promote venue:text",
         "malamute journal export --to /data/history --follow --compact --expire 90d",
+        "malamute journal export --stream flights --to /data/tables --format delta --follow",
     ),
 )
 @streams_option
@@ -93,6 +96,14 @@ def _promoted(
     metavar="HEADER:TYPE",
     help="Give a header a column h_HEADER; TYPE is text, integer, number or flag.",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "delta", "iceberg"]),
+    default="parquet",
+    show_default=True,
+    help="Parquet files, or a table of each stream: --to is a directory, or [CATALOG.]NAMESPACE of Iceberg.",
+)
 @click.option("--compact", is_flag=True, help="Join small files into few, those of a day at its end.")
 @click.option(
     "--expire",
@@ -115,6 +126,7 @@ def export(
     follow: bool,
     every: float,
     promoted: dict[str, Kind] | None,
+    form: str,
     compact: bool,
     expire: float | None,
     as_json: bool,
@@ -132,25 +144,28 @@ def export(
         raise click.UsageError("no target: give --to")
     from malamute.spark.history import open_history
 
-    place = _place(target)
     if follow and until:
         raise click.UsageError("--follow with --until: expected one of them, because --follow has no end")
-    limits = {"since": _when(since), "until": _when(until)}
-    with open_history(**_source(data, url, context)) as history:
+    if form != "parquet" and (compact or expire is not None):
+        raise click.UsageError(f"--compact or --expire with --format {form}: expected the tools of {form}")
+    place = _place(target) if form == "parquet" else None
+    limits = {"since": when(since), "until": when(until)}
+    with open_history(**source_of(data, url, context)) as history:
+        work = partial(_export_to, place, target, form, history, promoted=promoted, **limits)
         if not follow:
-            _print_rows(_export_all(history, streams, place, promoted, **limits), as_json=as_json)
+            _print_rows(_export_all(work, history, streams), as_json=as_json)
             _maintain(place, streams, compact=compact, expire=expire)
             return
         stop = threading.Event()
         with until_stopped():
             while True:
-                rows = _export_all(history, streams, place, promoted, **limits)
+                rows = _export_all(work, history, streams)
                 _print_rows([row for row in rows if row["files"] or row["gaps"]], as_json=as_json)
                 _maintain(place, streams, compact=compact, expire=expire)
                 stop.wait(every)
 
 
-def _source(data: Path, url: str | None, context: str | None) -> dict[str, Any]:
+def source_of(data: Path, url: str | None, context: str | None) -> dict[str, Any]:
     """Return the source: a data directory, or a broker with the user of the context or the environment."""
     from malamute.spark.login import Login
 
@@ -166,7 +181,7 @@ def _place(target: str) -> ExportLocation:
     return ExportLocation(target)
 
 
-def _when(words: str) -> str:
+def when(words: str) -> str:
     """Return the time; a duration alone is an age."""
     from malamute.protocol.start import SINCE, Start
 
@@ -177,28 +192,40 @@ def _when(words: str) -> str:
     return f"{SINCE}:{words}"
 
 
-def _export_all(
+def _export_to(
+    place: ExportLocation | None,
+    target: str,
+    form: str,
     history: HistorySource,
-    streams: tuple[str, ...],
-    place: ExportLocation,
-    promoted: dict[str, Kind] | None,
-    **limits: str,
-) -> list[dict[str, Any]]:
-    from malamute.spark.export import export as export_stream
+    stream: str,
+    **options: Any,
+) -> Exported:
+    """Export one stream to files, or to its table."""
+    if place is not None:
+        from malamute.spark.export import export as export_stream
 
+        return export_stream(history, stream, place, **options)
+    from malamute.spark.table_formats import FORMATS, export_to_table
+
+    return export_to_table(history, stream, FORMATS[form](target, stream), **options)
+
+
+def _export_all(
+    work: Callable[..., Exported], history: HistorySource, streams: tuple[str, ...]
+) -> list[dict[str, Any]]:
     rows = []
     for stream in streams or sorted(history.streams()):
         with _bar(stream) as progress:
-            done = export_stream(history, stream, place, promoted=promoted, progress=progress, **limits)
+            done = work(stream, progress=progress)
         rows.append({**done._asdict(), "gaps": [gap._asdict() for gap in done.gaps]})
     return rows
 
 
 def _maintain(
-    place: ExportLocation, streams: tuple[str, ...], *, compact: bool, expire: float | None
+    place: ExportLocation | None, streams: tuple[str, ...], *, compact: bool, expire: float | None
 ) -> None:
     """Remove old days and join small files, also those of streams that the broker has no longer."""
-    if not compact and expire is None:
+    if place is None or (not compact and expire is None):
         return
     from malamute.spark import maintenance
     from malamute.spark.manifest import exported_streams
@@ -267,7 +294,7 @@ def export_verify(
     if not names:
         raise NotFound(f"no export in {target}: export to it first, with `malamute journal export`")
     if data or url or context:
-        with open_history(**_source(data or Path(), url, context)) as history:
+        with open_history(**source_of(data or Path(), url, context)) as history:
             rows = _verified(place, names, history)
     else:
         rows = _verified(place, names, None)

@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.status import StatusTracker
 
+    from malamute.spark.analyze_tables import AnalyzeOptions, Engine, Tables
+    from malamute.spark.replay import ReplaySettings
     from malamute.spark.scan import ExportedHistory
 
 LOOK_SECONDS = 0.5
@@ -150,6 +152,45 @@ def _watch(tracker: StatusTracker, progress: Progress, ended: threading.Event) -
             progress(done, known or None)
 
 
+def report_options(function: Function) -> Function:
+    """Add the target, the resolution and the measures of an analysis."""
+    for option in (
+        click.option(
+            "--measure",
+            "measures",
+            multiple=True,
+            metavar="NAME=SQL by NAME=SQL; …",
+            help="Sum up a number by groups, both in SQL on the columns of the history; may be repeated.",
+        ),
+        click.option(
+            "--top", type=click.IntRange(1, 200), default=20, show_default=True, help="Rows of rankings."
+        ),
+        click.option(
+            "--depth",
+            type=click.IntRange(1),
+            default=1,
+            show_default=True,
+            help="Parts of a subject in a prefix.",
+        ),
+        click.option(
+            "--window",
+            "window_seconds",
+            type=click.IntRange(1),
+            show_default="by the length of the history",
+            help="Seconds of a window.",
+        ),
+        click.option(
+            "--to",
+            "target",
+            required=True,
+            metavar="DIR",
+            help="Where tables and report are written, or a URL.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 @spark.command(
     epilog=examples(
         "malamute spark analyze /exports --to report",
@@ -158,27 +199,7 @@ def _watch(tracker: StatusTracker, progress: Progress, ended: threading.Event) -
     )
 )
 @over_history
-@click.option(
-    "--to", "target", required=True, metavar="DIR", help="Where tables and report are written, or a URL."
-)
-@click.option(
-    "--window",
-    "window_seconds",
-    type=click.IntRange(1),
-    show_default="by the length of the history",
-    help="Seconds of a window.",
-)
-@click.option(
-    "--depth", type=click.IntRange(1), default=1, show_default=True, help="Parts of a subject in a prefix."
-)
-@click.option("--top", type=click.IntRange(1, 200), default=20, show_default=True, help="Rows of rankings.")
-@click.option(
-    "--measure",
-    "measures",
-    multiple=True,
-    metavar="NAME=SQL by NAME=SQL; …",
-    help="Sum up a number by groups, both in Spark's SQL on the columns of the history; may be repeated.",
-)
+@report_options
 @master_option
 @json_option
 def analyze(
@@ -197,26 +218,45 @@ def analyze(
     The tables are directories of Parquet in DIR, and the page is report.html beside them. Unreadable parts
     are printed, and the exit code is 1; the rest is analyzed all the same.
     """
-    from malamute.spark.analyze import AnalyzeOptions, Measure
+    from malamute.spark.analyze import SparkEngine
     from malamute.spark.analyze import analyze as run
-    from malamute.spark.report import Facts, page, save, window_of
+    from malamute.spark.analyze_tables import AnalyzeOptions, Measure
+    from malamute.spark.report import window_of
 
     window_seconds = window_seconds or window_of(history.seconds())
     for measure in measures:
         Measure.parse(measure)
+    options = AnalyzeOptions(history.bounds, window_seconds, depth, measures)
     with _session(master) as session:
-        tables = run(
-            session, history, target, AnalyzeOptions(history.bounds, window_seconds, depth, measures)
+        tables = run(session, history, target, options)
+        damage = show_report(
+            SparkEngine(session, history), tables, history.location, options, target, top, as_json=as_json
         )
-        save(page(tables, Facts(history.location, window_seconds, top)), target)
-        streams = [row.asDict() for row in tables["streams"].orderBy("stream").collect()]
-        damage = [row.asDict() for row in tables["damage"].collect()]
+    end(damage, as_json=as_json)
+
+
+def show_report(
+    engine: Engine,
+    tables: Tables,
+    location: str,
+    options: AnalyzeOptions,
+    target: str,
+    top: int,
+    *,
+    as_json: bool,
+) -> list[dict[str, Any]]:
+    """Write the page of an analysis, and print its streams. Returns the damage."""
+    from malamute.spark.report import Facts, page, save
+
+    save(page(engine, tables, Facts(location, options.window_seconds, top)), target)
+    streams = engine.rows(engine.sql("select * from {streams} order by stream", **tables))
+    damage = engine.rows(tables["damage"])
     if as_json:
         click.echo(to_json({"streams": streams, "damage": damage, "target": target}))
     else:
         show_rows([{name: row[name] for name in _SHOWN} for row in streams], as_json=False)
         click.echo(f"report: {target.rstrip('/')}/report.html")
-    _end(damage, as_json=as_json)
+    return damage
 
 
 _SHOWN = ("stream", "messages", "bytes", "first", "last", "gaps", "missing", "duplicates", "per_second")
@@ -267,12 +307,54 @@ def match_command(
             stream, subject = printable(row["stream"]), printable(row["subject"])
             click.echo(f"{row['name']}: {stream} {row['sequence']} {subject} {body}")
         click.echo(f"nothing for {', '.join(_none(wanted, hits)) or 'none of them'}")
-    _end(damage, as_json=as_json)
+    end(damage, as_json=as_json)
 
 
 def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
     found = {row["name"] for row in hits}
     return [one.name for one in wanted if one.name not in found]
+
+
+def replay_options(function: Function) -> Function:
+    """Add the choice of messages, the target, and how a replay goes on."""
+    for option in (
+        context_option,
+        click.option("--url", "-u", envvar="MALAMUTE_URL", show_default=URL, help="The broker."),
+        click.option("--dry-run", is_flag=True, help="Only show the messages to be published."),
+        click.option(
+            "--patience",
+            "patience_seconds",
+            type=DurationRange(min=0),
+            default=60.0,
+            show_default=True,
+            metavar="DURATION",
+            help="How long to wait for a broker.",
+        ),
+        click.option(
+            "--name",
+            default="",
+            help="The name of the replay: it continues where one of this name has ended.",
+        ),
+        click.option(
+            "--speed",
+            type=click.FloatRange(min=0),
+            default=0.0,
+            metavar="FACTOR",
+            help="1 as it was, 2 twice as fast; 0, which is the default, as fast as possible.",
+        ),
+        click.option(
+            "--into",
+            default="",
+            metavar="STREAM",
+            help="Publish to this stream; by default each message to the stream that it came from.",
+        ),
+        click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers."),
+        click.option(
+            "--match", "patterns", multiple=True, metavar="PATTERN", help="Subjects; may be repeated."
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 @spark.command(
@@ -282,40 +364,27 @@ def _none(wanted: Sequence[Any], hits: Sequence[Any]) -> list[str]:
     )
 )
 @over_history
-@click.option("--match", "patterns", multiple=True, metavar="PATTERN", help="Subjects; may be repeated.")
-@click.option("--where", default="", metavar="EXPRESSION", help="A match expression on the headers.")
-@click.option(
-    "--into",
-    default="",
-    metavar="STREAM",
-    help="Publish to this stream; by default each message to the stream that it came from.",
-)
-@click.option(
-    "--speed",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    metavar="FACTOR",
-    help="1 as it was, 2 twice as fast; 0, which is the default, as fast as possible.",
-)
-@click.option(
-    "--name", default="", help="The name of the replay: it continues where one of this name has ended."
-)
-@click.option(
-    "--patience",
-    "patience_seconds",
-    type=DurationRange(min=0),
-    default=60.0,
-    show_default=True,
-    metavar="DURATION",
-    help="How long to wait for a broker.",
-)
-@click.option("--dry-run", is_flag=True, help="Only show the messages to be published.")
-@click.option("--url", "-u", envvar="MALAMUTE_URL", show_default=URL, help="The broker.")
-@context_option
+@replay_options
 @master_option
 @json_option
-def replay(
+def replay(history: ExportedHistory, *, master: str, **given: Any) -> None:
+    """Publish history again, into streams of the broker at --url, in order and each message once.
+
+    After a failure the same command continues from there. Messages get headers with their origin:
+    malamute.stream, malamute.sequence, malamute.time and malamute.sender.
+    """
+    from malamute.spark.replay import replay as run
+
+    def by_spark(options: ReplaySettings) -> Sequence[Mapping[str, Any]]:
+        with _session(master) as session:
+            return run(session, history, options)
+
+    replayed(history, by_spark, **given)
+
+
+def replayed(
     history: ExportedHistory,
+    run: Callable[[ReplaySettings], Sequence[Mapping[str, Any]]],
     *,
     patterns: tuple[str, ...],
     where: str,
@@ -326,17 +395,11 @@ def replay(
     dry_run: bool,
     url: str | None,
     context: str | None,
-    master: str,
     as_json: bool,
 ) -> None:
-    """Publish history again, into streams of the broker at --url, in order and each message once.
-
-    After a failure the same command continues from there. Messages get headers with their origin:
-    malamute.stream, malamute.sequence, malamute.time and malamute.sender.
-    """
+    """Replay history by `run`, or show the plan, and print the result."""
     from malamute.spark.login import Login
     from malamute.spark.replay import ReplaySettings, plan
-    from malamute.spark.replay import replay as run
 
     connection = connection_of(click.get_current_context())
     login = Login.of(connection.credentials)
@@ -345,8 +408,7 @@ def replay(
     if dry_run:
         show_rows([_planned(one) for one in plan(history, options)], as_json=as_json)
         return
-    with _session(master) as session:
-        rows = run(session, history, options)
+    rows = run(options)
     done = [
         {key: row[key] for key in ("stream", "target", "published", "position")}
         for row in rows
@@ -358,7 +420,7 @@ def replay(
     else:
         show_rows(done, as_json=False)
         click.echo(f"replay {options.name}")
-    _end(damage, as_json=as_json)
+    end(damage, as_json=as_json)
 
 
 def _planned(one: Any) -> dict[str, Any]:
@@ -368,7 +430,7 @@ def _planned(one: Any) -> dict[str, Any]:
     return row
 
 
-def _end(damage: Sequence[Any], *, as_json: bool) -> None:
+def end(damage: Sequence[Any], *, as_json: bool) -> None:
     """Print damage as an error."""
     if not damage:
         return

@@ -9,19 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from malamute.protocol.time_units import to_seconds
-from malamute.spark.analyze import LATE
+from malamute.spark.analyze_tables import LATE, Engine, Tables
 from malamute.spark.partial_aggregates import EACH_DOUBLING
 from malamute.spark.report_charts import COLOURS, STYLE, Tick, bars, columns, lines, short
 from malamute.spark.scan import file_system
 from malamute.version import __version__
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from malamute.spark.analyze import Tables
 
 POINTS = 300
 """Points of a line, at most."""
@@ -45,13 +40,29 @@ class Facts(NamedTuple):
     top: int
 
 
-def page(tables: Tables, facts: Facts) -> str:
+class Ask(NamedTuple):
+    """Queries over the tables of an analysis."""
+
+    engine: Engine
+    tables: Tables
+
+    def __call__(self, query: str) -> list[Row]:
+        """Return the rows of a query, which has the names of tables in braces."""
+        return [*self.engine.rows(self.engine.sql(query, **self.tables))]
+
+
+def page(engine: Engine, tables: Tables, facts: Facts) -> str:
     """The page."""
-    streams = _rows(tables["streams"].orderBy("stream"))
-    sections = [(title, note, body) for title, note, make in SECTIONS if (body := make(tables, facts))]
+    ask = Ask(engine, tables)
+    streams = ask("select * from {streams} order by stream")
+    sections = [(title, note, body) for title, note, make in SECTIONS if (body := make(ask, facts))]
     measures = [
-        (f"Measure: {name.removeprefix('measure_')}", "", _table(_rows(table.limit(ROWS))))
-        for name, table in tables.items()
+        (
+            f"Measure: {name.removeprefix('measure_')}",
+            "",
+            _table(ask(f"select * from {{{name}}} limit {ROWS}")),
+        )
+        for name in tables
         if name.startswith("measure_")
     ]
     made = datetime.now(UTC).isoformat(timespec="seconds")
@@ -103,46 +114,48 @@ def _cards(streams: Sequence[Row]) -> str:
 # Sections: each makes its part of the page, or nothing where there is nothing to show.
 
 
-def _streams(tables: Tables, facts: Facts) -> str:
-    return _table(_rows(tables["streams"].orderBy("stream")))
+def _listed(query: str) -> Callable[[Ask, Facts], str]:
+    """Return the maker of a section with the first rows of a query."""
+    return lambda ask, facts: _table(ask(f"{query} limit {ROWS}"))
 
 
-def _over_time(tables: Tables, facts: Facts) -> str:
-    summed = _summed(tables["volume"], "stream", facts)
+def _over_time(ask: Ask, facts: Facts) -> str:
+    summed = _summed(ask, "stream", facts)
     return lines(*summed, RATE) if summed[0] else ""
 
 
-def _by_prefix(tables: Tables, facts: Facts) -> str:
-    from pyspark.sql import functions as f
-
-    volume = tables["volume"].withColumn("name", f.concat_ws(" ", "stream", "prefix"))
-    most = volume.groupBy("name").agg(f.sum("messages").alias("messages"))
-    names = [row["name"] for row in _rows(_largest(most, COLOURS))]
-    summed = _summed(volume.where(f.col("name").isin(names)), "name", facts)
+def _by_prefix(ask: Ask, facts: Facts) -> str:
+    summed = _summed(ask, "concat_ws(' ', stream, prefix)", facts)
     return lines(*summed, RATE) if summed[0] else ""
 
 
-def _summed(
-    volume: DataFrame, name: str, facts: Facts
-) -> tuple[dict[str, list[tuple[float, float]]], list[Tick]]:
+_AT = "cast(floor(unix_micros(`window`) / 1000000) as bigint)"
+
+
+def _summed(ask: Ask, name: str, facts: Facts) -> tuple[dict[str, list[tuple[float, float]]], list[Tick]]:
     """Messages a second of each name over the time, in windows as wide as the page can show."""
-    from pyspark.sql import functions as f
-
-    at = f.unix_timestamp("window")
-    first, last = volume.agg(f.min(at), f.max(at)).collect()[0]
-    if first is None:
+    [ends] = ask(f"select min({_AT}) as begin, max({_AT}) as until from {{volume}}")
+    if ends["begin"] is None:
         return {}, []
-    width = width_of_points(last - first, facts.window_seconds)
-    first -= first % width
-    span = last - first + facts.window_seconds
-    place = f.floor((at - first) / width)
-    grouped = volume.groupBy(f.col(name).alias("name"), place.alias("place"))
-    series: dict[str, dict[int, float]] = {}
-    for row in _rows(grouped.agg(f.sum("messages").alias("messages"))):
-        series.setdefault(row["name"], {})[row["place"]] = row["messages"] / width
+    width = width_of_points(ends["until"] - ends["begin"], facts.window_seconds)
+    first = ends["begin"] - ends["begin"] % width
+    span = ends["until"] - first + facts.window_seconds
+    # The largest names alone: each would be a line.
+    rows = ask(
+        f"select volume.name as name, place, cast(sum(volume.messages) as bigint) as messages from ("
+        f"  select {name} as name, cast(floor(({_AT} - {first}) / {width}) as bigint) as place, messages"
+        f"  from {{volume}}) as volume join ("
+        f"  select {name} as name, sum(messages) as messages from {{volume}}"
+        f"  group by 1 order by 2 desc, 1 limit {COLOURS}) as most on most.name = volume.name group by 1, 2"
+    )
+    series: dict[str, dict[int, int]] = {}
+    for row in rows:
+        series.setdefault(row["name"], {})[row["place"]] = row["messages"]
     count = -(-span // width)
-    most = sorted(series, key=lambda name: -sum(series[name].values()))[:COLOURS]
-    points = {name: [((n + 0.5) / count, series[name].get(n, 0.0)) for n in range(count)] for name in most}
+    most = sorted(series, key=lambda name: (-sum(series[name].values()), name))
+    points = {
+        name: [((n + 0.5) / count, series[name].get(n, 0) / width) for n in range(count)] for name in most
+    }
     return points, _times(first, span)
 
 
@@ -165,27 +178,21 @@ def _times(first: int, span: int) -> list[Tick]:
     return [Tick(share, (begin + timedelta(seconds=span * share)).strftime(form)) for share in quarters]
 
 
-def _subjects(tables: Tables, facts: Facts) -> str:
-    rows = _rows(_largest(tables["subjects"], facts.top))
+def _subjects(ask: Ask, facts: Facts) -> str:
+    rows = ask(f"select * from {{subjects}} order by messages desc, stream, subject limit {facts.top}")
     return bars([(f"{row['stream']} {row['subject']}", row["messages"]) for row in rows], "messages")
 
 
-def _senders(tables: Tables, facts: Facts) -> str:
-    rows = _rows(_largest(tables["senders"], facts.top))
+def _senders(ask: Ask, facts: Facts) -> str:
+    rows = ask(f"select * from {{senders}} order by messages desc, stream, sender limit {facts.top}")
     named = [(row["sender"] or "(anonymous)", row) for row in rows]
     chart = bars([(f"{row['stream']} {name}", row["messages"]) for name, row in named], "messages")
     return chart + _table(rows)
 
 
-def _late(tables: Tables, facts: Facts) -> str:
-    late = tables["senders"].where("late").orderBy("longest_silence", ascending=False).limit(ROWS)
-    shown = late.select("stream", "sender", "p50", "p99", "longest_silence", "silent_since")
-    return _table(_rows(shown))
-
-
-def _intervals(tables: Tables, facts: Facts) -> str:
+def _intervals(ask: Ask, facts: Facts) -> str:
     counts: dict[int, int] = {}
-    for row in _rows(tables["intervals"].where("sender is null").orderBy("bucket")):
+    for row in ask("select * from {intervals} where sender is null order by bucket"):
         # Four bars for each doubling can be told apart.
         place = -1 if row["bucket"] == 0 else (row["bucket"] - 1) * 4 // EACH_DOUBLING
         counts[place] = counts.get(place, 0) + row["messages"]
@@ -205,74 +212,70 @@ def _intervals(tables: Tables, facts: Facts) -> str:
     return columns([(names[place], counts.get(place, 0)) for place in places], ticks, "messages")
 
 
-def _gaps(tables: Tables, facts: Facts) -> str:
-    return _table(_rows(_largest(tables["gaps"], ROWS)))
+def _values(ask: Ask, facts: Facts) -> str:
+    return _table(
+        ask(
+            "select stream, header, value, messages, within from ("
+            "  select *, row_number() over (partition by stream, header order by messages desc, value)"
+            " as place"
+            f"  from {{header_values}}) as ranked where place <= {facts.top}"
+            f" order by stream, header, place limit {ROWS}"
+        )
+    )
 
 
-def _headers(tables: Tables, facts: Facts) -> str:
-    return _table(_rows(tables["headers"].orderBy("stream", "header").limit(ROWS)))
+def _queues(ask: Ask, facts: Facts) -> str:
+    outcomes = _listed("select * from {queues} order by queue, outcome")
+    return outcomes(ask, facts) + _listed("select * from {queue_times} order by queue, time")(ask, facts)
 
 
-def _values(tables: Tables, facts: Facts) -> str:
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    order = Window.partitionBy("stream", "header").orderBy(f.desc("messages"), "value")
-    ranked = tables["header_values"].withColumn("rank", f.row_number().over(order))
-    rows = _rows(ranked.where(f.col("rank") <= facts.top).orderBy("stream", "header", "rank").limit(ROWS))
-    return _table([{k: v for k, v in row.items() if k != "rank"} for row in rows])
-
-
-def _queues(tables: Tables, facts: Facts) -> str:
-    outcomes = _table(_rows(tables["queues"].orderBy("queue", "outcome").limit(ROWS)))
-    return outcomes + _table(_rows(tables["queue_times"].orderBy("queue", "time").limit(ROWS)))
-
-
-def _consumers(tables: Tables, facts: Facts) -> str:
-    return _table(_rows(tables["consumers"].orderBy("fell_behind", ascending=False).limit(ROWS)))
-
-
-def _events(tables: Tables, facts: Facts) -> str:
-    return _table(_rows(tables["events"].orderBy("times", ascending=False).limit(ROWS)))
-
-
-def _damage(tables: Tables, facts: Facts) -> str:
-    return _table(_rows(tables["damage"].orderBy("path", "row_group").limit(ROWS)))
-
-
-SECTIONS: Sequence[tuple[str, str, Callable[[Tables, Facts], str]]] = (
-    ("Damage", "Files and groups of rows that could not be read; -1 is a whole file.", _damage),
-    ("Streams", "p50, p95 and p99 are of the time from one message to the next.", _streams),
+SECTIONS: Sequence[tuple[str, str, Callable[[Ask, Facts], str]]] = (
+    (
+        "Damage",
+        "Files and groups of rows that could not be read; -1 is a whole file.",
+        _listed("select * from {damage} order by path, row_group"),
+    ),
+    (
+        "Streams",
+        "p50, p95 and p99 are of the time from one message to the next.",
+        _listed("select * from {streams} order by stream"),
+    ),
     ("Messages over time", "", _over_time),
     ("By subject prefix", "", _by_prefix),
     ("Top subjects", "", _subjects),
     ("Senders", "p50, p95 and p99 are of the time from one message of the sender to the next.", _senders),
-    ("Late senders", f"Silent for a window or more, and {LATE} times as long as in 99 of 100 cases.", _late),
+    (
+        "Late senders",
+        f"Silent for a window or more, and {LATE} times as long as in 99 of 100 cases.",
+        _listed(
+            "select stream, sender, p50, p99, longest_silence, silent_since from {senders} where late"
+            " order by longest_silence desc, stream, sender"
+        ),
+    ),
     ("How far apart messages are", "The time from one message of a stream to the next.", _intervals),
-    ("Gaps", "Sequences that are not there.", _gaps),
-    ("Headers", "", _headers),
+    (
+        "Gaps",
+        "Sequences that are not there.",
+        _listed("select * from {gaps} order by messages desc, stream, first, last"),
+    ),
+    ("Headers", "", _listed("select * from {headers} order by stream, header")),
     ("Frequent values of headers", "The last column is how many more there may be.", _values),
     (
         "Queues",
         "Queue time ends with the first delivery; processing time follows, up to the settlement.",
         _queues,
     ),
-    ("Slow consumers", "Who fell behind, or missed messages that had been confirmed.", _consumers),
-    ("Events of the broker", "", _events),
+    (
+        "Slow consumers",
+        "Who fell behind, or missed messages that had been confirmed.",
+        _listed("select * from {consumers} order by fell_behind desc, stream, consumer"),
+    ),
+    ("Events of the broker", "", _listed("select * from {events} order by times desc, event, name")),
 )
 """Title, explanation, and maker of each section."""
 
 
 # Tables
-
-
-def _rows(table: DataFrame) -> list[Row]:
-    return [row.asDict() for row in table.collect()]
-
-
-def _largest(table: DataFrame, most: int) -> DataFrame:
-    names = [name for name in table.columns if name != "messages"]
-    return table.orderBy("messages", *names, ascending=[False, *(True for _ in names)]).limit(most)
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -311,7 +314,7 @@ def _words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="seconds")
+        return value.replace(tzinfo=None).isoformat(sep=" ", timespec="seconds")
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):

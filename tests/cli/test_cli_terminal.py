@@ -222,6 +222,8 @@ OFFLINE = [
     ("journal", "verify"),
     ("journal", "export", "--to", "out"),
     ("journal", "export", "verify", "--from", "out"),
+    ("journal", "sql", "select * from history", "--from", "out"),
+    ("journal", "analyze", "--to", "report", "--from", "out"),
     ("journal", "backup", "saved"),
     ("journal", "repair"),
     ("journal", "restore", "saved", "again"),
@@ -239,6 +241,7 @@ ELSEWHERE = {
     ("gateway", "run"): "its log is JSON, and what it prints is its own",
     ("mcp",): "its answers are JSON, and its host has no terminal there",
     ("user", "passwd"): "it prints what `user set` does, and asks for the password on a terminal",
+    ("journal", "replay"): "it prints what `spark replay` does",
     ("spark", "analyze"): "tests/spark",
     ("spark", "match"): "tests/spark",
     ("spark", "replay"): "tests/spark",
@@ -297,7 +300,9 @@ def test_nor_does_one_that_reads_a_journal(on_terminal: OnTerminal, tmp_path: Pa
         other.publish(TURNED, HOSTILE, HOSTILE.encode(), {HOSTILE: HOSTILE}, assurance="stored")
         other.send(TURNED, HOSTILE, HOSTILE.encode())
     for command in OFFLINE:
-        words = [str(tmp_path / word) if word in ("out", "saved", "again") else word for word in command]
+        words = [
+            str(tmp_path / word) if word in ("out", "report", "saved", "again") else word for word in command
+        ]
         if command[1] == "repair":
             words.append(str(tmp_path / "data"))
         elif "restore" not in words:

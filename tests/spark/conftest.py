@@ -13,7 +13,8 @@ from history_files import EVIL, STARTED, Sent, Whole, some_messages, write
 from quiet import quiet_broker
 
 from malamute.errors import NotInstalled
-from malamute.spark.analyze import AnalyzeOptions, analyze
+from malamute.spark.analyze_tables import AnalyzeOptions
+from malamute.spark.local import analysed
 from malamute.spark.scan import ExportedHistory
 from malamute.spark.session import check_java, open_session
 from malamute.testing import Broker
@@ -77,7 +78,7 @@ def spark(
 
 
 @pytest.fixture(scope="session")
-def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     """A history that was analysed whole, once: one stream as any, and one that is bad for a page."""
     root = tmp_path_factory.mktemp("whole")
     messages = some_messages(3000)
@@ -86,7 +87,8 @@ def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Whol
     bad = [Sent(n, f"a.{EVIL}.{n % 3}", headers={EVIL: EVIL}, sender=EVIL, seconds=n) for n in range(1, 50)]
     write(root / "h", EVIL, [*bad, Sent(60)])
     options = AnalyzeOptions(window_seconds=60, measures=("delay = sequence by stream = stream; s = sender",))
-    return Whole(messages, analyze(spark, ExportedHistory(str(root / "h")), str(root / "out"), options))
+    with analysed(ExportedHistory(str(root / "h")), options) as found:
+        yield Whole(messages, *found)
 
 
 @pytest.fixture

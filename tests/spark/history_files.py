@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from malamute.protocol.batch import Columns, pack_record
+from malamute.spark.analyze_tables import Tables
 from malamute.spark.columns import Gatherer
 from malamute.spark.layout import date_of, file_path
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from malamute.spark.local import DuckEngine
 
 STARTED = "all before was said when the session started"
 """A line that a session says behind its start."""
@@ -59,10 +58,11 @@ def some_messages(count: int) -> list[Sent]:
 
 
 class Whole(NamedTuple):
-    """A history that was analysed whole: the messages of its stream `s`, and all tables as written."""
+    """A history that was analysed whole: the messages of its stream `s`, and all tables."""
 
     messages: Sequence[Sent]
-    tables: Mapping[str, DataFrame]
+    engine: DuckEngine
+    tables: Tables
 
 
 def write(directory: Path, stream: str, messages: Sequence[Sent], *, rows: int = 1000) -> Path:

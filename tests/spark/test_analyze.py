@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,43 +12,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from depth import nightly, some
-from history_files import BEGIN, Sent, Whole, damage, some_messages, write
+from depth import some
+from history_files import BEGIN, EVIL, Sent, Whole, damage, some_messages, write
 
 from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.batch import pack
-from malamute.spark import analyze as spark_analyze
-from malamute.spark import partial_aggregates
-from malamute.spark.analyze import LATE, TABLES, AnalyzeOptions, Measure, analyze
-from malamute.spark.analyze import analysed as made
+from malamute.spark import analyze_tables, local, partial_aggregates
+from malamute.spark.analyze import SparkEngine, analysed
+from malamute.spark.analyze_tables import LATE, TABLES, AnalyzeOptions, Measure
 from malamute.spark.partial_aggregates import EACH_DOUBLING, VALUES_MAX, buckets, partial_tables
+from malamute.spark.report import Facts, page
 from malamute.spark.scan import ExportedHistory, HistoryBounds, HistoryPart, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def rows_of(table: Any) -> list[dict[str, Any]]:
-    return [row.asDict() for row in table.collect()]
-
-
 Rows = dict[str, list[dict[str, Any]]]
-Analyse = Callable[..., Rows]
 
 
-@pytest.fixture
-def analysed(spark: SparkSession, tmp_path: Path) -> Analyse:
-    """Some tables of the history in `h`, as rows; all of them when none is named."""
-
-    def run(*names: str, options: AnalyzeOptions = AnalyzeOptions()) -> Rows:  # noqa: B008  # it is a value
-        history = ExportedHistory(str(tmp_path / "h"), options.bounds)
-        if names:
-            with made(spark, history, options) as tables:
-                return {name: rows_of(tables[name]) for name in names}
-        written = analyze(spark, history, str(tmp_path / "out"), options)
-        return {name: rows_of(table) for name, table in written.items()}
-
-    return run
+def analysis(history: Path, options: AnalyzeOptions = AnalyzeOptions()) -> Rows:  # noqa: B008  # it is a value
+    """All tables of a history, as DuckDB makes them."""
+    with local.analysed(ExportedHistory(str(history), options.bounds), options) as (engine, tables):
+        return {name: engine.rows(table) for name, table in tables.items()}
 
 
 def one(rows: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -68,7 +54,7 @@ def nearest(values: list[float], share: float) -> float:
 def test_everything_is_counted_as_by_hand(whole: Whole) -> None:
     messages = whole.messages
     tables = {
-        name: [row for row in rows_of(table) if row.get("stream", "s") == "s"]
+        name: [row for row in whole.engine.rows(table) if row.get("stream", "s") == "s"]
         for name, table in whole.tables.items()
     }
     [stream] = tables["streams"]
@@ -119,16 +105,54 @@ def test_everything_is_counted_as_by_hand(whole: Whole) -> None:
     assert tables["damage"] == tables["gaps"] == tables["queues"] == []
 
 
-@nightly
-def test_many_sums_are_finished_by_all_tasks(
-    analysed: Analyse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_sums_are_finished_in_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "h", "s", some_messages(500), rows=100)
-    few = analysed("streams", "senders")
-    monkeypatch.setattr(spark_analyze, "ROWS_EACH", 20)
-    many = analysed("streams", "senders")
-    assert many["streams"] == few["streams"]
-    assert sorted(map(str, many["senders"])) == sorted(map(str, few["senders"]))
+    few = analysis(tmp_path / "h")
+    monkeypatch.setattr(local, "ROWS_EACH", 200)
+    assert plain(analysis(tmp_path / "h")) == plain(few)
+
+
+def plain(tables: Rows) -> Rows:
+    """The same tables in one order, without the last digits of sums."""
+    return {
+        name: sorted(
+            (
+                {key: float(f"{v:.9g}") if isinstance(v, float) else v for key, v in row.items()}
+                for row in rows
+            ),
+            key=str,
+        )
+        for name, rows in tables.items()
+    }
+
+
+def test_spark_makes_the_same_tables_and_the_same_page(
+    spark: SparkSession, history: Path, together: Rows
+) -> None:
+    exported, facts = ExportedHistory(str(history)), Facts("here", 1, 20)
+    with analysed(spark, exported, OPTIONS) as tables:
+        engine = SparkEngine(spark, exported)
+        found = plain({name: engine.rows(table) for name, table in tables.items()})
+        html = page(engine, tables, facts)
+    assert {name for name, rows in found.items() if rows != plain(together)[name]} == set()
+    with local.analysed(exported, OPTIONS) as (other, same):
+        assert undated(html) == undated(page(other, same, facts))
+
+
+def test_spark_measures_the_same(spark: SparkSession, history: Path) -> None:
+    few = ExportedHistory(str(history), HistoryBounds(("measured",), first=5))
+    measure = Measure.parse("price = headers['price'].number by unit = headers['unit'].text; s = stream")
+    found = []
+    with local.opened(few) as duck:
+        for engine in (SparkEngine(spark, few), duck):
+            found.append({"price": engine.rows(analyze_tables.measured(engine, measure))})
+    assert plain(found[0]) == plain(found[1])
+    assert len(found[0]["price"]) == 3
+
+
+def undated(html: str) -> str:
+    """A page without the time of its making."""
+    return re.sub(r"malamute [^<]*", "", html)
 
 
 def test_a_task_hands_over_its_rows_before_they_are_too_many(
@@ -159,10 +183,15 @@ QUICK = some([(0.039, False), (0.999, False), (1.0, True)], (0.999, False), (1.0
 """Silences of a sender that says something each millisecond, and whether it is late."""
 
 
+OPTIONS = AnalyzeOptions(window_seconds=1)
+
+
 @pytest.fixture(scope="module")
-def together(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """Tables of one history with the streams of several tests: an analysis costs the same for all of them."""
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One history with the streams of several tests: an analysis costs the same for all of them."""
     history = tmp_path_factory.mktemp("together")
+    write(history, "measured", some_messages(300), rows=100)
+    write(history, EVIL, [Sent(n, f"a.{EVIL}", headers={EVIL: EVIL}, sender=EVIL) for n in range(1, 50)])
     write(history, "gaps", [Sent(n) for n in (5, 6, 9, 10)], rows=2)
     write(history, "gaps", [Sent(n) for n in (20, 21, 30)])
     write(history, "overlap", [Sent(n) for n in (1, 2, 5, 6)], rows=2)
@@ -182,9 +211,13 @@ def together(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> R
     torn.write_bytes(torn.read_bytes()[:-20])
     pa.parquet.write_table(pa.table({"sequence": [1]}), write(history, "wrong", [Sent(1)]))
     write(history, "$sys", [event._replace(sequence=n) for n, event in enumerate(reported(), 1)])
-    names = ("streams", "gaps", "senders", "damage", "queues", "queue_times", "consumers", "events")
-    with made(spark, ExportedHistory(str(history)), AnalyzeOptions(window_seconds=1)) as tables:
-        return {name: rows_of(tables[name]) for name in names}
+    return history
+
+
+@pytest.fixture(scope="module")
+def together(history: Path) -> Rows:
+    """Its tables."""
+    return analysis(history, OPTIONS)
 
 
 def test_gaps_within_and_between_files(together: Rows) -> None:
@@ -224,19 +257,19 @@ def test_only_a_silence_of_a_window_or_more_is_late(together: Rows, silence: flo
     assert row["late"] is late
 
 
-def test_bounds(analysed: Analyse, tmp_path: Path) -> None:
+def test_bounds(tmp_path: Path) -> None:
     write(tmp_path / "h", "s", [Sent(n, seconds=n) for n in range(1, 101)], rows=10)
     write(tmp_path / "h", "other", [Sent(1)])
     until = BEGIN + 60 * 10**9
     bounds = HistoryBounds(("s",), since=BEGIN + 20 * 10**9, until=until, last=50)
-    tables = analysed("streams", options=AnalyzeOptions(bounds))
+    tables = analysis(tmp_path / "h", AnalyzeOptions(bounds))
     [stream] = tables["streams"]
     assert (stream["stream"], stream["first"], stream["last"]) == ("s", 20, 50)
 
 
-def test_an_empty_range_has_empty_tables(analysed: Analyse, tmp_path: Path) -> None:
+def test_an_empty_range_has_empty_tables(tmp_path: Path) -> None:
     write(tmp_path / "h", "s", [Sent(1)])
-    tables = analysed(*TABLES, options=AnalyzeOptions(HistoryBounds(first=100)))
+    tables = analysis(tmp_path / "h", AnalyzeOptions(HistoryBounds(first=100)))
     assert tables.keys() == TABLES.keys()
     assert all(rows == [] for rows in tables.values())
 
@@ -263,28 +296,25 @@ def test_damage_is_reported_and_the_rest_is_analysed(together: Rows) -> None:
     assert (stream["messages"], stream["missing"]) == (300, 100)
 
 
-def test_measures(analysed: Analyse, tmp_path: Path) -> None:
+def test_measures(tmp_path: Path) -> None:
     rows = [("AA", 5, 1), ("AA", 7, 1), ("AA", None, 1), ("UA", -3, 2)]
     messages = [
         Sent(
             n,
             headers={"carrier": carrier} | ({} if delay is None else {"delay": delay}),
-            body=b"%d,x" % month,
+            body=b"x" * month,
         )
         for n, (carrier, delay, month) in enumerate(rows, 1)
     ]
     write(tmp_path / "h", "s", messages)
-    words = (
-        "delay = headers['delay'].number by carrier = headers['carrier'].text;"
-        " month = int(split(string(body), ',')[0])"
-    )
-    found = analysed("measure_delay", options=AnalyzeOptions(measures=(words,)))["measure_delay"]
+    words = "delay = headers['delay'].number by carrier = headers['carrier'].text; month = size"
+    found = analysis(tmp_path / "h", AnalyzeOptions(measures=(words,)))["measure_delay"]
     assert [(r["carrier"], r["month"], r["messages"], r["total"]) for r in found] == [
         ("AA", 1, 2, 12.0),
         ("UA", 2, 1, -3.0),
     ]
     with pytest.raises(InvalidValue, match="measure 'x'"):
-        analysed("measure_x", options=AnalyzeOptions(measures=("x = nosuch by s = sender",)))
+        analysis(tmp_path / "h", AnalyzeOptions(measures=("x = nosuch by s = sender",)))
 
 
 @pytest.mark.parametrize("words", ["", "x", "x = 1", "x by y = 1", "x = 1 by y"])

@@ -21,18 +21,17 @@ from malamute.client.sync.client import Client
 from malamute.config import Config, QueuesConfig, StreamsConfig
 from malamute.config.sections import EventsConfig, StreamRule
 from malamute.protocol.time_units import NS_PER_SECOND
-from malamute.spark.analyze import AnalyzeOptions, analysed
+from malamute.spark.analyze_tables import AnalyzeOptions
 from malamute.spark.export import export
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.final_aggregates import PERCENTILES
 from malamute.spark.history import open_history
+from malamute.spark.local import analysed
 from malamute.spark.partial_aggregates import EACH_DOUBLING
 from malamute.spark.scan import ExportedHistory
 from malamute.testing import Broker, small_config
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from malamute.client.sync.consumers import Mailbox, Work
 
 PATIENCE = 30.0
@@ -196,13 +195,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measured, Path]:
     return found, place / "history"
 
 
-def test_what_the_clients_measured(spark: SparkSession, measured: tuple[Measured, Path]) -> None:
+def test_what_the_clients_measured(measured: tuple[Measured, Path]) -> None:
     clients, history = measured
-    with analysed(spark, ExportedHistory(str(history)), AnalyzeOptions()) as tables:
+    with analysed(ExportedHistory(str(history)), AnalyzeOptions()) as (engine, tables):
         names = ("queues", "queue_times", "consumers", "events")
-        queues, times, consumers, events = (
-            [row.asDict() for row in tables[name].collect()] for name in names
-        )
+        queues, times, consumers, events = (engine.rows(tables[name]) for name in names)
     assert {(r["queue"], r["outcome"]): (r["messages"], r["redeliveries"]) for r in queues} == {
         ("mailbox eve", "acknowledged"): (1, 0),  # what became of the letter that was gone
         (f"service {SERVICE}", "acknowledged"): (3, 1),

@@ -10,19 +10,18 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
 import pytest
 from depth import some
 from history_files import Sent, write
 
-from malamute.spark import analyze, partial_aggregates, scan
-from malamute.spark.analyze import AnalyzeOptions
+from malamute.spark import local, partial_aggregates, scan
+from malamute.spark.analyze_tables import AnalyzeOptions
 from malamute.spark.final_aggregates import PERCENTILES, PERCENTS, Known, whole
 from malamute.spark.partial_aggregates import EACH_DOUBLING
 from malamute.spark.scan import ExportedHistory, HistoryPart, Piece, deal, read
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 WINDOW = 10 * 10**9
 DAY = 86_400
@@ -147,10 +146,8 @@ def three_senders(count: int) -> list[Sent]:
 @pytest.mark.parametrize(
     "blocks", some([True, False], True), ids=lambda each: "by row groups" if each else "by messages"
 )
-def test_interleaved_files_are_as_one(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: bool
-) -> None:
-    """Three files with a third of the messages each; Spark brings the sums of 60 row groups together."""
+def test_interleaved_files_are_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: bool) -> None:
+    """Three files with a third of the messages each; the sums of 60 row groups come together."""
     messages = three_senders(3000)
     for file in range(3):
         each = [m for n, m in enumerate(messages) if (n // 50 if blocks else n) % 3 == file]
@@ -161,11 +158,12 @@ def test_interleaved_files_are_as_one(
     pieces = read(history.location, history.pieces, partial_aggregates.COLUMNS, history.bounds)
     batches = [*partial_aggregates.partial_tables(pieces, WINDOW, 1)]
     Random(2).shuffle(batches)
-    parts = spark.createDataFrame(pa.Table.from_batches(batches)).repartition(5)
-    monkeypatch.setattr(analyze, "_parts", lambda *_: parts)
-    monkeypatch.setattr(analyze, "ROWS_EACH", 200)
-    with analyze.analysed(spark, history, AnalyzeOptions(window_seconds=WINDOW // 10**9)) as tables:
-        found = {name: tables[name].collect() for name in ("streams", "senders", "gaps")}
+    monkeypatch.setattr(
+        local, "_add_parts", lambda engine, parts, *_: [engine.add(parts, batch) for batch in batches]
+    )
+    monkeypatch.setattr(local, "ROWS_EACH", 200)
+    with local.analysed(history, AnalyzeOptions(window_seconds=WINDOW // 10**9)) as (engine, tables):
+        found = {name: engine.rows(tables[name]) for name in ("streams", "senders", "gaps")}
     plain = Plain.of(messages)
     [stream] = found["streams"]
     assert (stream["gaps"], stream["duplicates"]) == (len(plain.gaps), 0)

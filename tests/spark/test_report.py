@@ -43,7 +43,7 @@ class Checker(HTMLParser):
 
 
 def test_a_page_is_whole_and_needs_nothing_else(whole: Whole, tmp_path: Path) -> None:
-    save(page(whole.tables, Facts("somewhere", 60, 20)), str(tmp_path / "out"))
+    save(page(whole.engine, whole.tables, Facts("somewhere", 60, 20)), str(tmp_path / "out"))
     html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     checker = Checker()
     checker.feed(html)

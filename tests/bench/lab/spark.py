@@ -22,6 +22,7 @@ import pyarrow as pa
 from malamute.matching import Selector
 from malamute.protocol.time_units import NS_PER_SECOND, to_ns
 from malamute.spark import analyze, read_export
+from malamute.spark.analyze_tables import AnalyzeOptions
 from malamute.spark.export import ExportFile
 from malamute.spark.export_location import ExportLocation
 from malamute.spark.layout import date_of
@@ -232,7 +233,7 @@ def _runs(
         "analyze, all of it",
         1,
         lambda count: analyze.analyze(
-            spark, history(count), out, analyze.AnalyzeOptions(window_seconds=MINUTE_SECONDS)
+            spark, history(count), out, AnalyzeOptions(window_seconds=MINUTE_SECONDS)
         ),
     )
     yield f"match {options.subscriptions} subjects", 1, lambda count: matched(count, subjects)
