@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick versions check demo bench simulate torture crash-states fuzz mutants nightly spark-cluster-test docs release newcomer screenshots clean
+.PHONY: help setup run test quick versions check demo bench simulate torture crash-states upstream fuzz mutants nightly spark-cluster-test docs release newcomer screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ torture: setup ## a broker and its clients are killed, stopped and starved, and 
 
 crash-states: setup ## what a power failure can leave on the disk, opened; ARGS="--recordings 10 --each 200" for more
 	@$(BIN)/python tests/crash/crash_states.py $(ARGS)
+
+upstream: setup ## the integration tests of kombu and Celery, from PyPI, against a broker; ARGS=kombu runs one
+	@$(BIN)/python tests/upstream/upstream.py $(ARGS)
 
 fuzz: setup ## new random inputs for every property, then each front door led by coverage; SECONDS=n, TARGETS="codec dialogue"
 	@MALAMUTE_FUZZ_EXAMPLES=20000 MALAMUTE_DEPTH=40 $(BIN)/python -m pytest -n 2 -m hypothesis \
