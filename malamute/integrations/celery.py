@@ -6,6 +6,7 @@ app = celery.Celery("shop", broker="malamute://127.0.0.1", backend="malamute://1
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from time import monotonic
@@ -141,6 +142,24 @@ class ResultBackend(KeyValueStoreBackend):
         # A counter that has changed meanwhile has its time already.
         with suppress(NotAsExpected):
             bucket.put(key, found.value, ttl=value or None, expect=found.revision)
+
+    # Chords
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Note the number of tasks of a chord, those of nested groups among them.
+
+        Celery calls this before it sends the last of the tasks.
+        """
+        key = self.get_key_for_group(group_id, ".size")
+        self._bucket.put(key, str(chord_size), ttl=self.chord_expires or None)
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **options: Any) -> None:
+        """Count a task of a chord, and send its body after the last one."""
+        if request.group and request.chord:
+            size = self.get(self.get_key_for_group(request.group, ".size"))
+            # Without a size some tasks are not sent yet.
+            request.chord["chord_size"] = sys.maxsize if size is None else int(size)
+        super().on_chord_part_return(request, state, result, **options)
 
     # Results
 

@@ -20,7 +20,7 @@ import malamute
 
 pytest.importorskip("celery", reason="celery is not installed: see the extra celery")
 
-from celery import Celery
+from celery import Celery, chain, group
 from celery_worker import Worker, environment_of, url_of
 
 import malamute.integrations.celery
@@ -161,6 +161,13 @@ def test_a_pool_in_one_process_goes_on_after_the_broker_was_away(site: Site, poo
     site.daemon.start()
     sent |= {name: site.send("work", name) for name in (f"after-{n}" for n in range(8))}
     assert [result.get(timeout=PATIENCE) for result in sent.values()] == [*sent]
+
+    # The body of a chord is sent after the last task of a group within its header, and not before.
+    def step(value: int) -> Any:
+        return site.app.signature("celery_tasks.number", (value,), immutable=True)
+
+    within = chain(step(3), group(step(4), step(5)))
+    assert chain(step(1), group(step(2), within), step(6)).apply_async().get(timeout=PATIENCE) == 6
 
 
 @nightly
