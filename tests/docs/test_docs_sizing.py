@@ -35,7 +35,7 @@ def test_the_rows_are_those_of_the_defaults() -> None:
         "selectors": limits.selectors_bytes,
         "the bodies": limits.queues_memory_bytes + limits.backlog_bytes,
         "what is kept": transport.KEPT_BYTES_ALL + command,
-        "streams": 17 * KIB * limits.streams,
+        "streams": 17.5 * KIB * limits.streams,
         "a command while": 2 * command,
         "what is remembered": limits.caches_bytes,
         "cursors": limits.cursors_bytes,
