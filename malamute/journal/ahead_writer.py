@@ -204,10 +204,12 @@ class AheadWriter:
 
     def _append(self, operations: Sequence[Operation]) -> bool:
         """Append a record; return False if the group has to go to LMDB."""
+        if not self._writer.announce_log():
+            return False
         lsn = self._store.lsn + self._records + 1
         record = encode_record(self._store.meta, lsn, operations)
         file = self._file or self._new_file()
-        if file is None or not file.has_room(len(record)) or not self._writer.announce_log():
+        if file is None or not file.has_room(len(record)):
             return False
         with self._store.calls:
             try:

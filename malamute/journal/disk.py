@@ -33,12 +33,13 @@ from malamute.journal.directory import (
     open_environment,
 )
 from malamute.journal.disk_reader import DiskReader
-from malamute.journal.disk_recovery import recover
+from malamute.journal.disk_recovery import begun_incarnations, recover
 from malamute.journal.disk_writer import DiskWriter
 from malamute.journal.opened import OpenedStore
 from malamute.journal.ring import Counted
 from malamute.journal.store import Copied, Progress, no_progress
 from malamute.journal.write_ahead import find_records, operations_of, read_log
+from malamute.journal.write_set import OnCommit
 from malamute.store.operations import (
     Defect,
     Operation,
@@ -75,6 +76,7 @@ class DiskStore(DiskReader):
         reads_all: bool = False,
         names_process: bool = True,
         has_log: bool = False,
+        on_commit: OnCommit | None = None,
     ) -> DiskStore:
         """Open the store in `directory`, creating it if needed; with `names_process` the lock has its id.
 
@@ -83,7 +85,8 @@ class DiskStore(DiskReader):
         together, 70 % of the size unless given. `counted` returns the seconds of a monotonic clock, which
         limits by age prefer to a clock that runs ahead of it (`ring`). With `reads_all`, every value is read
         first: an unreadable page is an error at the start, and would end the process later. With `has_log`,
-        small writes are durable in the write-ahead log before they are in LMDB.
+        small writes are durable in the write-ahead log before they are in LMDB. `on_commit` is given the
+        write set of each transaction.
 
         Raises StoreLocked if another process has the store open, StoreTooNew if a newer format is in it,
         StoreCorrupt if the file is not a store, StorageFull if the disk has no room, StoreError otherwise.
@@ -103,10 +106,10 @@ class DiskStore(DiskReader):
                 raise StoreError(
                     f"streams_budget {streams_budget} is too large: expected at most 85 % of the size {size}"
                 )
-            opened = OpenedStore(environment, lock, size, streams_budget, counted)
+            opened = OpenedStore(environment, lock, size, streams_budget, counted, on_commit)
             if _take_up(opened):
                 environment, found = opened.environment, opened.defects.known
-                opened = OpenedStore(environment, lock, size, streams_budget, counted)
+                opened = OpenedStore(environment, lock, size, streams_budget, counted, on_commit)
                 for defect in found.values():
                     opened.defects.add(defect)
             return cls(opened, has_log=has_log)
@@ -132,7 +135,11 @@ class DiskStore(DiskReader):
         With `now`, a broker begins on the store; on a copy, another incarnation begins. At most
         `records_bytes` bytes of records are read into memory; None is no limit.
         """
-        return recover(self._store, records_bytes=records_bytes, now=now)
+        found = recover(self._store, records_bytes=records_bytes, now=now)
+        if found.restored and now is not None:
+            self._writer.put_meta(copied=False, incarnations=begun_incarnations(self._store, now))
+        meta = self._store.meta
+        return found._replace(incarnations=meta.incarnations, lsn=self._store.lsn)
 
     def write(self, operations: Sequence[Operation]) -> None:
         """Carry out all of the operations, durably on return; or none of them.

@@ -10,10 +10,7 @@ from collections.abc import Iterator, Set
 
 from malamute.journal.blocks import decode_block, salvage, undeleted
 from malamute.journal.chunk_cursor import values_of
-from malamute.journal.directory import (
-    put_meta,
-    translated,
-)
+from malamute.journal.directory import translated
 from malamute.journal.fetch import Fetcher
 from malamute.journal.format import BLOCK, Damaged
 from malamute.journal.log import Log, messages_in
@@ -69,9 +66,6 @@ def recover(store: OpenedStore, *, records_bytes: int | None = None, now: float 
         store.log = log
         store.fetcher = Fetcher(log)
         store.ring.restore(found.get(RETENTIONS, {}), now)
-        is_restored = now is not None and store.meta.copied
-        if now is not None and is_restored:
-            _begin_incarnation(store, now)
         return Recovered(
             broker_id=store.meta.broker_id,
             streams={s.name: stream_state(s) for s in store.ring.streams.values()},
@@ -85,19 +79,16 @@ def recover(store: OpenedStore, *, records_bytes: int | None = None, now: float 
             ),
             defects=tuple(store.defects.pop()),
             incarnations=store.meta.incarnations,
-            restored=is_restored,
+            restored=now is not None and store.meta.copied,
             refused={card.name: card.notes for card in store.cards.values() if card.refused},
             lsn=store.lsn,
         )
 
 
-def _begin_incarnation(store: OpenedStore, now: float) -> None:
+def begun_incarnations(store: OpenedStore, now: float) -> tuple[int, ...]:
+    """Return the incarnations of a copy on which a broker begins."""
     used = [store.ring.used, *(queue.next for queue in store.recovered_log().queues.values())]
-    begun = next_incarnations(now, store.meta.incarnations, used, store.ring.newest)
-    meta = store.meta._replace(lsn=store.lsn, copied=False, incarnations=begun)
-    with store.environment.begin(write=True) as transaction:
-        put_meta(transaction, meta)
-    store.meta = meta
+    return next_incarnations(now, store.meta.incarnations, used, store.ring.newest)
 
 
 def _blocks(store: OpenedStore) -> Iterator[tuple[int, bytes]]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import lmdb
 
@@ -51,6 +52,7 @@ from malamute.journal.states import (
     stream_of,
 )
 from malamute.journal.subjects import Collector
+from malamute.journal.write_set import Recorder, WriteSet
 from malamute.store.operations import (
     OPENED_AGAIN,
     AppendChunk,
@@ -140,16 +142,27 @@ class DiskWriter:
         store = self._store
         if store.meta.version == codec.STORE_VERSION:
             return True
-        meta = store.meta._replace(version=codec.STORE_VERSION)
         try:
-            with store.calls, store.settled, self._writing(0) as transaction:
-                put_meta(transaction, meta)
+            self.put_meta(version=codec.STORE_VERSION)
         except StoreLost:
             raise
         except (StoreError, StorageFull):
             return False
-        store.meta = meta
         return True
+
+    def put_meta(self, **changes: Any) -> None:
+        """Store a changed meta record. Raises: StorageFull, StoreError."""
+        with self._store.calls:
+            self._put_meta(**changes)
+
+    def _put_meta(self, **changes: Any) -> None:
+        store = self._store
+        with store.settled:
+            lsn = store.lsn + 1
+            meta = store.meta._replace(lsn=lsn, **changes)
+            with self._writing(0, lsn) as transaction:
+                put_meta(transaction, meta)
+            store.meta, store.lsn = meta, lsn
 
     def _clear_dead_readers(self, *, now: bool = False) -> bool:
         """Free the pages pinned by killed readers, from time to time or `now`; return whether any were."""
@@ -168,7 +181,7 @@ class DiskWriter:
                 raise StorageFull(
                     f"{plan.added} bytes at once are too many: the whole store has {self._store.size}"
                 )
-            self._relieve(plan.added)
+            self._relieve(plan)
         for _ in range(RELIEFS_MAX if plan.appending else 0):
             try:
                 self._transact(plan)
@@ -177,7 +190,7 @@ class DiskWriter:
                 if not self._is_relievable(fault):
                     raise
             if not self._clear_dead_readers(now=True):
-                self._relieve(plan.added)
+                self._relieve(plan)
         self._transact(plan)
 
     def _is_relievable(self, fault: StorageFull) -> bool:
@@ -203,45 +216,51 @@ class DiskWriter:
                 return
             if not log.is_wasteful(0) and not has_drops(log, 1, self._block_bytes_max):
                 break
-            empty = make_plan((), self._collector, self._block_bytes_max, self._store.lsn)
+            empty = make_plan((), self._collector, self._block_bytes_max, plan.lsn)
             self._transact(empty, floor_bytes=0)
         used, size = self._store.used(), self._store.size
         raise StorageFull(f"store is full: {plan.added} bytes do not fit, {used} of {size} are used")
 
-    def _relieve(self, added: int) -> None:
+    def _relieve(self, plan: Plan) -> None:
         """Drop old chunks when new ones do not fit, though the budget says that they should.
 
         Chunks of many pages need as many in a row, and a nearly full file may have none. Pages that a
         transaction frees serve the one after the next, so a second transaction follows.
         """
-        with self._store.settled:
-            changes = self._store.ring.begin()
-            meta = self._store.meta._replace(lsn=self._store.lsn)
+        added, store = plan.added, self._store
+        with store.settled:
+            changes = store.ring.begin()
+            # The records of the write-ahead log have the numbers before that of the plan.
+            lsn = max(plan.lsn, store.lsn + 1)
+            meta = store.meta._replace(lsn=lsn)
             try:
-                with self._writing(added) as transaction:
+                with self._writing(added, lsn) as transaction:
                     with transaction.cursor() as cursor:
-                        changes.trim_to(max(0, self._store.ring.bytes - 2 * added), DiskChunkDeleter(cursor))
-                    self._put_states(transaction, changes, self._store.lsn)
+                        changes.trim_to(max(0, store.ring.bytes - 2 * added), DiskChunkDeleter(cursor))
+                    self._put_states(transaction, changes, lsn)
                     put_meta(transaction, meta)
             except BaseException:
-                self._store.ring.abandon()
+                store.ring.abandon()
                 raise
-            self._store.ring.commit(changes)
-            self._store.meta = meta
-            with self._writing(0) as transaction:
-                put_meta(transaction, meta)
+            store.ring.commit(changes)
+            store.meta, store.lsn = meta, lsn
+            self._put_meta()
 
     @contextmanager
-    def _writing(self, added: int) -> Iterator[lmdb.Transaction]:
-        """Begin a write transaction, in which damaged values are put aside.
+    def _writing(self, added: int, lsn: int) -> Iterator[lmdb.Transaction]:
+        """Begin the write transaction of a number, in which damaged values are put aside.
 
         LMDB reports a write that was cut short, as on a full disk, as EIO. Room for the file is allocated in
         that case, which raises StorageFull if there is none.
         """
         store = self._store
         before, repairs = store.environment.info()["last_txnid"], store.repairs[:]
+        recorder: Recorder | None = None
         try:
-            with translated(), store.environment.begin(write=True, buffers=True) as transaction:
+            with translated(), store.environment.begin(write=True, buffers=True) as begun:
+                transaction: Any = begun
+                if store.on_commit is not None:
+                    transaction = recorder = Recorder(begun)
                 if self._failing:
                     put_meta(transaction, store.meta)
                 if repairs:
@@ -256,6 +275,8 @@ class DiskWriter:
         if repairs:
             store.aside_next += sum(repair.found is not None for repair in repairs)
             del store.repairs[: len(repairs)]
+        if recorder is not None and store.on_commit is not None:
+            store.on_commit(WriteSet(store.meta.broker_id, store.lsn, lsn, recorder.changes))
 
     def _put_aside(self, transaction: lmdb.Transaction, repairs: Sequence[ValueRepair]) -> None:
         """Copy damaged values under keys of their own, and put the rebuilt values in their places."""
@@ -280,11 +301,13 @@ class DiskWriter:
     def _transact(self, plan: Plan, floor_bytes: int | None = None) -> None:
         """Carry out a plan in one transaction; memory follows once the transaction is durable."""
         store = self._store
+        if plan.lsn <= store.lsn:  # another transaction made room for this one
+            plan = plan.renumbered(store.lsn + 1)
         log, ring, meta = store.recovered_log(), store.ring, store.meta
         changes = ring.begin()
         with store.settled:
             try:
-                with self._writing(plan.added) as transaction:
+                with self._writing(plan.added, plan.lsn) as transaction:
                     if plan.streams or ring.is_behind():
                         self._change_streams(transaction, changes, plan)
                     cards = self._put_cards(transaction, changes, plan)

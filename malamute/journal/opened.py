@@ -40,6 +40,7 @@ from malamute.journal.states import (
     newest_lsn,
     read_states,
 )
+from malamute.journal.write_set import OnCommit
 from malamute.store.operations import Defect
 
 ASIDE_WORDS = "put aside in the store: `malamute journal repair` moves it out"
@@ -54,12 +55,19 @@ class OpenedStore:
     """The environment and the values of a store, shared by its writer and its readers."""
 
     def __init__(
-        self, environment: lmdb.Environment, lock: int, size: int, budget: int, counted: Counted | None
+        self,
+        environment: lmdb.Environment,
+        lock: int,
+        size: int,
+        budget: int,
+        counted: Counted | None,
+        on_commit: OnCommit | None,
     ) -> None:
         """Read the states of the streams; `disk_recovery.recover` reads the log."""
         self.environment = environment
         self.path = Path(environment.path())
         self.lock = lock
+        self.on_commit = on_commit
         self.calls = CallGuard()
         self.size = size
         self.page_size: int = environment.stat()["psize"]

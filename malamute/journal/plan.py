@@ -70,6 +70,11 @@ class Plan(NamedTuple):
     lsn: int
     takes_over: bool = False
 
+    def renumbered(self, lsn: int) -> Plan:
+        """Return the plan of a transaction with another number."""
+        blocks = [(entries, encode_block(entries, lsn)) for entries, _ in self.blocks]
+        return self._replace(blocks=blocks, lsn=lsn)
+
 
 def make_plan(
     operations: Sequence[Operation], collector: Collector, block_bytes_max: int, lsn: int, era: int = 0

@@ -444,10 +444,10 @@ def test_history_is_dropped_where_that_makes_room_and_readers_learn_how_much(
     store = disk(preallocate=preallocate)
     for n in range(1, 51):
         store.write([append(n, payload=bytes(20_000))])
-    encode, lsn_before = codec.encode_stream, store.status().lsn
+    encode = codec.encode_stream
 
     def failing(stream, lsn):
-        if lsn > lsn_before:
+        if stream.last == 51:
             raise fault
         return encode(stream, lsn)
 
@@ -758,10 +758,10 @@ def test_the_log_sequence_number_outlives_the_blocks_that_had_it(disk):
     store._writer._transact(empty, floor_bytes=0)
     assert not store.status().log_blocks
     disk()
-    assert disk.recovered.lsn == 41
+    assert disk.recovered.lsn == 43, "each transaction has a number, and the last one had no block"
     store = disk.store
     store.write([put(41)])
-    assert store.status().lsn == 42
+    assert store.status().lsn == 44
 
 
 @pytest.mark.parametrize("place", [codec.key(codec.STREAM, 1), codec.key(codec.BLOCK, 0, 1)])

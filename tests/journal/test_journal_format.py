@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute.journal import blocks
+from malamute.journal import blocks, write_set
 from malamute.journal import format as codec
 from malamute.journal.states import decode_card
 from malamute.journal.write_ahead import encode_record, find_records
+from malamute.journal.write_set import WriteSet
 from malamute.protocol.limits import NUMBER_MAX
 from malamute.store.operations import (
     Chunk,
@@ -253,6 +254,16 @@ EXAMPLES = {
         [MarkDelivered("mailbox", "bob", 4)],
         lambda operations: encode_record(LOGGED, 1235, operations),
         lambda data: find_records(data, LOGGED).records[0].operations,
+    ),
+    "changes": (
+        WriteSet(
+            bytes(range(16)),
+            1233,
+            1234,
+            {codec.key(codec.BLOCK, 0, 7): b"value", codec.key(codec.BLOCK, 0, 6): None},
+        ),
+        write_set.encode,
+        write_set.decode,
     ),
     "stream": (
         codec.StreamMeta(

@@ -248,7 +248,7 @@ def test_a_move_that_does_not_fit_moves_nothing(make):
 @contextmanager
 def failing_commit(real):
     """A write transaction that fails when all of it is written, and before it is committed."""
-    with real(0) as transaction:
+    with real(0, 0) as transaction:
         yield transaction
         raise StoreError("fault")
 
@@ -258,7 +258,7 @@ def test_a_move_is_all_or_nothing(disk, monkeypatch):
     store.write([put(1), put(2)])
     with monkeypatch.context() as patch:
         patch.setattr(
-            store._writer, "_writing", lambda added, real=store._writer._writing: failing_commit(real)
+            store._writer, "_writing", lambda added, lsn, real=store._writer._writing: failing_commit(real)
         )
         with pytest.raises(StoreError, match="fault"):
             store.write(move(1, 1))
@@ -316,7 +316,7 @@ def test_neighbours_are_fetched_with_one_look_at_each_block(disk, monkeypatch):
 def damage(store, number):
     """Break a block while the store is in use."""
     place = codec.key(codec.BLOCK, 0, number)
-    with store._writer._writing(0) as transaction:
+    with store._writer._writing(0, 0) as transaction:
         value = bytearray(transaction.get(place))
         value[20] ^= 1
         transaction.put(place, bytes(value))

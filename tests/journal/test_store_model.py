@@ -118,6 +118,7 @@ class Stores(RuleBasedStateMachine):
 
     budget = BUDGET
     has_log = False
+    options = {}
 
     @initialize()
     def open(self):
@@ -137,6 +138,7 @@ class Stores(RuleBasedStateMachine):
             streams_budget=self.budget,
             preallocate=self.has_log,
             has_log=self.has_log,
+            **self.options,
         )
         disk._store.log_floor = 500  # so that the log is compacted often
         return disk
