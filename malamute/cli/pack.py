@@ -55,7 +55,7 @@ def run(
 ) -> None:
     """Carry the links of the broker, as `malamute link` defines them, until SIGTERM or SIGINT.
 
-    It keeps nothing: it may be killed at any moment, and several may run for one broker.
+    The process keeps nothing: it may be killed at any moment, and several may run for one broker.
     """
     from malamute.pack import runner
 

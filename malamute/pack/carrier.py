@@ -62,7 +62,7 @@ class Ended(Exception):
 
 
 class Passage(NamedTuple):
-    """A command under way, and what it gives back to the window of the source when it is confirmed."""
+    """A command under way, and the credit that the window of the source has back when it is confirmed."""
 
     command: Command
     size: tuple[int, int]
@@ -135,7 +135,7 @@ class Carrier:
         return {"link": self.row.name, "generation": self.row.generation, "stream": self.row.stream}
 
     async def _attempt(self) -> None:
-        """Carry over one pair of sessions. Raises what ends that."""
+        """Carry over one pair of sessions. Raises the error that ends them."""
         row = self.row
         proof = credentials_for(row.context, row.urls, os.environ)
         source = await open_driver(
@@ -241,7 +241,7 @@ class Voyage:
         return stream
 
     async def _read(self, stream: StreamSource) -> None:
-        """Forward what comes."""
+        """Forward messages as they come."""
         while True:
             await self._source.wait(
                 lambda: stream.waiting or self._gaps or stream.ended, None, "the next message"
@@ -276,7 +276,7 @@ class Voyage:
         self._target.changed()
 
     async def _forward_parts(self, columns: Columns, store: str, size: tuple[int, int]) -> None:
-        """Forward what is too large for one command in two, and leave out what is too large alone."""
+        """Forward too large a command as two, and leave out a message that is too large alone."""
         half, count = len(columns) // 2, len(columns)
         if half:
             await self._forward(columns.take(range(half)), store, (half, 0))
@@ -307,7 +307,7 @@ class Voyage:
         self._position = self._confirmed = upto
 
     async def _settle(self, stream: StreamSource) -> None:
-        """Give credit back to the source for what the target has confirmed."""
+        """Give credit back to the source for messages that the target has confirmed."""
         under_way = self._under_way
         while True:
             await self._target.wait(lambda: under_way and under_way[0].command.done, None, "a confirmation")
@@ -350,7 +350,7 @@ async def _all_of(*calls: Coroutine[Any, Any, None]) -> None:
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        # A refusal of the target tells more than what follows from it.
+        # A refusal of the target tells more than the errors that follow from it.
         for task in (task for task in tasks if task in done):
             task.result()
     finally:

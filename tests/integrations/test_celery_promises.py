@@ -98,7 +98,7 @@ def test_every_task_runs_and_has_its_result_whoever_is_killed(site: Site) -> Non
     eventually(lambda: site.runs("more-3"), "workers are at it")
     first.kill()
 
-    # The broker, in the middle of all that. What is sent meanwhile waits for it.
+    # The broker, in the middle of all that. Tasks that are sent meanwhile wait for it.
     site.daemon.kill()
     site.daemon.start()
     sent |= {name: site.send("work", name) for name in (f"late-{n}" for n in range(10))}
@@ -115,12 +115,12 @@ def test_a_task_of_next_year_survives_and_another_process_revokes_it(site: Site)
     year = datetime.now(UTC) + timedelta(days=365)
     delayed = [site.send("work", f"year-{n}", eta=year) for n in range(50)]
     assert site.send("work", "now").get(timeout=PATIENCE) == "now"
-    # They are in the broker, and the worker has none of them.
+    # Such tasks are in the broker, and the worker has none of them.
     assert [*inspect.scheduled().values()] == [[]]
     assert [*inspect.reserved().values()] == [[]]
     assert site.mailbox()["delayed"] == 50
 
-    # What is no task, and a task that is unknown, are dead letters at once, and the worker goes on.
+    # Mail that is no task, and unknown tasks, are dead letters at once, and the worker goes on.
     with malamute.connect(site.daemon.url, timeout=PATIENCE) as client:
         client.send("celery", "hello", b"no task")
     site.send("unknown")

@@ -243,7 +243,7 @@ class StreamSource(Source):
     def pop_run(self, most: int, most_bytes: int) -> tuple[Columns, str, tuple[int, int]]:
         """Return waiting messages of one store as columns, the store, and their count and size.
 
-        They are at most so many, and one, or not much more than so many bytes. The caller counts them as
+        There are at most so many, and one, or not much more than so many bytes. The caller counts them as
         consumed, by `Window.consumed`, when they are safe elsewhere.
         """
         store = self._batches[0][1]

@@ -35,7 +35,7 @@ WAITING, RUNNING, AWAY = "waiting", "running", "away"
 
 
 class LinkProgress:
-    """What is known of a link since the broker started."""
+    """The state of a link since the broker started."""
 
     def __init__(self) -> None:
         self.taken = 0

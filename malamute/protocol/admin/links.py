@@ -87,8 +87,8 @@ class LinkVerdict(Row):
 class LinkReport(AdminQuery[LinkVerdict]):
     """The report of a runner about a link, when it begins and every 5 seconds, with the ways of its source.
 
-    It is kept until the next one. `trouble` is why the source cannot be read. A link whose ways come from its
-    own stream is in a circle, and the newest link of the circle is stopped.
+    The report is kept until the next one. `trouble` is why the source cannot be read. A link whose ways come
+    from its own stream is in a circle, and the newest link of the circle is stopped.
     """
 
     topic = "link.report"
