@@ -671,3 +671,12 @@ def test_a_subscription_from_the_past_is_told_when_it_begins():
     bench.tell("ann", subscribe(1, start="since:1h"))
     bench.settle()
     assert [type(message) for message in bench.sent("ann")][:2] == [Switch, Ok]
+
+
+def test_a_question_that_needs_some_subject_allows_no_other():
+    bench = bench_with("publish stream/s/a")
+    hello(bench, "ann")
+    bench.ask("ann", Query(1, "demand", {"stream": "s"}))
+    refused = bench.ask("ann", publish(b"1", number=1, subject="b"))
+    assert [m.code for m in refused if isinstance(m, Error)] == [401]
+    assert not bench.ask("ann", publish(b"1", number=2, subject="a"))
