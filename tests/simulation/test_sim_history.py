@@ -196,7 +196,7 @@ BROKEN = {
         lambda *arguments: True,
         "duplicate",
         plan_of,
-        14,
+        40,
     ),
     "a batch is stored backwards": Fault(
         "malamute.core.stream.stream.Stream.publish", _publish_backwards, "order", plan_of, 0
