@@ -181,7 +181,7 @@ class ResultBackend(KeyValueStoreBackend):
         no_ack: bool = True,
         on_interval: Callable[[], object] | None = None,
     ) -> Any:
-        """Return the result of a task once it is there. Raises Celery's `TimeoutError`."""
+        """Return the result of a task once it is there. Raises `ResultTimeout`, which is Celery's."""
         self._ensure_not_eager()
         for _, meta in self.get_many([task_id], timeout, interval, on_interval=on_interval):
             return meta
@@ -198,7 +198,7 @@ class ResultBackend(KeyValueStoreBackend):
         max_iterations: int | None = None,
         READY_STATES: frozenset[str] = states.READY_STATES,  # noqa: N803
     ) -> Iterator[tuple[str, Any]]:
-        """Yield each task with its result, as soon as that is there. Raises Celery's `TimeoutError`."""
+        """Yield each task with its result, as soon as that is there. Raises `ResultTimeout`."""
         by = None if timeout is None else monotonic() + timeout
         left = [*dict.fromkeys(task_ids)]
         for task_id in [*left]:

@@ -26,6 +26,7 @@ SAME_THING = {
         "core/stream/reader_state.py",
     },  # what has one
     "Subscription": {"client/sync/consumers.py", "core/stream/subscription.py"},  # the two ends of one
+    "Transport": {"integrations/kombu.py", "server/transport.py"},  # kombu wants that name
 }
 """Names that two classes have for the same thing. A class of both edges is named by its blocking one."""
 
