@@ -16,15 +16,11 @@ EXCLUDED = {
 }
 """Parts of names, and the reason of each: at most one test in twenty."""
 
-broker = Broker()
-
-
-def pytest_configure() -> None:
-    """Start the broker, before the settings of the tests are read."""
-    url = broker.start().url.replace("tcp", "malamute")
-    os.environ.update(TEST_BROKER=url, TEST_BACKEND=url)
-    # Workers that are processes find the command, and the scheme.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+broker = Broker().start()
+# The settings of the tests are read before a plug-in is configured. Worker processes find the command.
+_url = broker.url.replace("tcp", "malamute")
+os.environ.update(TEST_BROKER=_url, TEST_BACKEND=_url)
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def pytest_unconfigure() -> None:
