@@ -48,7 +48,17 @@ def run_celery(*options: str) -> int:
         print("skipped: Celery's tests want redis-server and the package redis; install the extra peers")
         return 0
     sources, port = fetch("celery-5.7.0"), free_port()
-    plugins = ["-p", "celery_suite", "-p", "celery.contrib.pytest", "-p", "no:rerunfailures"]
+    # As in the settings of Celery, whose classes of tests are written small.
+    plugins = [
+        "-o",
+        "python_classes=test_*",
+        "-p",
+        "celery_suite",
+        "-p",
+        "celery.contrib.pytest",
+        "-p",
+        "no:rerunfailures",
+    ]
     redis = subprocess.Popen(
         [server, "--port", str(port), "--save", "", "--appendonly", "no"], stdout=subprocess.DEVNULL
     )
