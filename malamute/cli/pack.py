@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from typing import Any
 
 import click
@@ -57,6 +55,9 @@ def run(
 
     The process keeps nothing: it may be killed at any moment, and several may run for one broker.
     """
+    import asyncio
+    import logging
+
     from malamute.pack import runner
 
     if announce and not urls:
@@ -89,6 +90,8 @@ def run(
 @json_option
 def discover(*, wait: float, interfaces: tuple[str, ...], as_json: bool) -> None:
     """List the brokers that are announced on the network. Anybody can announce one: nothing is proved."""
+    import asyncio
+
     from malamute.pack import discovery
 
     found = asyncio.run(discovery.discover(wait, interfaces))

@@ -46,7 +46,7 @@ class SparkEngine(NamedTuple):
         return "div"
 
     def sql(self, query: str, /, **tables: Any) -> DataFrame:
-        """Return the result of a query."""
+        """Return the result of a query. Raises: InvalidValue."""
         from pyspark.errors import AnalysisException, ParseException
 
         try:

@@ -307,7 +307,7 @@ def settle(place: ExportLocation, stream: str, promoted: Promoted | None) -> Man
     """
     directory = stream_directory(stream)
     place.clean(directory)
-    # Whoever has removed the data begins anew.
+    # With the data removed, it begins anew.
     manifest = None if place.is_gone() else load(place, stream)
     if manifest is None:
         there = described(place, stream) if promoted is None else None

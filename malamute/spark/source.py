@@ -55,7 +55,7 @@ class MalamuteSource(DataSource):
         return from_arrow_schema(pa.schema(to_arrow(SourceOptions.parse(self.options).read_columns())))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of the present history."""
+        """Return a reader of the present history. Raises InvalidValue for an option of streams."""
         options = SourceOptions.parse(self.options)
         if options.cursor:
             raise InvalidValue("option cursor for a table: expected none, because only readStream moves it")

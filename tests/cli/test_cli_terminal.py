@@ -100,6 +100,14 @@ def hostile_others(broker: Broker) -> Iterator[malamute.Client]:
             criteria=[["exact", HOSTILE]],
         )
         other.bucket(TURNED).put(TURNED, HOSTILE)
+        other.change(
+            "link.set",
+            link=TURNED,
+            urls=["tcp://127.0.0.1:1"],
+            remote=TURNED,
+            stream=TURNED,
+            criteria=[["exact", HOSTILE]],
+        )
         other.change("group.add", name=TURNED)
         other.change("user.add", name=TURNED, uid=7, groups=[TURNED])
         other.flush()
@@ -159,6 +167,8 @@ LOOKING = [
     ("mailbox", "browse", "bob", "--json"),
     ("mailbox", "message", "bob", "1"),
     ("mailbox", "message", "bob", "1", "--json"),
+    ("link", "list"),
+    ("link", "show", TURNED),
     ("client", "list"),
     ("client", "list", "--json"),
     ("client", "show", "other"),
@@ -203,6 +213,10 @@ CHANGING = [
     ("service", "purge", "svc", "--yes"),
     ("mailbox", "redrive", "dead"),
     ("mailbox", "purge", "bob", "--yes"),
+    ("link", "add", f"{TURNED}2", TURNED, "--from", "127.0.0.1:1", "--into", TURNED),
+    ("link", "pause", TURNED),
+    ("link", "resume", TURNED),
+    ("link", "remove", TURNED, "--yes"),
     ("client", "disconnect", TURNED, "--yes"),
     ("recv", "bob", "-n", "1"),
     ("pub", TURNED, "a", "b"),
@@ -240,6 +254,8 @@ ELSEWHERE = {
     ("broker", "run"): "what the operator has configured; its log is JSON",
     ("gateway", "run"): "its log is JSON, and what it prints is its own",
     ("mcp",): "its answers are JSON, and its host has no terminal there",
+    ("pack", "run"): "its log is of links, whose words are escaped; it prints the URL that it was given",
+    ("pack", "discover"): "tests/pack",
     ("user", "passwd"): "it prints what `user set` does, and asks for the password on a terminal",
     ("journal", "replay"): "it prints what `spark replay` does",
     ("spark", "analyze"): "tests/spark",
