@@ -148,8 +148,6 @@ class Outbox:
         """The reason why no command is accepted; None while they are."""
         self.flow = PathFlow(window_bytes)
         """The bytes in flight on the present connection."""
-        self.known = False
-        """Whether the broker has stored any number of the session, which it keeps over a crash."""
         self.lost = 0
         """Messages without an answer when the session ended."""
         self._lowest = 1
@@ -352,15 +350,12 @@ class Outbox:
                     command = commands[number]
                     self._settle(command, sequence if command.count else 0)
                     sequence += command.count if sequence else 0
-        found = len(commands) < before
-        self.known |= found
-        return found
+        return len(commands) < before
 
     def answered(self, number: int) -> bool:
         """Settle a number with an answer of its own. Return whether it was open."""
         command = self._commands.get(number)
         if command is not None:
-            self.known = True
             self._settle(command, 0)
         return command is not None
 

@@ -235,7 +235,7 @@ class ClientSession:
         self.outbox.window_commands = max(1, min(WINDOW_COMMANDS, limits.unconfirmed))
         self.outbox.coalesced_bytes = min(COALESCED_BYTES, limits.message_bytes)
         self.events.append(Connected(welcome.broker.hex(), welcome.resumed, again))
-        self.questions.resume(doubtful=self.outbox.known and not welcome.resumed)
+        self.questions.resume(doubtful=again and not welcome.resumed)
         self._resume(welcome.limits.get("ack_timeout", 0) / 1000)
 
     def _resume(self, mail_timeout: float) -> None:

@@ -1059,6 +1059,16 @@ def test_a_change_whose_caller_has_given_up_is_not_made_by_what_is_sent_later(di
     assert isinstance(change.error, errors.Closed)
 
 
+def test_a_first_change_is_not_made_again_by_a_broker_that_has_forgotten_the_session(dialogue):
+    # The broker may have made it, and have forgotten that with the session: an ADD would count twice.
+    change = dialogue.session.questions.change_key(wire.Add(1, "b", "count", 2))
+    assert dialogue.said() == [wire.Add(1, "b", "count", 2)]
+    dialogue.broken()
+    dialogue.receives(WELCOME._replace(resumed=False))
+    assert wire.Add(1, "b", "count", 2) not in dialogue.said()
+    assert isinstance(change.error, errors.ConnectionLost)
+
+
 def test_a_change_is_not_made_again_by_a_broker_that_has_forgotten_the_session(dialogue):
     dialogue.publish(b"1")
     dialogue.receives(Stored([[1, 1, 1]]))
