@@ -77,6 +77,7 @@ PACKAGES: dict[str, tuple[int, int, str, str]] = {
     "door": (368, 290, "shares", "net"),
     "journal": (368, 14, "the disk", "disk"),
     "gateway": (490, 290, "HTTP", "net"),
+    "pack": (612, 240, "links", "net"),
     "config": (368, 80, "the options", "plain"),
     "core": (368, 142, "the mind", "pure"),
     "spark": (490, 218, "the pipeline", "plain"),

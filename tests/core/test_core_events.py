@@ -21,6 +21,7 @@ from core_bench import (
     send,
     subscribe,
 )
+from test_core_links import LINK, at, change, linked, report
 
 from malamute.access import AccessRule, Policy, Quota, Quotas
 from malamute.core.identity.access import Principal
@@ -714,10 +715,26 @@ def everything_happens():
     return stored(bench)
 
 
+def everything_happens_to_links():
+    """A broker to which all happens that it reports of links."""
+    bench, generation = linked(Bench(lifecycle=True))
+    report(bench, generation)
+    report(bench, generation, trouble="refused")
+    move = {"stream": "s", "generation": generation}
+    change(bench, "link.advance", **move, after="", upto=at(0))
+    change(bench, "link.advance", **move, after=at(0), upto=at(8), gap="overwritten")
+    change(bench, "link.stop", **move, reason="another broker")
+    change(bench, "link.set", **LINK)
+    for what in ("pause", "resume", "remove"):
+        change(bench, f"link.{what}", stream="s")
+    bench.settle()
+    return stored(bench)
+
+
 def test_the_page_has_every_event_with_its_headers():
     seen: dict[str, set[str]] = {}
     happened = map(everything_happens_to_messages, ("mailbox", "service"))
-    for event in chain(everything_happens(), *happened):
+    for event in chain(everything_happens(), everything_happens_to_links(), *happened):
         what = ".".join(event.subject.split(".")[:2])
         assert seen.setdefault(what, set(event.headers)) == set(event.headers)
     assert seen == documented()

@@ -454,8 +454,8 @@ def test_a_welcomed_peer_that_breaks_its_promise_of_heartbeats_is_cut_off(contex
     looked: list[float] = []
 
     def has_stalled(self, peer, descriptor, now, heartbeat):
-        looked.append(heartbeat)
-        return heartbeat > 0
+        looked.extend([heartbeat] if peer in (PEER, OTHER) else [])
+        return peer in (PEER, OTHER) and heartbeat > 0
 
     monkeypatch.setattr(Stalls, "has_stalled", has_stalled)
     transport = Transport(context, {})

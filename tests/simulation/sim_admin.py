@@ -104,6 +104,7 @@ CHANGED: Mapping[str, tuple[Any, ...]] = {
     "backoff": ([1.0, 5.0],),
     "ack_timeout": (1800.0,),
     "reset": (True, False),
+    "journal": (True,),  # the book goes by the rule of a stream
     "dry_run": (False, False, True),
 }
 """Values of each argument of a change, by its name. The criteria of a feed go with its condition."""

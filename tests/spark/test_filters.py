@@ -311,7 +311,7 @@ def test_each_row_group_is_in_one_share_and_what_is_lost_is_reported_once(
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
-        ({"nothing": "1"}, "unknown option 'nothing': expected act_as, columns, context, curve, data"),
+        ({"nothing": "1"}, "unknown option 'nothing': expected act_as, columns, context, cursor"),
         ({"rows": "many"}, "invalid rows 'many': expected a number of messages"),
         ({"rows": "-1"}, "invalid rows '-1'"),
         ({"table": "x"}, "invalid table 'x': expected messages or gaps"),
