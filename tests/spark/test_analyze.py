@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from depth import some
+from depth import nightly, some
 from history_files import BEGIN, EVIL, Sent, Whole, damage, some_messages, write
 
 from malamute.errors import InvalidValue, NotFound
@@ -126,15 +126,19 @@ def plain(tables: Rows) -> Rows:
     }
 
 
-def test_spark_makes_the_same_tables_and_the_same_page(
-    spark: SparkSession, history: Path, together: Rows
-) -> None:
-    exported, facts = ExportedHistory(str(history)), Facts("here", 1, 20)
+@nightly
+def test_spark_makes_the_same_tables(spark: SparkSession, history: Path, together: Rows) -> None:
+    exported = ExportedHistory(str(history))
     with analysed(spark, exported, OPTIONS) as tables:
         engine = SparkEngine(spark, exported)
         found = plain({name: engine.rows(table) for name, table in tables.items()})
-        html = page(engine, tables, facts)
     assert {name for name, rows in found.items() if rows != plain(together)[name]} == set()
+
+
+def test_spark_makes_the_same_page(spark: SparkSession, history: Path) -> None:
+    exported, facts = ExportedHistory(str(history)), Facts("here", 1, 20)
+    with analysed(spark, exported, OPTIONS) as tables:
+        html = page(SparkEngine(spark, exported), tables, facts)
     with local.analysed(exported, OPTIONS) as (other, same):
         assert undated(html) == undated(page(other, same, facts))
 
