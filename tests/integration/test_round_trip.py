@@ -11,14 +11,15 @@ import pytest
 import malamute
 from malamute.client.link.link import Link
 from malamute.client.session.session import ClientSession
+from malamute.protocol import messages
 from malamute.protocol.codec import decode
 from malamute.protocol.messages import Ack, Credit, Deliver, Message, Ping, Received, Reply, Request, Stored
 from malamute.testing import Broker
 
 PATIENCE = 40.0
 REQUESTS = 10
-PROBES = (Ping, Received)
-"""The broker may ask at any time whether a client is there."""
+PROBES = (Ping, Received, messages.Query, messages.Answer, messages.PackedAnswer)
+"""The broker may ask at any time whether a client is there; one of other tests, what its broker does."""
 
 Answer = Callable[[malamute.Client], None]
 

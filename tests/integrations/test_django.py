@@ -5,7 +5,6 @@ The behaviours of Django's tests of its immediate backend are among these, in wo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -17,8 +16,9 @@ from uuid import uuid4
 import pytest
 
 django = pytest.importorskip("django", reason="django is not installed: see the extra django")
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "django_program")
-django.setup()
+with pytest.MonkeyPatch.context() as patch:  # other tests start programs that are none of Django's
+    patch.setenv("DJANGO_SETTINGS_MODULE", "django_program")
+    django.setup()
 
 import django_program_tasks as tasks  # noqa: E402
 from asgiref.sync import async_to_sync  # noqa: E402

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 django = pytest.importorskip("django", reason="django is not installed: see the extra django")
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "django_program")
-django.setup()
+with pytest.MonkeyPatch.context() as patch:  # other tests start programs that are none of Django's
+    patch.setenv("DJANGO_SETTINGS_MODULE", "django_program")
+    django.setup()
 
 import django_program_tasks as tasks  # noqa: E402
 from django.conf import settings  # noqa: E402
