@@ -44,7 +44,7 @@ run: $(RUNS) ## start a broker on ./malamute-data with its console at http://127
 	@exec $(BIN)/malamute broker run --console $(ARGS)
 
 test: setup ## run the tests; ARGS="-k name" runs some
-	@$(BIN)/python -m pytest -n 6 $(ARGS)
+	@$(BIN)/python -m pytest -n 5 $(ARGS)
 
 quick: setup ## run the tests of the pure parts: about a minute, for the inner loop
 	@$(BIN)/python -m pytest -n 4 tests/access tests/client/session tests/core tests/matching tests/protocol \
