@@ -83,7 +83,7 @@ demo: $(RUNS) ## real flights and weather through all three patterns, counted at
 	@$(BIN)/malamute demo $(ARGS)
 
 bench: setup ## measure this machine; ARGS="peers" runs one of the benchmarks, ARGS="--help" lists them
-	@PYTHONPATH=tests/bench $(BIN)/python -m lab $(ARGS)
+	@PYTHONPATH=$(CURDIR)/tests/bench $(BIN)/python -m lab $(ARGS)
 
 simulate: setup ## the broker in a simulated world; SEED=n tells one run, RUNS=n makes many
 	@$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
