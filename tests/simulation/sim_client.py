@@ -147,8 +147,10 @@ class Client:
         self.notes.arrives(message)
         reader = self.readers.get(number)
         gaps = 0 if reader is None else reader.source.gaps
+        # One of an earlier connection counts for nothing: the broker may have died before it was durable.
+        is_open = self.session.state is State.READY
         self.session.receive(frames)
-        if isinstance(message, Recall) and message.reason not in ("timeout", CANCELLED):
+        if is_open and isinstance(message, Recall) and message.reason not in ("timeout", CANCELLED):
             self._recalled(message)
         if reader is not None:
             if reader.source.gaps > gaps:
