@@ -55,7 +55,7 @@ def forward(generation: int, number: int, after: str, upto: str, *bodies: bytes,
 
 
 def told(bench: Bench, who: str, *messages: Forward) -> list[Any]:
-    """What becomes of commands: their numbers, or the codes of the errors."""
+    """The outcomes of commands: their numbers, or the codes of the errors."""
     bench.sent(who)
     bench.tell(who, *messages)
     bench.settle()

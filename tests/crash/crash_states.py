@@ -151,7 +151,7 @@ class Checker:
         return bytes(image)
 
     def _values(self, disk: Disk, kept: Sequence[Write], log: bytes = b"") -> Values:
-        """What the real LMDB finds. It reads the data file and nothing else."""
+        """The findings of the real LMDB, which reads the data file and nothing else."""
         self._trial.show(disk, kept, log)
         return self._values_now()
 

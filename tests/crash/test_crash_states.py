@@ -30,7 +30,7 @@ def test_every_state_of_the_disk_has_what_was_confirmed(tmp_path: Path, library:
 
 
 def test_the_recorder_misses_nothing(tmp_path: Path, library: Path) -> None:
-    """What the log has of the files is what is in them, but for a write that its end cut off."""
+    """The log has all content of the files, but for a write that its end cut off."""
     disks = Disk(), Disk()
     for entry in read_log(record(tmp_path, library, 2, 5)):
         disks[entry.file].take(entry)
