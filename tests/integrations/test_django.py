@@ -33,7 +33,7 @@ import malamute  # noqa: E402
 from malamute.access.rule import AccessRule  # noqa: E402
 from malamute.config import AccessConfig  # noqa: E402
 from malamute.integrations.django import MalamuteBackend, TaskNotEnqueued  # noqa: E402
-from malamute.integrations.django.library import (  # noqa: E402
+from malamute.integrations.django.contract import (  # noqa: E402
     InvalidTask,
     TaskException,
     TaskResultDoesNotExist,

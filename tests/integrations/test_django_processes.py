@@ -24,7 +24,7 @@ from django.conf import settings  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from rig_daemon import Daemon, environment  # noqa: E402
 
-from malamute.integrations.django.library import TaskResultStatus, task_backends  # noqa: E402
+from malamute.integrations.django.contract import TaskResultStatus, task_backends  # noqa: E402
 
 PATIENCE = 60.0
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.crypto import get_random_string
 
 import malamute
-from malamute.integrations.django.library import (
+from malamute.integrations.django.contract import (
     BaseTaskBackend,
     TaskException,
     TaskResult,

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from malamute.integrations.django.library import Task, TaskError, TaskResult, TaskResultStatus
+from malamute.integrations.django.contract import Task, TaskError, TaskResult, TaskResultStatus
 
 _TIMES = ("enqueued_at", "started_at", "finished_at", "last_attempted_at")
 

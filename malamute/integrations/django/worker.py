@@ -27,7 +27,7 @@ from django.utils.crypto import get_random_string
 
 import malamute
 from malamute.integrations.django.backend import MalamuteBackend
-from malamute.integrations.django.library import (
+from malamute.integrations.django.contract import (
     TaskContext,
     TaskError,
     TaskResultStatus,

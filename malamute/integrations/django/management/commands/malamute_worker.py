@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from malamute.integrations.django.backend import MalamuteBackend
-from malamute.integrations.django.library import task_backends
+from malamute.integrations.django.contract import task_backends
 from malamute.integrations.django.worker import TaskProcesses
 
 
