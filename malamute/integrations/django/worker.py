@@ -154,7 +154,7 @@ class TaskWorker:
         except KeyboardInterrupt:
             mail.release()
             raise
-        except BaseException:
+        except BaseException:  # a task that calls sys.exit has failed, and the worker goes on
             self._failed(mail, result)
             return
         update(result, finished_at=timezone.now(), status=TaskResultStatus.SUCCESSFUL, _return_value=value)
@@ -235,7 +235,7 @@ class TaskProcesses:
                 process.join()
                 if process.exitcode and not self._stopping:
                     _log.error("A worker ended with %s, and is replaced.", process.exitcode)
-                    time.sleep(RESTART_SECONDS)
+                    time.sleep(RESTART_SECONDS)  # no event: a handler of a signal may not set one safely
                     if not self._stopping:
                         self._start(worker)
 
