@@ -36,8 +36,10 @@ $(RUNS): pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) -e '.[http]'
 	@touch $@
 
+# uv, where it is there, takes a third of the time.
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
-	@$(INSTALL) --quiet pip -e '.[dev,docs]'
+	@{ command -v uv >/dev/null && timeout 400 uv pip install --quiet --python $(BIN)/python -c constraints.txt \
+	    pip -e '.[dev,docs]'; } || $(INSTALL) --quiet pip -e '.[dev,docs]'
 	@touch $(RUNS) $@
 
 run: $(RUNS) ## start a broker on ./malamute-data with its console at http://127.0.0.1:8080/; ARGS="..." adds options
