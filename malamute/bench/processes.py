@@ -45,7 +45,6 @@ class WorkloadProcess:
         Raises:
             MalamuteError: It failed, or its process ended.
             TimedOut: It has not answered within `WAIT_SECONDS`.
-
         """
         if not self._channel.poll(WAIT_SECONDS):
             raise TimedOut(f"no answer from a process of the benchmark within {WAIT_SECONDS} s")

@@ -431,7 +431,6 @@ def properties_of(options: Any) -> dict[str, Any]:
 
     Raises:
         InvalidValue: an option is unknown, of the wrong type or beyond its range, or two exclude each other.
-
     """
     if not options:
         return {}

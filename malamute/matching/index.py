@@ -253,7 +253,6 @@ class Index:
 
         Raises:
             InvalidValue: the bytes are damaged, of a newer version, or no saved index.
-
         """
         body = saved.body_of(data)
         index = cls(**options)

@@ -156,10 +156,7 @@ class Client(ClientBase):
         ttl: Span | None = None,
         id: str = "",  # noqa: A002  # as the option of a sent message is called
     ) -> int:
-        """Publish one message, and return its sequence when it is durable.
-
-        Raises as `malamute.Client.publish`.
-        """
+        """Publish one message, and return its sequence when it is durable."""
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
         return await self._publish(
@@ -177,10 +174,7 @@ class Client(ClientBase):
         timeout: Span | None = None,
         ttl: Span | None = None,
     ) -> None:
-        """Publish one message without a confirmation: it may be lost, and a refusal is an event.
-
-        Raises as `malamute.Client.publish_nowait`.
-        """
+        """Publish one message without a confirmation: it may be lost, and a refusal is an event."""
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
         if ttl is not None or not self._publish_fast_path(stream, subject, body, headers):
@@ -197,10 +191,7 @@ class Client(ClientBase):
         ttl: Span | None = None,
         id: str = "",  # noqa: A002  # as the option of a sent message is called
     ) -> int:
-        """Publish messages as one command, stored as a whole or not at all; return the first sequence.
-
-        Raises as `malamute.Client.publish_batch`.
-        """
+        """Publish messages as one command, stored as a whole or not at all; return the first sequence."""
         return await self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl, id)
 
     async def ask(
@@ -216,10 +207,7 @@ class Client(ClientBase):
         ttl: Span | None = None,
         timeout: Span | None = None,
     ) -> list[Mail]:
-        """Publish a message to a stream, and return the answers of those who listen to it.
-
-        Raises as `malamute.Client.ask`.
-        """
+        """Publish a message to a stream, and return the answers of those who listen to it."""
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
         return await self._ask_all(
@@ -235,10 +223,7 @@ class Client(ClientBase):
         json: Any = ABSENT,
         timeout: Span | None = None,
     ) -> bool:
-        """Answer a message of `ask`. Return whether the answer is stored; False if none is awaited any more.
-
-        Raises as `malamute.Client.answer`.
-        """
+        """Answer a message of `ask`. Return whether the answer is stored; False if none awaits it."""
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
         return await self._answer_to(message, body, headers, timeout)
@@ -246,26 +231,17 @@ class Client(ClientBase):
     def publisher(
         self, stream: str, *, ttl: Span | None = None, **options: Unpack[PublisherOptions]
     ) -> Publisher:
-        """Return a publisher of many messages to one stream: batched and pipelined.
-
-        Raises as `malamute.Client.publisher`.
-        """
+        """Return a publisher of many messages to one stream: batched and pipelined."""
         return Publisher(self._driver, self._to_stream(stream, ttl), **options)
 
     def demand(self, stream: str, *, refresh: Span = DEMAND_REFRESH_SECONDS) -> Demand:
-        """Return the demand for a stream without a journal: other messages need not be published.
-
-        Raises as `malamute.Client.demand`.
-        """
+        """Return the demand for a stream without a journal: other messages need not be published."""
         return Demand(stream, self._demand_of(stream), refresh=refresh)
 
     def subscribe(
         self, stream: str, *patterns: str, **options: Unpack[SubscribeOptions]
     ) -> Opening[Subscription, Message]:
-        """Subscribe to the messages of a stream whose subject matches any of the patterns.
-
-        Raises as `malamute.Client.subscribe`.
-        """
+        """Subscribe to the messages of a stream whose subject matches any of the patterns."""
         return Opening(self._subscription(self._subscribe(stream, patterns, **options)))
 
     async def _subscription(self, call: Coroutine[Any, Any, Any]) -> Subscription:
@@ -279,10 +255,7 @@ class Client(ClientBase):
         until: Until = "now",
         **options: Unpack[HistoryOptions],
     ) -> AsyncIterator[Message]:
-        """Yield the stored messages of a stream whose subject matches any of the patterns, and end.
-
-        Raises as `malamute.Client.history`.
-        """
+        """Yield the stored messages of a stream whose subject matches any of the patterns, and end."""
         end = await self._end(stream, until, options.get("timeout"))
         async with self.subscribe(stream, *patterns, start=since, existing=True, **options) as subscription:
             more = True
@@ -300,10 +273,7 @@ class Client(ClientBase):
         library: Library = "pandas",
         **options: Unpack[HistoryOptions],
     ) -> Any:
-        """Return the history of a stream as a table of Arrow, pandas or polars.
-
-        Raises as `malamute.Client.frame`.
-        """
+        """Return the history of a stream as a table of Arrow, pandas or polars."""
         table = MessageTable(library)
         async for message in self.history(stream, *patterns, since=since, until=until, **options):
             table.add([message])
@@ -324,10 +294,7 @@ class Client(ClientBase):
         wait: bool = True,
         **options: Unpack[SendOptions],
     ) -> Sent:
-        """Send one message to a mailbox, whether its owner is connected or not.
-
-        Raises as `malamute.Client.send`.
-        """
+        """Send one message to a mailbox, whether its owner is connected or not."""
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
         command, tracking = await self._send(
@@ -346,10 +313,7 @@ class Client(ClientBase):
     async def withdraw(
         self, kind: str, name: str, correlation: int | str, *, timeout: Span | None = None
     ) -> int:
-        """Withdraw the messages that this client sent under a correlation and that are not settled.
-
-        Raises as `malamute.Client.withdraw`.
-        """
+        """Withdraw the messages that this client sent under a correlation and that are not settled."""
         return await self._withdraw(kind, name, correlation, timeout)
 
     async def cancel(
@@ -360,24 +324,15 @@ class Client(ClientBase):
         id: str,  # noqa: A002  # as options of the protocol are called
         timeout: Span | None = None,
     ) -> Cancelled:
-        """Take back the messages under an `id` that wait or are delayed, whoever sent them.
-
-        Raises as `malamute.Client.cancel`.
-        """
+        """Take back the messages under an `id` that wait or are delayed, whoever sent them."""
         return await self._cancel(kind, name, id, timeout)
 
     def sender(self, address: str, **options: Unpack[PublisherOptions]) -> Publisher:
-        """Return a publisher of many messages to one mailbox, as `publisher` does for a stream.
-
-        Raises as `malamute.Client.sender`.
-        """
+        """Return a publisher of many messages to one mailbox, as `publisher` does for a stream."""
         return Publisher(self._driver, self._to_mailbox(address), is_mail=True, **options)
 
     def mailbox(self, *, auto_ack: bool = True, **options: Unpack[MailboxOptions]) -> Mailbox:
-        """Return the mailbox of this client's address. There is one: later calls return it again.
-
-        Raises as `malamute.Client.mailbox`.
-        """
+        """Return the mailbox of this client's address. There is one: later calls return it again."""
         source = self._open_mailbox(**options)
         if self._mailbox is None:
             self._mailbox = Mailbox(self._driver, source, auto_ack=auto_ack)
@@ -387,10 +342,7 @@ class Client(ClientBase):
     def consume(
         self, name: str, *senders: str, auto_ack: bool = True, **options: Unpack[ConsumeOptions]
     ) -> Opening[Mailbox, Mail]:
-        """Consume from any mailbox, as one of several consumers: each message goes to one of them.
-
-        Raises as `malamute.Client.consume`.
-        """
+        """Consume from any mailbox, as one of several consumers: each message goes to one of them."""
         return Opening(self._consume(self._offer(name, senders, kind="mailbox", **options), auto_ack))
 
     async def _consume(self, call: Coroutine[Any, Any, Any], auto_ack: bool) -> Mailbox:
@@ -409,16 +361,12 @@ class Client(ClientBase):
             AccessRefused: the client may not receive from it.
             TooMany: a limit on offers is reached: messages of earlier calls are not settled.
             TimedOut: the broker did not answer in time.
-
         """
         found = await self._get(mailbox, timeout)
         return None if found is None else Mail(*found[0], SingleBase(self._driver, found[1]))
 
     async def receive(self, timeout: Span | None = None) -> Mail:
-        """Return the next mail, which is acknowledged when the following one is requested.
-
-        Raises as `malamute.Client.receive`.
-        """
+        """Return the next mail, which is acknowledged when the following one is requested."""
         mailbox = self._mailbox
         if mailbox is None or mailbox.closed:
             mailbox = self.mailbox()
@@ -442,8 +390,6 @@ class Client(ClientBase):
 
         The result is the iterator of its replies, which ends after the final one. The request is sent when
         the result is awaited or entered, or when the first reply is asked for.
-
-        Raises as `malamute.Client.request`.
         """
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
@@ -468,10 +414,7 @@ class Client(ClientBase):
         wait: bool = True,
         **options: Unpack[RequestOptions],
     ) -> Sent:
-        """Send a request that wants no reply: a job for one of the workers.
-
-        Raises as `malamute.Client.enqueue`.
-        """
+        """Send a request that wants no reply: a job for one of the workers."""
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
         command, tracking = await self._send(
@@ -488,10 +431,7 @@ class Client(ClientBase):
         return Sent(command, tracking, self._wait_for_outcome)
 
     def work(self, service: str, *patterns: str, **options: Unpack[WorkOptions]) -> Opening[Work, Request]:
-        """Offer to work on the requests to a service whose subject matches any of the patterns.
-
-        Raises as `malamute.Client.work`.
-        """
+        """Offer to work on the requests to a service whose subject matches any of the patterns."""
         return Opening(self._work(self._offer(service, patterns, **options)))
 
     async def _work(self, call: Coroutine[Any, Any, Any]) -> Work:
@@ -506,10 +446,7 @@ class Client(ClientBase):
     def service(
         self, name: str, *patterns: str, **options: Unpack[ServiceOptions]
     ) -> Callable[[ServiceHandler], ServiceHandler]:
-        """Decorate a coroutine function that answers requests, `concurrency` at a time at most.
-
-        Raises as `malamute.Client.service`.
-        """
+        """Decorate a coroutine function that answers requests, `concurrency` at a time at most."""
         return self._service_handler(self.work, name, patterns, **options)
 
     def subscription(
@@ -519,10 +456,7 @@ class Client(ClientBase):
         return self._handler(lambda: self.subscribe(stream, *patterns, **options))
 
     def on_mail(self, **options: Unpack[HandlerOptions]) -> Callable[[MailHandler], MailHandler]:
-        """Decorate a coroutine function that handles the mail of this client's address.
-
-        Raises as `malamute.Client.on_mail`.
-        """
+        """Decorate a coroutine function that handles the mail of this client's address."""
 
         async def open_mailbox(credit: int) -> Mailbox:
             return await self.mailbox(auto_ack=False, credit=credit).__aenter__()
@@ -532,7 +466,7 @@ class Client(ClientBase):
     async def run(self) -> None:
         """Call the decorated functions with each delivery, until `stop` is called, or this is cancelled.
 
-        Returns when the running handlers have returned. Raises as `malamute.Client.run`.
+        Returns when the running handlers have returned.
         """
         self._driver.check()
         self._stopped = asyncio.Event()
@@ -571,10 +505,7 @@ class Client(ClientBase):
     async def query(
         self, topic: str | AdminQuery[Any], *, timeout: Span | None = None, **arguments: Any
     ) -> Any:
-        """Query the broker. docs/protocol.md lists the topics.
-
-        Raises as `malamute.Client.query`.
-        """
+        """Query the broker. docs/protocol.md lists the topics."""
         return await self._ask(topic, arguments, timeout, change=False)
 
     @overload
@@ -586,31 +517,19 @@ class Client(ClientBase):
     async def change(
         self, topic: str | AdminChange[Any], *, timeout: Span | None = None, **arguments: Any
     ) -> Any:
-        """Change something in the broker. docs/protocol.md lists the topics.
-
-        Raises as `malamute.Client.change`.
-        """
+        """Change something in the broker. docs/protocol.md lists the topics."""
         return await self._ask(topic, arguments, timeout, change=True)
 
     async def ping(self, timeout: Span | None = None) -> float:
-        """Ask the broker for an answer, and return the seconds until it came.
-
-        Raises as `malamute.Client.ping`.
-        """
+        """Ask the broker for an answer, and return the seconds until it came."""
         return await self._ping(timeout)
 
     async def flush(self, timeout: Span | None = None) -> None:
-        """Wait until the broker has all messages and commands, confirmed where requested.
-
-        Raises as `malamute.Client.flush`.
-        """
+        """Wait until the broker has all messages and commands, confirmed where requested."""
         await self._flush(timeout)
 
     async def close(self, timeout: Span | None = None) -> None:
-        """Wait until everything is confirmed, end the session, and close the connection.
-
-        Raises as `malamute.Client.close`.
-        """
+        """Wait until everything is confirmed, end the session, and close the connection."""
         await self._close(timeout)
 
     async def __aenter__(self) -> Self:

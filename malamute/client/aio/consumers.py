@@ -133,7 +133,6 @@ class Mailbox(MailboxBase, _Scope):
         Raises:
             TimedOut: no mail came in time.
             Closed: the mailbox is closed.
-
         """
         return await self._receive(timeout)
 
@@ -174,7 +173,6 @@ class Request(ServiceRequest):
             NotOutstanding: the request is completed already.
             InvalidValue: a header or the body cannot be sent.
             TooLarge: the reply exceeds a limit.
-
         """
         work: Any = self.answerer()
         if json is not ABSENT or type(body) is not bytes:
@@ -202,7 +200,6 @@ class Work(WorkerBase, _Scope):
         Raises:
             TimedOut: no request came in time.
             Closed: the offer is cancelled.
-
         """
         item = await self._next(timeout, "no request")
         if item is None:
@@ -248,7 +245,6 @@ class Replies(ReplyStream, _Scope):
         Raises:
             TimedOut: the outcome did not come in time.
             MalamuteError: the broker refused the request with this error.
-
         """
         return await self._outcome(timeout)
 
@@ -260,7 +256,6 @@ class Replies(ReplyStream, _Scope):
         Raises:
             TimedOut: the confirmation did not come in time.
             MalamuteError: the broker refused the request with this error.
-
         """
         await self._stored(timeout)
 

@@ -27,7 +27,6 @@ class Receipt(Confirmation):
         Raises:
             TimedOut: No answer came in time.
             MalamuteError: The broker refused the message with this error.
-
         """
         if not self._command.done:
             await self._wait(self._command, timeout)
@@ -56,6 +55,5 @@ class Sent(SentBase):
         Raises:
             TimedOut: The outcome did not come in time.
             MalamuteError: The broker refused the message with this error.
-
         """
         return await self._wait(self, timeout)

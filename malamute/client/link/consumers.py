@@ -62,7 +62,6 @@ class Credited:
         Raises:
             InvalidValue: the credit is none, or the consumer has one without limit.
             Closed: the consumer is cancelled.
-
         """
         return self._source.window.messages
 

@@ -344,7 +344,6 @@ class Mail(Message):
         Raises:
             InvalidValue: the reason is no text, or too long; or the message cannot bounce, since its sender
                 has no address, it has bounced already, or no client has sent it to this mailbox.
-
         """
         if words := why_not_bounced(self.sender, self.properties):
             raise InvalidValue(f"message {self.sequence} cannot bounce: {words}")

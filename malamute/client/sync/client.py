@@ -79,7 +79,6 @@ def connect(url: str | Sequence[str] = DEFAULT_URL, **options: Unpack[ThreadOpti
         InvalidName: the address or a URI is wrong.
         OutOfSockets: the process can open no more sockets.
         Refused: the broker refused the session.
-
     """
     connection: dict[str, Any] = {**options}
     threads = connection.pop("threads", "one")
@@ -233,7 +232,6 @@ class Client(ClientBase):
             InvalidValue: the columns are empty or differ in length, or a message cannot be sent.
             InvalidName, TooLarge, TimedOut, TryLater, ConnectionLost: as `publish`.
             AccessRefused, QuotaExceeded: as `publish`.
-
         """
         return self._driver.run(self._publish_batch(stream, subjects, bodies, headers_list, timeout, ttl, id))
 
@@ -300,7 +298,6 @@ class Client(ClientBase):
 
         Raises:
             InvalidValue: an option is wrong.
-
         """
         return self._driver.do(lambda: self._publisher(self._driver, self._to_stream(stream, ttl), **options))
 
@@ -419,7 +416,6 @@ class Client(ClientBase):
             TryLater: the mailbox is full, or as `publish`.
             AccessRefused, QuotaExceeded: as `publish`.
             InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
-
         """
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
@@ -481,7 +477,6 @@ class Client(ClientBase):
 
         Raises:
             InvalidValue: an option is wrong.
-
         """
         return self._driver.do(
             lambda: self._publisher(self._driver, self._to_mailbox(address), is_mail=True, **options)
@@ -541,7 +536,6 @@ class Client(ClientBase):
             AccessRefused: the client may not receive from it.
             TooMany: a limit on offers is reached: messages of earlier calls are not settled.
             TimedOut: the broker did not answer in time.
-
         """
         found = self._driver.run(self._get(mailbox, timeout))
         return None if found is None else Mail(*found[0], Single(self._driver, found[1]))
@@ -627,7 +621,6 @@ class Client(ClientBase):
             TryLater: the queue of the service is full, or as `publish`.
             AccessRefused, QuotaExceeded: as `publish`.
             InvalidName, InvalidValue, TooLarge, TimedOut, ConnectionLost: as `publish`.
-
         """
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
@@ -706,7 +699,6 @@ class Client(ClientBase):
 
         Raises:
             InvalidValue: an option is wrong.
-
         """
         return self._mail_handler(
             lambda credit: self.mailbox(auto_ack=False, credit=credit).__enter__(), **options
@@ -763,7 +755,6 @@ class Client(ClientBase):
 
         Raises:
             Closed: the client is closed.
-
         """
         return self._driver.do(self._driver.fileno)
 
@@ -775,7 +766,6 @@ class Client(ClientBase):
         Raises:
             LinkError: another thread dispatches for this client.
             MalamuteError: the error that ended the session.
-
         """
         return self._driver.do(self._driver.dispatch)
 
@@ -863,7 +853,6 @@ class Client(ClientBase):
         Raises:
             TimedOut: the broker did not answer in time. The connection is closed, and unconfirmed messages
                 may be lost.
-
         """
         self._driver.run(self._close(timeout))
 

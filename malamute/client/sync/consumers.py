@@ -96,7 +96,6 @@ class Subscription(SubscriptionBase, _Scope):
 
         Raises:
             MalamuteError: the error that ended the subscription.
-
         """
         if self._peeked is None:
             self._peeked = next(self._ready, None)
@@ -119,7 +118,6 @@ class Subscription(SubscriptionBase, _Scope):
 
         Raises:
             MalamuteError: the error that ended the session or the subscription.
-
         """
         yield from self._ready
         while self._driver.run(self._fill(None)):
@@ -238,7 +236,6 @@ class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
         Raises:
             TimedOut: no mail came in time.
             Closed: the mailbox is closed.
-
         """
         return self._driver.run(self._receive(timeout))
 
@@ -296,7 +293,6 @@ class Request(ServiceRequest):
             NotOutstanding: the request is completed already.
             InvalidValue: a header or the body cannot be sent.
             TooLarge: the reply exceeds a limit.
-
         """
         work: Any = self.answerer()
         if json is not ABSENT or type(body) is not bytes:
@@ -325,7 +321,6 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
         Raises:
             TimedOut: no request came in time.
             Closed: the offer is cancelled.
-
         """
         item = self._driver.run(self._next(timeout, "no request"))
         if item is None:
@@ -355,7 +350,6 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
 
         Raises:
             NotOutstanding: the request has its final reply already.
-
         """
         command = self._driver.run(self._answer(request, body, headers, final=final, assurance=assurance))
         return Receipt(command, 0, self._wait_for)
@@ -395,7 +389,6 @@ class Replies(ReplyStream, _Scope):
         Raises:
             TimedOut: the outcome did not come in time.
             MalamuteError: the broker refused the request with this error.
-
         """
         return self._driver.run(self._outcome(timeout))
 
@@ -407,7 +400,6 @@ class Replies(ReplyStream, _Scope):
         Raises:
             TimedOut: the confirmation did not come in time.
             MalamuteError: the broker refused the request with this error.
-
         """
         self._driver.run(self._stored(timeout))
 

@@ -214,7 +214,6 @@ class BlockingDriver(Driver):
 
         Raises:
             LinkError: the caller is another thread, or the process was forked.
-
         """
         if get_ident() != self._owner and not self._reclaim():
             return self.run(_do(function, arguments))

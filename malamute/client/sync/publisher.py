@@ -45,7 +45,6 @@ class Publisher(PublisherBase):
             TryLater: the window stayed full for the publisher's timeout. The message is not published.
             ConnectionLost: the broker was away for that time. The message is not published.
             Closed: the publisher is closed.
-
         """
         if json is not ABSENT or type(body) is not bytes:
             body, headers = content_of(self._driver.codec, json, body, headers)
@@ -71,7 +70,6 @@ class Publisher(PublisherBase):
         Raises:
             InvalidValue: the columns differ in length, or a message cannot be sent.
             TooLarge, TryLater, ConnectionLost, Closed: as `publish`.
-
         """
         self._driver.run(self._publish_many(subjects, bodies, headers_list))
 

@@ -25,7 +25,6 @@ class Receipt(Confirmation):
         Raises:
             TimedOut: No answer came in time.
             MalamuteError: The broker refused the message with this error.
-
         """
         if not self._command.done:
             self._wait(self._command, timeout)
@@ -54,6 +53,5 @@ class Sent(SentBase):
         Raises:
             TimedOut: The outcome did not come in time.
             MalamuteError: The broker refused the message with this error.
-
         """
         return self._wait(self, timeout)

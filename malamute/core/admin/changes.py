@@ -121,7 +121,6 @@ class Changes:
         Raises:
             InvalidValue: the topic or an argument is invalid, or `InvalidName`.
             MalamuteError: the reason against the change.
-
         """
         number = message.number
         if number and not self._confirmations.admit_change(session, number):
@@ -404,7 +403,6 @@ def redrive(
     Raises:
         InvalidValue: there is a body, and not one sequence.
         TooLarge: that body is larger than a message may be.
-
     """
     queue = queue_of(queues, wanted.kind, wanted.name)
     body = wanted.body

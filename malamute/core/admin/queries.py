@@ -79,7 +79,6 @@ class Queries:
             InvalidValue: the topic or an argument is invalid, or `InvalidName`. InvalidSelector: an
             expression is not understood. NotFound: there is nothing of that name. TryLater: too many answers
             for this session are under way.
-
         """
         answers = self._answers
         answers.check(session)

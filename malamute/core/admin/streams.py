@@ -53,7 +53,6 @@ def stream(effects: Effects, streams: Streams, query: StreamQuery) -> StreamDeta
 
     Raises:
         NotFound: there is no such stream.
-
     """
     found = stream_of(streams, query.name)
     everybody = chain.from_iterable(group.members.values() for group in found.audience.groups())
@@ -86,7 +85,6 @@ def explain(effects: Effects, streams: Streams, query: ExplainQuery) -> list[Exp
 
     Raises:
         NotFound: there is no such stream.
-
     """
     groups = stream_of(streams, query.stream).audience.named_groups()
     limit = min(query.limit or PAGE_ROWS, EXPLAINED_MAX)

@@ -82,7 +82,6 @@ class AdminTopic(Value, Generic[Answer]):
         Raises:
             InvalidValue: an argument is unknown, missing, or not of its type.
             InvalidName: an argument breaks the rule for names.
-
         """
         arguments_of(cls).check(cls.topic, arguments)
         return cls(**arguments)

@@ -45,7 +45,6 @@ def decode(kind: Any, value: Any) -> Any:
 
     Raises:
         Malformed: a field is missing or has another type, as if the broker was of another version.
-
     """
     rows = get_args(kind)[0] if get_origin(kind) is list else None
     if isinstance(rows, UnionType) and isinstance(value, list):

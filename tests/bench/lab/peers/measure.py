@@ -71,7 +71,6 @@ def take_priority(priority: int | None) -> str:
 
     Raises:
         InvalidValue: the system does not allow that.
-
     """
     if priority is None:
         return "ordinary"
@@ -89,7 +88,6 @@ def choose(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
     Raises:
         NotInstalled: One that is named is not there.
-
     """
     lacking = {name: "; ".join(PEERS[name].missing) for name in names or PEERS}
     lacking = {name: words for name, words in lacking.items() if words}

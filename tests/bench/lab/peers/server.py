@@ -115,7 +115,6 @@ def serve(command: ServerCommand, directory: Path, ports: Sequence[int]) -> Iter
     Raises:
         MalamuteError: It ended before that; the text is what it wrote last.
         TimedOut: It did not within `START_SECONDS`.
-
     """
     log = directory / "server.log"
     with log.open("w") as errors:
