@@ -7,6 +7,8 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,10 +19,11 @@ from malamute.client.link.client import open_driver
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import State
 from malamute.client.session.sources import StreamSource
-from malamute.errors import ConnectionLost, MalamuteError, NotAsExpected, NotFound, TooLarge
+from malamute.errors import ConnectionLost, MalamuteError, NotAsExpected, NotFound, TimedOut, TooLarge
 from malamute.pack.credentials import credentials_for
 from malamute.protocol.admin import (
     LinkAdvance,
+    LinkOrigin,
     LinkOriginQuery,
     LinkReport,
     LinkRow,
@@ -34,8 +37,8 @@ from malamute.version import __version__
 if TYPE_CHECKING:
     from malamute.client.link.client import ConnectOptions
 
-REPORT_SECONDS = 5.0
-"""Time between two reports about a link that runs."""
+REPORT_SECONDS, REST_SECONDS = 5.0, 120.0
+"""Time between two reports about a link: while messages come, and at most, as it doubles while none do."""
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 1.0
 """Time before another attempt, which doubles with each."""
@@ -43,10 +46,10 @@ RETRY_SECONDS, RETRY_SECONDS_MAX = 0.1, 1.0
 QUIET_SECONDS = 3.0
 """Time without a step of the link after which one that another runner carried is taken over."""
 
-CREDIT_MESSAGES, CREDIT_BYTES = 40_000, 8 * 1024 * 1024
+CREDIT_MESSAGES, CREDIT_BYTES = 160_000, 16 * 1024 * 1024
 """The window of the source: messages that the target has not confirmed."""
 
-COMMAND_MESSAGES, COMMAND_BYTES = 2_000, 512 * 1024
+COMMAND_MESSAGES, COMMAND_BYTES = 2_000, 1024 * 1024
 """Messages of one command, about."""
 
 COMMANDS_MAX = 32
@@ -68,6 +71,13 @@ class Passage(NamedTuple):
     size: tuple[int, int]
     upto: str
     time_ns: int
+
+
+class Look(NamedTuple):
+    """The answers of the source and of the target to a look at a link."""
+
+    origin: LinkOrigin
+    verdict: LinkVerdict
 
 
 class Carrier:
@@ -157,7 +167,7 @@ class Carrier:
 
     # Of one pair of sessions
 
-    async def look(self, source: Client, lag_of: Callable[[int], tuple[int, int]]) -> LinkVerdict:
+    async def look(self, source: Client, lag_of: Callable[[int], tuple[int, int]]) -> Look:
         """Ask the source for its ways, and report them. Raises `Ended` if the link may not carry on.
 
         `lag_of` returns the lag in messages and in milliseconds by the end of the source.
@@ -173,7 +183,7 @@ class Carrier:
         known = StorePosition.parse(verdict.position)
         if known is not None and known.broker != origin.broker:
             await self.stop_at(origin.broker, known.broker)
-        return verdict
+        return Look(origin, verdict)
 
     async def advance(self, after: str, upto: str, gap: str = "") -> None:
         """Move the link without a message."""
@@ -204,6 +214,8 @@ class Voyage:
         self._under_way: deque[Passage] = deque()
         self._gaps: deque[tuple[int, Gap]] = deque()
         """Gaps of the source, and how many of its messages come before each."""
+        self._passed: StorePosition | None = None
+        """A position behind the last message, up to which no message of the source is to come."""
         self._stream: StreamSource | None = None
         source.on_event = self._note
 
@@ -214,15 +226,16 @@ class Voyage:
     async def run(self) -> None:
         """Carry until something fails, and raise that."""
         client = Client(self._source)
-        verdict = await self._carrier.look(client, lambda last: (0, 0))
-        stream = self._stream = await self._subscribe(verdict.position)
-        self._position = self._confirmed = verdict.position
-        if not verdict.position:
+        look = await self._carrier.look(client, lambda last: (0, 0))
+        position = look.verdict.position
+        stream = self._stream = await self._subscribe(position)
+        self._position = self._confirmed = position
+        if not position:
             assert stream.first is not None, "the subscription is open"
             begin = str(StorePosition(stream.first - 1, stream.store))
             await self._carrier.advance("", begin)
             self._position = self._confirmed = begin
-        await _all_of(self._read(stream), self._settle(stream), self._look_again(client, stream))
+        await _all_of(self._read(stream), self._settle(stream), self._look_again(client, stream, look))
 
     async def _subscribe(self, position: str) -> StreamSource:
         row, source = self._row, self._source
@@ -244,7 +257,7 @@ class Voyage:
         """Forward messages as they come."""
         while True:
             await self._source.wait(
-                lambda: stream.waiting or self._gaps or stream.ended, None, "the next message"
+                lambda: stream.waiting or self._gaps or self._passed or stream.ended, None, "the next message"
             )
             if stream.ended and not stream.waiting:
                 raise stream.error or ConnectionLost("the source has ended the subscription")
@@ -257,6 +270,9 @@ class Voyage:
                 most = self._gaps[0][0] - stream.popped if self._gaps else COMMAND_MESSAGES
                 columns, store, size = stream.pop_run(min(most, COMMAND_MESSAGES), COMMAND_BYTES)
                 await self._forward(columns, store, size)
+            elif self._passed is not None:
+                await self._advance(str(self._passed), "")
+            self._passed = None
 
     async def _forward(self, columns: Columns, store: str, size: tuple[int, int]) -> None:
         await self._check_store(store)
@@ -327,22 +343,45 @@ class Voyage:
         if self._source.session.outbox.queue:
             self._source.send()
 
-    async def _look_again(self, client: Client, stream: StreamSource) -> None:
-        """Report every few seconds."""
-
-        def lag_of(last: int) -> tuple[int, int]:
-            known = StorePosition.parse(self._confirmed)
-            idle = not (stream.waiting or self._under_way) and stream.state == "live"
-            if known is None or idle or known.sequence >= last:
-                return 0, 0
-            since_ns = time_ns() - self._confirmed_ns if self._confirmed_ns else 0
-            return last - known.sequence, max(0, since_ns // 1_000_000)
-
+    async def _look_again(self, client: Client, stream: StreamSource, look: Look) -> None:
+        """Report again and again: soon while messages come, or ways change, and seldom at rest."""
+        wait = REPORT_SECONDS
         while True:
+            popped, before, store = stream.popped, look.origin, stream.store
             await asyncio.sleep(REPORT_SECONDS)
+            with suppress(TimedOut):
+                is_over = partial(self._is_over, popped)
+                await self._source.wait(is_over, wait - REPORT_SECONDS, "a message")
             if self._source.session.state is not State.READY:
                 raise ConnectionLost(f"no broker answers at {', '.join(self._row.urls)}")
-            await self._carrier.look(client, lag_of)
+            look = await self._carrier.look(client, self._lag)
+            if stream.popped > popped or look.origin.ways != before.ways:
+                wait = REPORT_SECONDS
+                continue
+            wait = min(2 * wait, max(REST_SECONDS, REPORT_SECONDS))
+            # Answers come after the messages that were there: all up to the earlier answer have come.
+            known = StorePosition.parse(self._position)
+            is_behind = known is not None and known.store == store and known.sequence < before.last
+            if is_behind and store == stream.store and self._is_idle(stream):
+                self._passed = StorePosition(before.last, store)
+                self._source.changed()
+
+    def _is_over(self, popped: int) -> bool:
+        """Return whether a rest is over that began with so many messages."""
+        assert self._stream is not None, "there is a subscription"
+        return self._stream.popped > popped or self._source.session.state is not State.READY
+
+    def _is_idle(self, stream: StreamSource) -> bool:
+        return not (stream.waiting or self._under_way) and stream.state == "live"
+
+    def _lag(self, last: int) -> tuple[int, int]:
+        """Return the lag in messages and in milliseconds, by the last message of the source."""
+        assert self._stream is not None, "there is a subscription"
+        known = StorePosition.parse(self._confirmed)
+        if known is None or self._is_idle(self._stream) or known.sequence >= last:
+            return 0, 0
+        since_ns = time_ns() - self._confirmed_ns if self._confirmed_ns else 0
+        return last - known.sequence, max(0, since_ns // 1_000_000)
 
 
 async def _all_of(*calls: Coroutine[Any, Any, None]) -> None:

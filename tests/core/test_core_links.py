@@ -9,7 +9,7 @@ import pytest
 from core_bench import Bench, chunks, subscribe
 from test_core_feed_rights import configure
 
-from malamute.core.link.table import LOST, REPORT_SECONDS
+from malamute.core.link.table import LOST
 from malamute.protocol.batch import pack_record
 from malamute.protocol.limits import HOPS_MAX, LINKS_MAX, URLS_MAX, WAYS_MAX
 from malamute.protocol.messages import Answer, Change, Error, Forward, Ok, Query, Stored
@@ -365,8 +365,8 @@ def test_the_row_of_a_link_has_its_last_report_while_that_counts() -> None:
     assert report(bench, generation, trouble="refused")["state"] == "running"
     row = ask(bench, "link", link="edge")
     assert (row["state"], row["reason"]) == ("away", "refused")
-    bench.wait(REPORT_SECONDS)
-    assert ask(bench, "link", link="edge")["state"] == "waiting"
+    bench.lost("alice")
+    assert ask(bench, "link", "bob", link="edge")["state"] == "waiting"
     assert [event for event in bench.events if event.startswith("link.")] == [
         "link.created.edge",
         "link.running.edge",

@@ -196,6 +196,27 @@ def test_criteria_choose_and_a_link_that_begins_anew_has_all_that_came_since(bro
     assert [number for number, _ in history(target, stream)] == [8, 15, 22]
 
 
+def test_a_link_that_nothing_matches_stands_behind_all_that_it_has_seen(brokers: list[Broker]) -> None:
+    source, target, _ = brokers
+    stream = new_stream()
+    link(source, target, stream, criteria=[["topic", "n.1"]])
+
+    async def seen() -> bool:
+        return str((await row(target))["position"]).startswith("30@")
+
+    async def carry() -> None:
+        async with running(target.url):
+            await until(lambda: _running_without_lag(target))
+            await asyncio.to_thread(publish, source, stream, range(0, 210, 7))
+            await until(seen)
+            await asyncio.to_thread(publish, source, stream, range(1, 2))
+            await have(target, stream, 1)
+        assert (await row(target))["gaps"] == {}
+
+    asyncio.run(carry())
+    assert [number for number, _ in history(target, stream)] == [1]
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_circle_of_three_ends_at_the_newest_link(brokers: list[Broker], at_once: bool) -> None:
     stream = new_stream()

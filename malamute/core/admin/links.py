@@ -50,8 +50,10 @@ def link(links: Links, query: LinkQuery) -> LinkRow:
 
 def link_origin(streams: Streams, links: Links, query: LinkOriginQuery) -> LinkOrigin:
     """Return the end of a stream, and the ways by which messages come there."""
-    stream = streams.by_name.get(query.stream)
-    last = stream.progress.last if stream is not None else 0
+    stream, last = streams.by_name.get(query.stream), 0
+    if stream is not None:
+        # A link takes only messages that are durable.
+        last = stream.progress.durable if stream.journaled else stream.progress.last
     ways = [[[*hop] for hop in way] for way in links.ways(query.stream)]
     return LinkOrigin(broker=streams.broker, last=last, ways=ways)
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,8 @@ class Queries:
         self._queues = core.queues
         self.at_once = at_once(core)
         self.asking = asking(core)
+        self.telling: Mapping[str, Callable[[Session, Any], Any]] = {"link.report": core.links.told}
+        """The functions of topics that depend on the session."""
 
     def answer(self, session: Session, query: Query) -> None:
         """Answer a query.
@@ -108,6 +110,8 @@ class Queries:
             except Exception:
                 answers.asked(session, size_bytes)
                 raise
+        elif query.topic in self.telling:
+            answered(self.telling[query.topic](session, asked))
         else:
             answered(self.at_once[query.topic](asked))
 
@@ -221,7 +225,6 @@ def at_once(core: Engines) -> dict[str, Callable[[Any], Any]]:
         "links": partial(links, effects, core.links),
         "link": partial(link, core.links),
         "link.origin": partial(link_origin, core.streams, core.links),
-        "link.report": core.links.told,
         "selectors": partial(selectors, *of_selectors),
         "selector": partial(selector, *of_selectors),
         "access": partial(access, core.access),

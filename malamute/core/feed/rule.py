@@ -94,7 +94,7 @@ class FeedRule(NamedTuple):
 
     def packed(self) -> bytes:
         """The rule as it is stored."""
-        plain = self._replace(setter=self.setter.stored(), target=str(self.target))  # type: ignore[arg-type]
+        plain = self._replace(setter=self.setter.stored(), target=str(self.target))  # type: ignore[arg-type]  # as it is stored
         value: bytes = pack(tuple(plain))
         return value
 

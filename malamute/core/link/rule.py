@@ -37,7 +37,7 @@ class LinkRule(NamedTuple):
 
     def packed(self) -> bytes:
         """Return the rule as it is stored."""
-        value: bytes = pack(tuple(self._replace(setter=self.setter.stored())))  # type: ignore[arg-type]
+        value: bytes = pack(tuple(self._replace(setter=self.setter.stored())))  # type: ignore[arg-type]  # as it is stored
         return value
 
     @property

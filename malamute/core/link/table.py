@@ -22,11 +22,9 @@ from malamute.store.operations import DeleteValue, PutValue, Recovered, Stranded
 from malamute.store.tables import LINK_POSITIONS, LINKS
 
 if TYPE_CHECKING:
+    from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
     from malamute.core.stream.table import Streams
-
-REPORT_SECONDS = 15.0
-"""How long a report counts: three times as long as a runner takes to the next one."""
 
 LOST = "its position was in a part of the store that is damaged"
 """Why a link is stopped that has no position."""
@@ -42,7 +40,8 @@ class LinkProgress:
         self.rate = Rate()
         self.gaps: Counter[str] = Counter()
         self.report: LinkReport | None = None
-        self.reported_at = 0.0
+        self.reporter: Session | None = None
+        """The session of the report, which counts as long as that is open."""
         self.told = WAITING
 
 
@@ -287,8 +286,8 @@ class Links:
 
     # Reports
 
-    def told(self, report: LinkReport) -> LinkVerdict:
-        """Take the report of a runner, and tell it whether it may carry on.
+    def told(self, session: Session, report: LinkReport) -> LinkVerdict:
+        """Take the report of a runner in its session, and tell it whether it may carry on.
 
         Raises `NotFound`. A link that has closed a circle is stopped.
         """
@@ -296,7 +295,7 @@ class Links:
         rule = self.found(name, report.stream)
         if report.generation == rule.generation and not rule.rests:
             progress = self.progress[name]
-            progress.report, progress.reported_at = report, self.effects.now
+            progress.report, progress.reporter = report, session
             self._look_for_circles(name, rule)
             self._note_state(name)
         rule, position = self.rules[name], self.positions[name]
@@ -329,9 +328,10 @@ class Links:
     def _report_of(self, name: str) -> LinkReport | None:
         """Return the last report about a link, if it counts still."""
         progress, rule = self.progress[name], self.rules[name]
-        report = progress.report
-        counts = self.effects.now - progress.reported_at < REPORT_SECONDS and not rule.rests
-        return report if report and counts and report.generation == rule.generation else None
+        report, reporter = progress.report, progress.reporter
+        if report is None or reporter is None or not reporter.open or rule.rests:
+            return None
+        return report if report.generation == rule.generation else None
 
     def state(self, name: str) -> str:
         """Return the state of a link."""

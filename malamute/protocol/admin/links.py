@@ -56,7 +56,7 @@ class LinkQuery(AdminQuery[LinkRow]):
 
 
 class LinkOrigin(Row):
-    """The end of a stream, the id of its broker, and the ways by which messages come there.
+    """The last durable message of a stream, the id of its broker, and the ways by which messages come there.
 
     A way is a list of hops `[broker, stream, link, generation]` from the farthest place to the nearest: by
     this link or feed messages of that stream go on.
@@ -85,10 +85,11 @@ class LinkVerdict(Row):
 
 
 class LinkReport(AdminQuery[LinkVerdict]):
-    """The report of a runner about a link, when it begins and every 5 seconds, with the ways of its source.
+    """The report of a runner about a link, when it begins and again and again, with the ways of its source.
 
-    The report is kept until the next one. `trouble` is why the source cannot be read. A link whose ways come
-    from its own stream is in a circle, and the newest link of the circle is stopped.
+    The report counts until the next one, or until the session ends. `trouble` is why the source cannot be
+    read. A link whose ways come from its own stream is in a circle, and the newest link of the circle is
+    stopped.
     """
 
     topic = "link.report"
