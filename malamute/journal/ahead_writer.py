@@ -83,6 +83,11 @@ class AheadWriter:
         """The time by the monotonic clock at which the log has to be taken over; None for an empty log."""
         return self._due if self._pending else None
 
+    @property
+    def lsn(self) -> int:
+        """The log sequence number of the last group."""
+        return self._store.lsn + self._records
+
     def write(self, operations: Sequence[Operation]) -> None:
         """Make the operations durable, in the log or in LMDB, or none of them.
 
@@ -212,6 +217,8 @@ class AheadWriter:
         if file is None or not file.has_room(len(record)):
             return False
         with self._store.calls:
+            if self._store.on_append is not None:
+                self._store.on_append(record, lsn)
             try:
                 file.append(record)
             except OSError:

@@ -26,19 +26,23 @@ from pathlib import Path
 import lmdb
 
 from malamute.errors import StorageFull, StoreError
+from malamute.journal import format as codec
+from malamute.journal import pair_record
 from malamute.journal.ahead_writer import AheadWriter
 from malamute.journal.directory import (
     acquire_lock,
     lengthen,
     open_environment,
+    translated,
 )
 from malamute.journal.disk_reader import DiskReader
 from malamute.journal.disk_recovery import begun_incarnations, recover
 from malamute.journal.disk_writer import DiskWriter
 from malamute.journal.opened import OpenedStore
+from malamute.journal.pair_record import ALONE, PairRecord
 from malamute.journal.ring import Counted
 from malamute.journal.store import Copied, Progress, no_progress
-from malamute.journal.write_ahead import find_records, operations_of, read_log
+from malamute.journal.write_ahead import OnAppend, find_records, operations_of, read_log
 from malamute.journal.write_set import OnCommit
 from malamute.store.operations import (
     Defect,
@@ -77,6 +81,8 @@ class DiskStore(DiskReader):
         names_process: bool = True,
         has_log: bool = False,
         on_commit: OnCommit | None = None,
+        on_append: OnAppend | None = None,
+        timeline: int | None = None,
     ) -> DiskStore:
         """Open the store in `directory`, creating it if needed; with `names_process` the lock has its id.
 
@@ -86,7 +92,8 @@ class DiskStore(DiskReader):
         limits by age prefer to a clock that runs ahead of it (`ring`). With `reads_all`, every value is read
         first: an unreadable page is an error at the start, and would end the process later. With `has_log`,
         small writes are durable in the write-ahead log before they are in LMDB. `on_commit` is given the
-        write set of each transaction.
+        write set of each transaction, and `on_append` each record of the log before it is durable. With a
+        `timeline`, the primary of a pair writes; without one, the first write leaves the pair.
 
         Raises StoreLocked if another process has the store open, StoreTooNew if a newer format is in it,
         StoreCorrupt if the file is not a store, StorageFull if the disk has no room, StoreError otherwise.
@@ -106,12 +113,13 @@ class DiskStore(DiskReader):
                 raise StoreError(
                     f"streams_budget {streams_budget} is too large: expected at most 85 % of the size {size}"
                 )
-            opened = OpenedStore(environment, lock, size, streams_budget, counted, on_commit)
-            if _take_up(opened):
+            opened = OpenedStore(environment, lock, size, streams_budget, counted, on_commit, on_append)
+            if _take_up(opened, timeline):
                 environment, found = opened.environment, opened.defects.known
-                opened = OpenedStore(environment, lock, size, streams_budget, counted, on_commit)
+                opened = OpenedStore(environment, lock, size, streams_budget, counted, on_commit, on_append)
                 for defect in found.values():
                     opened.defects.add(defect)
+            opened.leaves_pair = timeline is None and opened.pair_record is not None
             return cls(opened, has_log=has_log)
         except BaseException:
             if environment is not None:
@@ -154,6 +162,16 @@ class DiskStore(DiskReader):
         return self._store.meta.version
 
     @property
+    def lsn(self) -> int:
+        """The log sequence number of the last write. Read by the writing thread."""
+        return self._ahead.lsn
+
+    @property
+    def pair_record(self) -> PairRecord | None:
+        """The record of the pair as it was when the store was opened."""
+        return self._store.pair_record
+
+    @property
     def take_over_at(self) -> float | None:
         """The time of the monotonic clock at which to call `take_over`; None without a reason."""
         return self._ahead.take_over_at
@@ -179,15 +197,35 @@ class DiskStore(DiskReader):
             os.close(self._store.lock)
 
 
-def _take_up(store: OpenedStore) -> bool:
-    """Store what the last process has left in the write-ahead log; return whether there was anything."""
+def _take_up(store: OpenedStore, timeline: int | None) -> bool:
+    """Store what the last process has left in the write-ahead log; return whether there was anything.
+
+    The primary of a pair takes the log over even if it is empty: a standby may have records of the last
+    primary that this one lacks, and the new base outdates them.
+    """
     found = find_records(read_log(store.path), store.meta)
     operations = operations_of(found, store.path)
-    if not found.records and not found.cut_off:
+    is_left = bool(found.records) or found.cut_off
+    newest = max([store.lsn, *(record.lsn for record in found.records)])
+    # What another replica has under the number of a record is of the timeline before.
+    lsn = newest + (timeline is not None or newest == store.lsn)
+    if timeline is not None or (is_left and store.pair_record is not None):
+        _begin_timeline(store, ALONE if timeline is None else timeline, lsn)
+    if not is_left:
+        if timeline is not None:
+            DiskWriter(store).put_meta(version=codec.STORE_VERSION, taken=lsn)
         return False
     recover(store)
     if found.cut_off:
         store.defects.add(Defect("log", "", found.end, found.end, CUT_OFF_WORDS))
-    last = max([store.lsn + 1, *(record.lsn for record in found.records)])
-    DiskWriter(store).write(operations, numbers=last - store.lsn, takes_over=True, is_promised=True)
+    DiskWriter(store).write(operations, numbers=lsn - store.lsn, takes_over=True, is_promised=True)
     return True
+
+
+def _begin_timeline(store: OpenedStore, timeline: int, lsn: int) -> None:
+    """Note the timeline of the next transaction `lsn`. Raises: StoreError."""
+    if store.pair_record is None:
+        raise StoreError(f"{store.path} is in no pair: expected one by `malamute pair create` or `join`")
+    store.pair_record = store.pair_record.begun(timeline, lsn)
+    with translated(), store.environment.begin(write=True) as transaction:
+        pair_record.put(transaction, store.pair_record)

@@ -22,6 +22,7 @@ import lmdb
 
 from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
+from malamute.journal import pair_record
 from malamute.journal.chunk_cursor import DiskChunkDeleter, chunks_in
 from malamute.journal.compaction import delete_blocks, has_drops
 from malamute.journal.directory import (
@@ -261,6 +262,8 @@ class DiskWriter:
                 transaction: Any = begun
                 if store.on_commit is not None:
                     transaction = recorder = Recorder(begun)
+                if store.leaves_pair:
+                    pair_record.remove(begun)
                 if self._failing:
                     put_meta(transaction, store.meta)
                 if repairs:

@@ -15,6 +15,7 @@ import lmdb
 
 from malamute.errors import StorageFull, StoreError, StoreLost
 from malamute.journal import format as codec
+from malamute.journal import pair_record
 from malamute.journal.call_guard import CallGuard
 from malamute.journal.chunk_cursor import keys_of
 from malamute.journal.defects import Defects
@@ -40,6 +41,7 @@ from malamute.journal.states import (
     newest_lsn,
     read_states,
 )
+from malamute.journal.write_ahead import OnAppend
 from malamute.journal.write_set import OnCommit
 from malamute.store.operations import Defect
 
@@ -61,13 +63,16 @@ class OpenedStore:
         size: int,
         budget: int,
         counted: Counted | None,
-        on_commit: OnCommit | None,
+        on_commit: OnCommit | None = None,
+        on_append: OnAppend | None = None,
     ) -> None:
         """Read the states of the streams; `disk_recovery.recover` reads the log."""
         self.environment = environment
         self.path = Path(environment.path())
         self.lock = lock
         self.on_commit = on_commit
+        self.on_append = on_append
+        self.leaves_pair = False  # the next write takes the record of the pair out
         self.calls = CallGuard()
         self.size = size
         self.page_size: int = environment.stat()["psize"]
@@ -81,6 +86,8 @@ class OpenedStore:
         self.repairs: list[ValueRepair] = []  # damaged values that the next write puts aside
         with environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
             self.meta = read_meta(transaction)
+            self.pair_record = pair_record.read(transaction)
+            pair_record.refuse_half(self.pair_record)
             states = read_states(cursor)
             self.repairs += states.repairs
             self._check_metas(transaction)

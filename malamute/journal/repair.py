@@ -21,6 +21,7 @@ import lmdb
 
 from malamute.errors import StoreCorrupt, StoreError
 from malamute.journal import format as codec
+from malamute.journal import pair_record
 from malamute.journal.backup import SLACK_BYTES
 from malamute.journal.blocks import decode_block
 from malamute.journal.directory import (
@@ -90,6 +91,8 @@ def repair(
                 rest = _Repairing(transaction, path / DAMAGED, dry_run, progress).run()
                 if dry_run:
                     transaction.abort()
+                elif done or rest:
+                    pair_record.remove(transaction)
             rest += _repair_log(path, environment, dry_run=dry_run)
         if done:
             _replace(path, data)
@@ -141,6 +144,8 @@ def _repair_log(path: Path, environment: lmdb.Environment, *, dry_run: bool) -> 
     except StoreCorrupt as error:
         found, reason = FoundRecords(), error.text
     if not dry_run:
+        with environment.begin(write=True) as transaction:
+            pair_record.remove(transaction)
         aside = path / DAMAGED
         aside.mkdir(exist_ok=True)
         (aside / f"{FILE}.{len([*aside.glob(f'{FILE}.*')])}").write_bytes(data)
@@ -171,6 +176,7 @@ class _Repairing:
 
     def run(self) -> list[Repair]:
         """Check every value, make the repairs, and return them."""
+        self._check_pair()
         with self._transaction.cursor() as cursor:
             states = read_states(cursor)
             names = {stream.identifier: stream.name for stream in states.streams}
@@ -236,6 +242,15 @@ class _Repairing:
             self._put(key(codec.STREAM, identifier), codec.encode_stream(stream))
             reason = "its state was gone"
             self._done.append(Repair("stream", stream.name, stream.first, stream.last, REBUILT, reason))
+
+    def _check_pair(self) -> None:
+        """Refuse half a copy of a primary; move a damaged record of the pair out."""
+        value = bytes(self._transaction.get(pair_record.PLACE) or b"")
+        try:
+            pair_record.refuse_half(pair_record.read(self._transaction))
+        except StoreCorrupt as error:
+            self._done.append(Repair("pair", "", 0, 0, MOVED_OUT, error.text))
+            self._move_out(pair_record.PLACE, value)
 
     def _repair_meta(self) -> None:
         places = key(META), META_TWIN

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +48,10 @@ _HEADER = struct.Struct(">4sB3xI16sQQI")
 _CRC = struct.Struct(">I")
 
 HEADER_SIZE = _HEADER.size + _CRC.size
+
+OnAppend = Callable[[bytes, int], None]
+"""Called with a record and its log sequence number before it is durable. Raises nothing."""
+
 _END = bytes(HEADER_SIZE)
 
 
