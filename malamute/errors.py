@@ -54,9 +54,11 @@ class MalamuteError(Exception):
     code: ClassVar[int] = 0
     hint: str = ""
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", *, hint: str = "") -> None:
         super().__init__(text)
         self.text = text
+        if hint:
+            self.hint = hint
         self.about = 0
         self.ref = 0
         self.retry_after = 0.0
@@ -95,7 +97,7 @@ class NotFound(Refused):
     """Raised when a command names something that is not there."""
 
     code = 404
-    hint = "`list` shows what there is: `malamute stream list`, `mailbox list`, `service list`, `client list`"
+    hint = "the command `list` of its kind shows what there is, such as `malamute stream list`"
 
 
 class UnexpectedCommand(Refused):
@@ -330,7 +332,7 @@ class ConfigError(MalamuteError):
     """Raised when the configuration cannot be used. The text names the option."""
 
     code = 700
-    hint = "`malamute config show` prints every option with its default"
+    hint = "correct what the text names; `malamute config show` prints every option with its default"
 
 
 class NotInstalled(ConfigError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from malamute.cli.error_output import fitted, report
 from malamute.cli.options import ConnectionOptions, Function
 from malamute.cli.tables import show_map, show_rows
 
@@ -40,7 +41,7 @@ def show_list(
 def show_found(rows: Sequence[Mapping[str, Any]], what: str, *, as_json: bool) -> None:
     """Print rows; without rows, print a sentence for people."""
     if not rows and not as_json:
-        click.echo(f"no {what}", err=True)
+        report(f"no {what}")
     show_rows(rows, as_json=as_json)
 
 
@@ -73,4 +74,4 @@ def removes(question: str) -> Callable[[Function], Function]:
 def confirm(question: str, *, yes: bool, dry_run: bool) -> None:
     """Ask a person for a confirmation; not with a dry run or --yes. Raises `click.Abort`."""
     if not (yes or dry_run):
-        click.confirm(question, abort=True, err=True)
+        click.confirm(fitted(question), abort=True, err=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli.admin import confirm, dry_run_option, yes_option
+from malamute.cli.error_output import report
 from malamute.cli.events import STREAM as EVENTS
 from malamute.cli.exit_codes import ERROR, TIMED_OUT
 from malamute.cli.options import (
@@ -166,7 +167,7 @@ def explain(
     found = _explain(user, action, target, path, connection)
     show_rows(found["rules"], as_json=as_json)
     if not as_json and not found["rules"]:
-        click.echo(printable(_words(found)), err=True)
+        report(printable(_words(found)))
 
 
 def as_refusal(message: Message) -> bytes:

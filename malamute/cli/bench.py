@@ -14,6 +14,7 @@ import click
 from malamute.bench import replay, scenarios
 from malamute.bench.machine import describe
 from malamute.bench.scenarios import SCENARIOS, Scenario, ScenarioOptions
+from malamute.cli.error_output import report
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.signals import interruptible
@@ -108,7 +109,7 @@ def _noted(rows: Iterable[Any]) -> Iterator[Any]:
     """Yield the rows. On a terminal, report the running measurement, since it takes a while."""
     for row in rows:
         if sys.stderr.isatty():
-            click.echo(f"measured {row.what}", err=True)
+            report(f"measured {row.what}")
         yield row
 
 

@@ -51,7 +51,8 @@ def check_console(address: str) -> None:
     except OSError as error:
         words = (error.strerror or str(error)).lower()
         raise ConfigError(
-            f"the console cannot listen on {address}: {words}; another address is --console 127.0.0.1:8081"
+            f"the console cannot listen on {address}: {words}",
+            hint="end the program that listens there, or take another address: --console 127.0.0.1:8081",
         ) from None
 
 

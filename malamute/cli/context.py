@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from malamute.cli.admin import removes
-from malamute.cli.error_output import BadInput
+from malamute.cli.error_output import BadInput, report
 from malamute.cli.options import (
     ConnectionOptions,
     ask_password,
@@ -104,7 +104,7 @@ def listing(*, as_json: bool) -> None:
     """List the contexts, with the one in use."""
     contexts = load(file_of(os.environ))
     if not contexts.by_name and not as_json:
-        click.echo("no contexts", err=True)
+        report("no contexts")
     show_rows([_row(contexts, name) for name in sorted(contexts.by_name)], as_json=as_json)
 
 

@@ -22,7 +22,7 @@ def errors(code: int | None, *, as_json: bool) -> None:
     elif code in BY_CODE:
         show_map(_fields(code, BY_CODE[code]), as_json=as_json)
     else:
-        raise NotFound(f"no error has the number {code}: `malamute errors` lists all")
+        raise NotFound(f"no error has the number {code}", hint="`malamute errors` lists all numbers")
 
 
 def _fields(code: int, error: type[MalamuteError]) -> dict[str, object]:

@@ -146,7 +146,8 @@ def run(
     if not (local or ssl_certfile or insecure):
         raise ConfigError(
             f"{listen} can be reached from other machines: expected --tls-cert and --tls-key, or --insecure "
-            "where a proxy before it has them"
+            "where a proxy before it has them",
+            hint=f"malamute gateway run --listen {listen} --tls-cert cert.pem --tls-key key.pem",
         )
     connection = connection_of(click.get_current_context())
     settings = GatewaySettings(

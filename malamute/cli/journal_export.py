@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from malamute.cli.error_output import report
 from malamute.cli.exit_codes import ERROR
 from malamute.cli.options import connection_of, examples, json_option
 from malamute.cli.printing import printable, to_json
@@ -241,7 +242,7 @@ def _maintain(
 
 
 def _tell(words: str) -> None:
-    click.echo(printable(words), err=True)
+    report(printable(words))
 
 
 def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -252,9 +253,9 @@ def _print_rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     for row in rows:
         stream = printable(row["stream"])
         if row["limited"]:
-            click.echo(f"limited: stream {stream}", err=True)
+            report(f"limited: stream {stream}")
         for gap in row["gaps"]:
-            click.echo(f"{stream}: no {gap['first']} to {gap['last']}, {gap['reason']}", err=True)
+            report(f"{stream}: no {gap['first']} to {gap['last']}, {gap['reason']}")
 
 
 @export.command(

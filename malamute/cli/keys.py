@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from malamute.cli.error_output import report
 from malamute.cli.options import examples, json_option
 from malamute.cli.tables import show_map, show_rows
 from malamute.errors import ConfigError
@@ -89,7 +90,7 @@ def listing(*, directory: Path, as_json: bool) -> None:
     ]
     show_rows(rows, as_json=as_json)
     if not rows and not as_json:
-        click.echo("no keys", err=True)
+        report("no keys")
 
 
 @keys.command(epilog=examples("malamute keys fetch https://login.example.org issuer.jwks"))

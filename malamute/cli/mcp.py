@@ -7,6 +7,7 @@ import signal
 import click
 
 from malamute.cli.console import host_and_port
+from malamute.cli.error_output import report
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.errors import ConfigError, NotInstalled
 from malamute.version import __version__
@@ -70,7 +71,7 @@ def mcp(*, allow: list[str], http: str | None, connection: ConnectionOptions, as
                 f"{http} can be reached from other machines, and has no log-in: expected an address of this "
                 f"one, such as {HTTP}"
             )
-        click.echo(f"http://{http}/mcp", err=True)
+        report(f"http://{http}/mcp")
     else:
         # The thread that reads standard input would outlive Control-C.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -15,8 +15,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from malamute.cli.error_output import JSON, WIDE, print_error
-from malamute.cli.escaping import printable, to_json
+from malamute.cli.error_output import JSON, WIDE, print_error, report, report_json
+from malamute.cli.escaping import printable
 from malamute.cli.units import DurationRange
 from malamute.client.contexts import Context, InvalidContext, file_of, load
 from malamute.errors import ConnectTimeout, InvalidName, MalamuteError
@@ -91,10 +91,14 @@ class ConnectionOptions:
             raise reporter.refused
 
     def _connect(self) -> Client:
+        import logging
+
         from malamute.client.link.greeting import trouble_with
         from malamute.client.session.route import urls_of
         from malamute.client.sync.client import connect
 
+        # The error that follows says more than a warning about its first sign.
+        logging.getLogger("malamute").addHandler(logging.NullHandler())
         try:
             return connect(
                 self.url,
@@ -131,7 +135,10 @@ class Reporter:
             if not fields.get("store", True):
                 # Only a gap before a change of the store names one.
                 del fields["store"]
-            click.echo(to_json({kind: fields}) if self.as_json else _words(kind, fields), err=True)
+            if self.as_json:
+                report_json({kind: fields})
+            else:
+                report(_words(kind, fields))
 
 
 def _words(kind: str, fields: dict[str, Any]) -> str:

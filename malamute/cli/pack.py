@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from malamute.cli.admin import show_found
-from malamute.cli.error_output import BadInput
+from malamute.cli.error_output import BadInput, report
 from malamute.cli.escaping import to_json
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.signals import echo_if_read
@@ -96,7 +96,7 @@ def discover(*, wait: float, interfaces: tuple[str, ...], as_json: bool) -> None
 
     found = asyncio.run(discovery.discover(wait, interfaces))
     if found.left_out:
-        click.echo(f"{found.left_out} announcements are of no broker", err=True)
+        report(f"{found.left_out} announcements are of no broker")
     rows = [{**broker._asdict(), "urls": [*broker.urls]} for broker in found.brokers]
     show_found(
         rows if as_json else [{**row, "urls": ", ".join(row["urls"])} for row in rows],

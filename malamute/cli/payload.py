@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import click
 
-from malamute.cli.error_output import BadInput
+from malamute.cli.error_output import BadInput, report
 from malamute.cli.standard_streams import has_input
 
 HEADERS_HELP = (
@@ -228,7 +228,7 @@ def rows_of(lines: Iterable[tuple[int, bytes]], subject: str, place: str) -> Ite
         if line.strip():
             if unreadable_in(line):
                 # The message cannot be restored, and the others need not be lost with it.
-                click.echo(f"{place}, line {number}: a message that was unreadable is left out", err=True)
+                report(f"{place}, line {number}: a message that was unreadable is left out")
                 continue
             try:
                 yield row_of(line, subject)

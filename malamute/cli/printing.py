@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from malamute.cli.error_output import report
 from malamute.cli.escaping import for_terminal
 from malamute.cli.escaping import printable as printable
 from malamute.cli.escaping import to_json as to_json
@@ -135,7 +136,7 @@ def as_raw(message: Message) -> bytes:
     """Return the body unchanged. For a damaged message, print a warning on standard error."""
     content = content_of(message)
     if content.damage:
-        click.echo(f"message {message.sequence} is {content.damage}", err=True)
+        report(f"message {message.sequence} is {content.damage}")
     return content.body
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli import completion
+from malamute.cli.error_output import report, report_json
 from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, waits
 from malamute.cli.payload import body_given, headers_option
-from malamute.cli.printing import Render, as_body, content_of, printable, prints_messages, show, to_json
+from malamute.cli.printing import Render, as_body, content_of, printable, prints_messages, show
 from malamute.cli.sending import ACKNOWLEDGED, message_options, print_outcome
 from malamute.errors import AccessRefused, NotFound
 
@@ -79,13 +80,16 @@ def request(
         )
         if _nobody_works_for(client, service):
             words = f"nobody works for {printable(service)} now: the request waits"
-            click.echo(to_json({"note": words}) if connection.as_json else words, err=True)
+            if connection.as_json:
+                report_json({"note": words})
+            else:
+                report(words)
         for reply in replies:
             show([reply], render)
             error = content_of(reply).headers.get(ERROR_HEADER)
             if error is not None:
                 failed = True
-                click.echo(f"the worker failed: {printable(str(error))}", err=True)
+                report(f"the worker failed: {printable(str(error))}")
         if outcome:
             failed |= replies.wait(patience_seconds) != ACKNOWLEDGED
             print_outcome(replies, as_json=connection.as_json)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from malamute.cli.error_output import JSON, print_error
+from malamute.cli.error_output import JSON, fitted_usage_errors, print_error
 from malamute.cli.exit_codes import EPILOG, INTERRUPTED, OK, code_of
 from malamute.cli.lazy import Lazy, LazyGroup
 from malamute.cli.signals import drop_output
@@ -62,6 +62,11 @@ SECTIONS = {
 class Root(LazyGroup):
     """The group that prints errors the same way for all commands."""
 
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """Return the context of the command. Raises `click.UsageError` for options before a command."""
+        with fitted_usage_errors():
+            return super().make_context(*args, **more)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -71,6 +76,10 @@ class Root(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand, and turn its errors into words and an exit code."""
+        with fitted_usage_errors():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except MalamuteError as error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from malamute.cli.printing import printable, to_json
+from malamute.cli.error_output import report, report_json
+from malamute.cli.printing import printable
 from malamute.cli.units import duration, moment
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def print_outcome(sent: SentBase, *, as_json: bool) -> None:
     """Print the outcome of a message on standard error."""
     if as_json:
         shown = {"outcome": sent.outcome, "reason": sent.reason or None}
-        click.echo(to_json(shown), err=True)
+        report_json(shown)
     else:
-        click.echo(f"{sent.outcome}{f': {printable(sent.reason)}' if sent.reason else ''}", err=True)
+        report(f"{sent.outcome}{f': {printable(sent.reason)}' if sent.reason else ''}")
 
 
 def message_options(*names: str) -> Callable[[Function], Function]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from malamute.cli.error_output import report
 from malamute.cli.exit_codes import ERROR
 from malamute.cli.options import URL, connection_of, context_option, examples, json_option
 from malamute.cli.printing import printable, to_json
@@ -437,5 +438,5 @@ def end(damage: Sequence[Any], *, as_json: bool) -> None:
     if not as_json:
         for row in damage:
             where = "the file" if row["row_group"] < 0 else f"row group {row['row_group']}"
-            click.echo(f"damaged: {where} of {printable(row['path'])}, {printable(row['reason'])}", err=True)
+            report(f"damaged: {where} of {printable(row['path'])}, {printable(row['reason'])}")
     click.get_current_context().exit(ERROR)

@@ -6,8 +6,10 @@ A terminal shows the columns that it has room for: those of `DROPPED_FIRST` go f
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from shutil import get_terminal_size
 from typing import Any
 
 import click
@@ -90,7 +92,23 @@ def show_map(fields: Mapping[str, Any], *, as_json: bool) -> None:
         width = max(map(len, fields), default=0)
         for name, value in fields.items():
             if shown := cell(name, value):
-                click.echo(f"{_words(name):<{width}}{GAP}{shown}")
+                click.echo(_hanging(f"{_words(name):<{width}}{GAP}", shown))
+
+
+def _hanging(title: str, value: str) -> str:
+    """Return a title and a value; on a terminal that is too narrow the value has several lines."""
+    if not sys.stdout.isatty() or len(title) + len(value) <= (columns := get_terminal_size().columns):
+        return title + value
+    return "\n".join(
+        textwrap.wrap(
+            value,
+            max(columns, 2 * len(title)),
+            initial_indent=title,
+            subsequent_indent=" " * len(title),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def show_whole(found: Mapping[str, Any], *, as_json: bool) -> None:

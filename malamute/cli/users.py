@@ -254,7 +254,10 @@ def add(name: str, *, fields: Row, rules: Sequence[str], book: Book, as_json: bo
     """Add an account, with a key, a password, a uid, or more than one of them."""
     fields["access_rules"] = [*filter(None, rules)] or None
     if all(fields[proof] is None for proof in ("key", "password", "uid")):
-        raise ConfigError("no --key, no --password and no --uid: expected at least one of them")
+        raise ConfigError(
+            "no --key, no --password and no --uid: expected at least one of them",
+            hint=f"malamute user add {name} --password asks for one",
+        )
     show_map(book.add(name, **fields), as_json=as_json)
 
 

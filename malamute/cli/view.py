@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli import completion
+from malamute.cli.error_output import report
 from malamute.cli.keyboard import LEAVING, keys, pressed
 from malamute.cli.options import ConnectionOptions, connects, examples, selects
 from malamute.cli.printing import Render, content_of, excerpt, prints_messages, show
@@ -86,7 +87,7 @@ def view(
                 show(messages, render)
             shown += len(messages)
         if not shown:
-            click.echo("no messages", err=True)
+            report("no messages")
 
 
 def pages(

@@ -88,8 +88,11 @@ class Contexts:
     def get(self, name: str) -> Context:
         """Return the context of this name. Raises `InvalidContext`."""
         if name not in self.by_name:
-            known = ", ".join(self.by_name) or "none"
-            raise InvalidContext(f"there is no context {name!r}: expected {known}")
+            known = f": expected {', '.join(self.by_name)}" if self.by_name else ""
+            raise InvalidContext(
+                f"there is no context {name!r}{known}",
+                hint=f"`malamute context add {name} --url tcp://127.0.0.1:9999` adds it",
+            )
         return self.by_name[name]
 
 

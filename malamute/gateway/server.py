@@ -575,4 +575,7 @@ def run(settings: GatewaySettings, host: str, port: int, on_started: OnStarted, 
     try:
         server.run()
     except SystemExit:
-        raise ConfigError(f"the gateway cannot listen on {host}:{port}: its log says why") from None
+        raise ConfigError(
+            f"the gateway cannot listen on {host}:{port}: its log says why",
+            hint="end the program that listens there, or take another address: --listen 127.0.0.1:8081",
+        ) from None

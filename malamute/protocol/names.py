@@ -70,7 +70,7 @@ class Place(NamedTuple):
         """Read `KIND/NAME`. Raises `InvalidName` for any other text."""
         kind, _, name = text.partition("/")
         if kind not in get_args(Kind) or not is_name(name):
-            raise InvalidName(f"invalid place {text!r}: expected {PLACE_FORM}")
+            raise InvalidName(f"invalid place {text!r}: expected {PLACE_FORM}", hint="such as stream/weather")
         return cls(kind, name)  # type: ignore[arg-type]  # checked above
 
     def __str__(self) -> str:

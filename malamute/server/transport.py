@@ -43,6 +43,9 @@ from malamute.server.intake import ALLOWANCE, IDLE_SECONDS, Allowance, Intake, s
 from malamute.server.passwords import Busy
 from malamute.server.stalls import CAN_TELL, FOR_EVER, Patience, Stalls
 
+ELSEWHERE = "end the program that listens there, or take another address: --listen tcp://127.0.0.1:9998"
+"""The next step where an address cannot be bound."""
+
 INTAKE_MESSAGES = 2_000
 """Commands that one iteration reads."""
 
@@ -243,7 +246,8 @@ class Transport:
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
-            raise ConfigError(f"cannot listen on {endpoint}: {error.strerror}") from error
+            fault = zmq.strerror(error.errno or 0).lower()
+            raise ConfigError(f"cannot listen on {endpoint}: {fault}", hint=ELSEWHERE) from error
         finally:
             self.socket.setsockopt(zmq.HEARTBEAT_IVL, interval_ms)
             os.umask(before)
@@ -722,7 +726,9 @@ def _check_free(endpoint: str) -> None:
         return
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise ConfigError(f"cannot listen on {endpoint}: there is a file that is no socket")
+            raise ConfigError(
+                f"cannot listen on {endpoint}: there is a file that is no socket", hint=ELSEWHERE
+            )
         with socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)
             client.connect(path)
@@ -730,4 +736,4 @@ def _check_free(endpoint: str) -> None:
         pass
     except OSError:  # there is none, or that of a process that has ended; libzmq reports other faults
         return
-    raise ConfigError(f"cannot listen on {endpoint}: address already in use")
+    raise ConfigError(f"cannot listen on {endpoint}: address already in use", hint=ELSEWHERE)

@@ -164,7 +164,7 @@ def test_a_port_in_use_is_reported_by_its_name_and_the_directory_stays_free(
     other.configure(replace(other.config, listen=replace(listen, endpoints=(daemon.url,))))
     refused = run_broker("--config", other.file, directory=tmp_path)
     assert refused.returncode == 1
-    assert f"error 700: cannot listen on {daemon.url}: Address already in use" in refused.stderr
+    assert f"error 700: cannot listen on {daemon.url}: address already in use" in refused.stderr
     assert "Traceback" not in refused.stderr
     other.configure(replace(other.config, listen=listen))
     other.start()

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import subprocess
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,9 +44,10 @@ def on_terminal(broker: Broker) -> OnTerminal:
     return partial(run_on_terminal, broker.url)
 
 
-def run_on_terminal(url: str, *arguments: str) -> str:
+def run_on_terminal(url: str, *arguments: str, columns: int = 0) -> str:
     """Run a command whose output is a terminal. Returns what that was sent, without its own ends of lines."""
     screen, inner = pty.openpty()
+    termios.tcsetwinsize(inner, (24, columns))
     environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
     environ |= {"MALAMUTE_URL": url, "TERM": "xterm"}
     # A Connection is how a server of forks is given a file.
@@ -377,3 +379,39 @@ def test_an_error_is_reported_too(as_json: bool, capsys: pytest.CaptureFixture[s
     print_error(MalamuteError(HOSTILE), as_json=as_json)
     shown = capsys.readouterr().err
     assert shown.strip().isprintable()
+
+
+LONG = "no-such-name-" * 4
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sub", "weather", "--start", LONG),
+        ("sub", "weather", "--where", "unit === 'C'"),
+        ("stream", "show", LONG),
+        ("send", "bob", "hello", "hi", "--delay", "tomorrow"),
+        ("auth", "check", "ann", "fly", "stream/x"),
+        ("--output", "none", "stream", "list"),
+        ("broker", "run", "--memory", "--set", "foo.bar=2"),
+        ("errors", "503"),
+        ("request", LONG, "now", "--wait", "0.01"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_terminal_of_80_columns_has_no_longer_line(command: tuple[str, ...], looked_at: Broker) -> None:
+    shown = run_on_terminal(looked_at.url, *command, columns=80).split("\n")
+    assert len(shown) > 2
+    assert [line for line in shown if len(line) > 80 and " " in line.strip()] == []
+
+
+def test_text_on_standard_error_is_fitted() -> None:
+    """`report` and `report_json` write all of it, but for questions and prompts without an end of line."""
+    elsewhere = [
+        f"{path.name}: {line.strip()}"
+        for path in (ROOT / "malamute" / "cli").glob("**/*.py")
+        if path.name != "error_output.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "err=True" in line and "click.echo(" in line and "nl=False" not in line
+    ]
+    assert elsewhere == []
