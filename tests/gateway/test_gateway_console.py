@@ -47,6 +47,7 @@ PAGE_BYTES_MAX = 100 * 1024
 
 CSS = static_files()["console.css"].data.decode()
 
+LINK = {"link": "page", "urls": ["tcp://one:9999"], "remote": "news", "stream": "news"}
 HOSTILE = "\"'><script>document.title='run'</script><img src=x onerror=alert(1)>{{7*7}}</textarea>"
 """What would be run, in one place or another, if it was not escaped."""
 
@@ -70,6 +71,7 @@ def running() -> Iterator[RunningGateway]:
         client.receive(timeout=WAIT_SECONDS).reject(HOSTILE)
         client.send(HOSTILE, HOSTILE, HOSTILE.encode())
         client.change("feed.set", source="stream/items", feed=HOSTILE, target=f"service/{HOSTILE}")
+        client.change("link.set", **{**LINK, "link": HOSTILE, "remote": HOSTILE, "stream": "copied"})
         client.flush()
         yield gateway
 
@@ -125,6 +127,7 @@ def _addresses(name: str) -> list[str]:
         "/console/clients",
         link("/console/client", id=name),
         "/console/feeds",
+        "/console/links",
         link("/console/users", user=HOSTILE, action="publish", target=f"stream/{HOSTILE}"),
         "/console/settings",
         link("/console/explain", name=name, sequence=1, subscriber=name),
@@ -420,6 +423,25 @@ def test_a_form_that_cannot_be_published_keeps_what_was_typed(console: httpx.Cli
         assert html.escape(fields["body"]) in page.text
         assert html.escape(fields["headers"]) in page.text
     assert console.get(link("/console/stream", name="typed")).status_code == 404
+
+
+def test_a_link_is_set_paused_and_resumed_on_its_page(console: httpx.Client) -> None:
+    csrf = Page(console.get("/console/links").text).csrf
+    given = {**LINK, "urls": "tcp://one:9999\ntcp://two:9999", "criteria": "temp.*", "where": "a > 1"}
+    which = {"link": LINK["link"], "stream": LINK["stream"]}
+    for topic, fields, words, shown in (
+        ("link.set", given, "is new and goes into news", "WAITING"),
+        ("link.pause", which, "at no position, pauses", "PAUSED"),
+        ("link.resume", which, "at no position, resumes", "WAITING"),
+        ("link.remove", which, "at no position, is removed", ""),
+    ):
+        change = {"topic": topic, "csrf": csrf, "back": "/console/links", **fields}
+        assert words in html.unescape(console.post("/console/change", data=change).text)
+        done = console.post("/console/change", data={**change, "confirmed": "yes"})
+        assert done.headers["location"] == "/console/links"
+        rows = [row for row in console.get("/console/links").text.split("<tr>") if "<td>page</td>" in row]
+        assert all(shown in row and "news at tcp://one:9999, tcp://two:9999" in row for row in rows)
+        assert len(rows) == bool(shown)
 
 
 def test_a_change_that_is_refused_keeps_its_form_with_the_error_at_its_field(console: httpx.Client) -> None:

@@ -1,4 +1,4 @@
-"""Pages of feeds, users and rules, and of the settings in force."""
+"""Pages of feeds, links, users and rules, and of the settings in force."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from malamute.protocol.admin import (
     BrokerOption,
     FeedsQuery,
     GroupsQuery,
+    LinksQuery,
     OptionsQuery,
     QuotasQuery,
     StatusQuery,
@@ -41,6 +42,12 @@ async def feeds(request: Request, arguments: Arguments) -> Response:
     visit = visit_of(request)
     listed = await visit.listed("feeds", FeedsQuery())
     return visit.page("feeds.html", listed=listed)
+
+
+async def links(request: Request, arguments: Arguments) -> Response:
+    """Show the links."""
+    visit = visit_of(request)
+    return visit.page("links.html", listed=await visit.listed("links", LinksQuery()))
 
 
 async def users(request: Request, arguments: Arguments) -> Response:
@@ -123,6 +130,7 @@ def _text(name: str, words: str) -> Parameter:
 
 ENDPOINTS = (
     Endpoint("GET", "/console/feeds", feeds, "Feeds"),
+    Endpoint("GET", "/console/links", links, "Links"),
     Endpoint(
         "GET",
         "/console/users",

@@ -44,6 +44,7 @@ NAVIGATION = (
     ("/console/consumers", "Consumers", "c"),
     ("/console/clients", "Clients", "l"),
     ("/console/feeds", "Feeds", "f"),
+    ("/console/links", "Links", "k"),
     ("/console/explain", "Explain", "e"),
     ("/console/users", "Users and rules", "u"),
     ("/console/settings", "Settings", "t"),

@@ -25,6 +25,7 @@ from malamute.protocol.admin import (
     AdminQuery,
     CursorsQuery,
     FeedsQuery,
+    LinksQuery,
     MailboxesQuery,
     ServicesQuery,
     StatusQuery,
@@ -133,6 +134,7 @@ class BrokerWatch:
             "services": _Question(self._queues("service", ServicesQuery())),
             "cursors": _Question(self._all(CursorsQuery())),
             "feeds": _Question(self._all(FeedsQuery())),
+            "links": _Question(self._all(LinksQuery())),
         }
         self.task = asyncio.create_task(self._run())
 
