@@ -18,8 +18,9 @@ too: `malamute.TimedOut`.
     │   ├── InvalidRule        417      ├── QuotaExceeded       430
     │   │                               └── UnknownCommand      501
     ├── Failed                      the broker could not do it now; the same command may succeed later
-    │   ├── InternalError      500      ├── NoWorkers           504
-    │   ├── TryLater           503      └── StorageFull         507
+    │   ├── InternalError      500      ├── StorageFull         507
+    │   ├── TryLater           503      └── NotPrimary          509
+    │   ├── NoWorkers          504
     ├── LinkError                   on the client's side of the wire; 600 and 602 are `TimeoutError`s too
     │   ├── ConnectTimeout     600      ├── Closed              603
     │   ├── ConnectionLost     601      └── OutOfSockets        604
@@ -39,8 +40,10 @@ too: `malamute.TimedOut`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+NO_DETAILS: Mapping[str, Any] = {}
 
 
 class MalamuteError(Exception):
@@ -48,7 +51,8 @@ class MalamuteError(Exception):
 
     `text` names the fault; `code` and `hint` belong to the class, unless an error has a hint of its own.
     `about` is the opcode of the refused command and `ref` its number or source, both 0 without one.
-    After `retry_after` seconds the same command is not refused for this reason; 0.0 is unknown.
+    After `retry_after` seconds the same command is not refused for this reason; 0.0 is unknown. `details` are
+    fields for programs.
     """
 
     code: ClassVar[int] = 0
@@ -62,6 +66,7 @@ class MalamuteError(Exception):
         self.about = 0
         self.ref = 0
         self.retry_after = 0.0
+        self.details = NO_DETAILS
 
     def __str__(self) -> str:
         words = self.text or type(self).__name__
@@ -289,6 +294,23 @@ class StorageFull(Failed):
     hint = "raise storage.size, or free the disk"
 
 
+class NotPrimary(Failed):
+    """Raised when the broker is not the primary of its pair, and serves nobody.
+
+    `details` has the `urls` of the primary, as far as they are known, and the `role`, `timeline`, `lag` and
+    `reason` of this broker.
+    """
+
+    code = 509
+    hint = "connect with the URLs of both brokers: the client finds the primary by itself"
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Return the URLs of the primary; none if it is unknown."""
+        urls = self.details.get("urls")
+        return [url for url in urls if isinstance(url, str)] if isinstance(urls, list) else []
+
+
 class LinkError(MalamuteError):
     """Raised on the client's side for faults of the connection."""
 
@@ -481,10 +503,17 @@ BY_CODE: dict[int, type[MalamuteError]] = {e.code: e for e in _tree(MalamuteErro
 """Every numbered error, by its number."""
 
 
-def from_wire(code: int, text: str, about: int = 0, ref: int = 0, retry_after_ms: int = 0) -> MalamuteError:
+def from_wire(
+    code: int,
+    text: str,
+    about: int = 0,
+    ref: int = 0,
+    retry_after_ms: int = 0,
+    details: Mapping[str, Any] = NO_DETAILS,
+) -> MalamuteError:
     """Return the error of a number and its text; a `MalamuteError` for an unknown number."""
     error = BY_CODE.get(code, MalamuteError)("")
     error.text = text if type(error).code == code else f"{text} (unknown error {code})"
     error.args = (error.text,)
-    error.about, error.ref, error.retry_after = about, ref, retry_after_ms / 1000
+    error.about, error.ref, error.retry_after, error.details = about, ref, retry_after_ms / 1000, details
     return error

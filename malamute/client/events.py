@@ -6,6 +6,7 @@ Without a handler of the program's own, `log_event` writes them to the standard 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from malamute.errors import MalamuteError
@@ -28,6 +29,16 @@ class Lost(NamedTuple):
     """The connection broke, or the session has to be opened anew. The client reconnects by itself."""
 
     reason: str
+
+
+class Moved(NamedTuple):
+    """The broker is not the primary of its pair, for `reason`: the client goes on to another.
+
+    `urls` are those of the primary, as far as the broker knows them.
+    """
+
+    reason: str
+    urls: Sequence[str] = ()
 
 
 class Restored(NamedTuple):
@@ -98,11 +109,12 @@ class Refusal(NamedTuple):
     error: MalamuteError
 
 
-Event = Connected | Lost | Restored | Gap | Switched | Limited | Slow | Recalled | Refusal
+Event = Connected | Lost | Moved | Restored | Gap | Switched | Limited | Slow | Recalled | Refusal
 
 _LEVELS: dict[type, int] = {
     Connected: logging.INFO,
     Lost: logging.WARNING,
+    Moved: logging.INFO,
     Restored: logging.WARNING,
     Gap: logging.WARNING,
     Switched: logging.INFO,
@@ -116,6 +128,7 @@ _LEVELS: dict[type, int] = {
 _SENTENCES: dict[type, str] = {
     Connected: "The session with broker {broker} is open.",
     Lost: "The session with the broker is interrupted, and the client reconnects: {reason}.",
+    Moved: "The broker is not the primary of its pair, and the client goes on to another: {reason}.",
     Restored: "Broker {broker} was restored from a backup: later messages may be lost.",
     Gap: "Messages {first} to {last} of stream {stream!r} are unavailable: {reason}.",
     Switched: "The subscription to stream {stream!r} is in the state {state} from sequence {sequence} on.",

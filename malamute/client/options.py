@@ -23,6 +23,8 @@ from malamute.protocol.texts import shown
 DEFAULT_URL = "tcp://127.0.0.1:9999"
 TIMEOUT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 5.0
+HEARTBEAT_OF_SEVERAL_SECONDS = 1.5
+"""With several URLs: another broker may serve, once this one is known to be lost."""
 CREDIT_MESSAGES = 10_000
 CREDIT_BYTES = 8 * 1024 * 1024
 MAIL_CREDIT_MESSAGES = 1000

@@ -159,6 +159,7 @@ class Core(Engines):
             broker_id=recovered.broker_id,
             incarnation=recovered.incarnation,
             software=settings.software,
+            urls=settings.urls,
             expiry=settings.session_expiry,
             probe=settings.probe_interval,
             release=self.sources.take_back,

@@ -66,13 +66,13 @@ _GROWN: dict[type[Any], tuple[slice, slice, tuple[Any, ...]]] = {
     )
     for kind, count in (
         (Hello, 4),
-        (Error, 1),
+        (Error, 2),
         (Subscribe, 2),
         (Offer, 3),
         (Reject, 1),
         (Commit, 1),
         (Withdraw, 1),
-        (Welcome, 1),
+        (Welcome, 2),
     )
 }
 """The slice of the last fields that a command leaves out with their defaults, that of the others, and the

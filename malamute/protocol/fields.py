@@ -407,6 +407,11 @@ Urls = Annotated[
     _list("urls", 1, limits.URLS_MAX, _URLS),
     Beyond(_are_urls, limits.TEXT_BYTES_MAX, wire=list[str]),
 ]
+PairUrls = Annotated[
+    Sequence[str],
+    _list("urls of a pair", 0, limits.URLS_MAX, _URLS.replace("1 to", "at most")),
+    Beyond(_are_urls, limits.TEXT_BYTES_MAX, wire=list[str]),
+]
 _WAYS = (
     f"a list of at most {limits.WAYS_MAX} ways of 1 to {limits.HOPS_MAX} hops "
     "[broker, stream, link, generation]"

@@ -57,7 +57,7 @@ RECORD_LARGE_BYTES = 65_536
 """A record of this size or more travels as a frame of its own."""
 
 URLS_MAX = 8
-"""URLs of the source of a link."""
+"""URLs of the source of a link, or of the brokers of a pair."""
 
 LINKS_MAX = 1_000
 """Links to the streams of a broker."""

@@ -40,6 +40,7 @@ from malamute.protocol.fields import (
     NewSource,
     Number,
     Opcode,
+    PairUrls,
     Position,
     Positions,
     Properties,
@@ -419,7 +420,7 @@ class Welcome(NamedTuple):
 
     Beside the limits there is the `ack_timeout` for the session's mail, in milliseconds. `attempt` is that of
     the answered HELLO. `incarnation` differs after the broker was restored from a backup. `user` is the
-    authenticated user, empty without authentication.
+    authenticated user, empty without authentication. `urls` are those of the brokers of a pair.
     """
 
     version: Number
@@ -431,6 +432,7 @@ class Welcome(NamedTuple):
     attempt: Number = 0
     incarnation: Number = 0
     user: Address = ""
+    urls: PairUrls = []  # a list, as a decoded value
 
 
 class Ok(NamedTuple):
@@ -449,7 +451,8 @@ class Ok(NamedTuple):
 class Error(NamedTuple):
     """The command `about` with this `ref` was refused and changed nothing. 0 is unknown.
 
-    After `retry_after` milliseconds this reason no longer applies; 0 is unknown.
+    After `retry_after` milliseconds this reason no longer applies; 0 is unknown. `details` are fields for
+    programs, by name.
     """
 
     code: Code
@@ -457,6 +460,7 @@ class Error(NamedTuple):
     about: Opcode = 0
     ref: Ref = 0
     retry_after: Duration = 0
+    details: Map = {}
 
 
 class Stored(NamedTuple):
@@ -721,4 +725,4 @@ def error_message(error: MalamuteError, about: int = 0, ref: int = 0) -> Error:
     words = text.encode("utf-8", "replace")[: limits.WHERE_BYTES_MAX].decode("utf-8", "ignore")
     # A rate of one a second is not reached again for years by one huge command.
     retry_after = min(round(error.retry_after * 1000), limits.DURATION_MS_MAX)
-    return Error(error.code, words, error.about or about, error.ref or ref, retry_after)
+    return Error(error.code, words, error.about or about, error.ref or ref, retry_after, error.details)

@@ -134,6 +134,7 @@ def test_a_failed_handler_is_told_in_a_sentence(
 EVENTS = [
     events.Connected("b", True, again=True),
     events.Lost("x"),
+    events.Moved("follows a"),
     events.Restored("b"),
     events.Gap("s", 1, 2, "expired"),
     events.Switched("s", "live", 7),

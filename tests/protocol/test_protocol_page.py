@@ -101,7 +101,7 @@ def test_the_fields_of_a_command_are_those_of_its_table(spec: Spec) -> None:
 def _literal(value: Any) -> str:
     if value is None:
         return "nil"
-    return str(value) if isinstance(value, int | list) else f'"{value}"'
+    return str(value) if isinstance(value, int | list | dict) else f'"{value}"'
 
 
 @pytest.mark.parametrize("spec", COMMANDS)
@@ -155,6 +155,7 @@ SAMPLES: dict[str, Any] = {
     "sequences": 1,
     "senders": "alice",
     "urls": "tcp://edge:9999",
+    "urls of a pair": "tcp://edge:9999",
     "ways": [["b", "s", "link", 1]],
     "properties": None,
     "criteria": ["exact", "a"],

@@ -44,6 +44,7 @@ BY_WORDS: dict[str, st.SearchStrategy[Any]] = {
     "urls": st.lists(
         st.sampled_from(["tcp://edge:9999", "ipc:///run/malamute"]), min_size=1, max_size=limits.URLS_MAX
     ),
+    "urls of a pair": st.lists(st.just("tcp://edge:9999"), max_size=limits.URLS_MAX),
     "ways": st.lists(
         st.lists(st.tuples(NAMES, NAMES, NAMES, NUMBERS).map(list), min_size=1, max_size=3), max_size=3
     ),

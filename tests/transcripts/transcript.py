@@ -36,7 +36,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "REPLY": {"number": 0},
     "QUERY": {"arguments": {}},
 }
-HIDDEN = {"limits", "software", "broker", "session", "attempt", "incarnation"}
+HIDDEN = {"limits", "software", "broker", "session", "attempt", "incarnation", "urls"}
 
 
 def play(text: str) -> str:
@@ -231,6 +231,7 @@ def _fields(message: Any) -> str:
     if isinstance(message, Error):
         values["code"] = f"{message.code} {BY_CODE[message.code].__name__}"
         values["retry_after"] = message.retry_after or None
+        values["details"] = message.details or None
     if "about" in values:
         values["about"] = BY_OPCODE[message.about].name if message.about in BY_OPCODE else message.about
     if isinstance(message, Welcome):

@@ -29,6 +29,7 @@ from malamute.client.options import (
     CREDIT_BYTES,
     CREDIT_MESSAGES,
     DEMAND_TIMEOUT_SECONDS,
+    HEARTBEAT_OF_SEVERAL_SECONDS,
     HEARTBEAT_SECONDS,
     MAIL_CREDIT_MESSAGES,
     TIMEOUT_SECONDS,
@@ -101,7 +102,7 @@ class ConnectOptions(TypedDict, total=False):
     """The name of the program, as the broker shows it. Default: `malamute-python` and its version."""
     heartbeat: Span
     """The interval at which a thread of the library pings the broker; both sides take the connection for
-    broken after three of them without data. Default: 5 seconds.
+    broken after three of them without data. Default: 5 seconds, and 1.5 with several URLs.
     """
     user: str
     """The user's name, for a broker that asks for a password. Default: MALAMUTE_USER of the environment."""
@@ -154,7 +155,7 @@ async def open_driver(
     address: str = "",
     timeout: Span = TIMEOUT_SECONDS,
     software: str = "",
-    heartbeat: Span = HEARTBEAT_SECONDS,
+    heartbeat: Span | None = None,
     user: str = "",
     password: str = "",
     curve: str | os.PathLike[str] = "",
@@ -172,11 +173,15 @@ async def open_driver(
     Raises:
         ConnectTimeout, InvalidValue, and more: as `connect`.
         TryLater: the broker did not verify the credentials in time.
+        NotPrimary: the broker is not the primary of its pair, and no other one has answered.
     """
     if unknown:
         known = ", ".join(ConnectOptions.__annotations__)
         raise InvalidValue(f"unknown option {shown(next(iter(unknown)))} of connect: expected {known}")
     ask, token = (None, token) if isinstance(token, str) or not callable(token) else (token, token())
+    urls = urls_of(url)
+    if heartbeat is None:
+        heartbeat = HEARTBEAT_SECONDS if len(urls) < 2 else HEARTBEAT_OF_SEVERAL_SECONDS
     given = checked(
         timeout=timeout,
         heartbeat=heartbeat,
@@ -205,7 +210,7 @@ async def open_driver(
         act_as=proof.act_as,
         signed=signed,
     )
-    route = Route(urls_of(url))
+    route = Route(urls, proved=proof.is_mutual)
     connection = Connection(context or shared_context(), route, identity, every_seconds, proof.options)
     driver = make(session, connection, patience_seconds)
     driver.codec = given_codec
@@ -214,6 +219,8 @@ async def open_driver(
         await driver.wait(lambda: session.state is State.READY, patience_seconds, "connecting")
     except TimedOut:
         driver.close()
+        if session.moved is not None:
+            raise session.moved from None
         if connection.link.deferred:
             raise TryLater(
                 f"the broker at {route} did not look at the credentials within {patience_seconds} s: too "

@@ -15,7 +15,7 @@ There is no thread and no timer in it: the edge wakes up at `due`, and asks for 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from random import SystemRandom
 from time import monotonic
@@ -24,7 +24,7 @@ from malamute.client.link.credentials import SocketOptions
 from malamute.client.link.greeting import Inquiry
 from malamute.client.link.link import NOBODY, OTHER_PROOF, AnyContext, Link
 from malamute.client.session.route import Route
-from malamute.errors import AccessRefused, OutOfSockets
+from malamute.errors import AccessRefused, InvalidValue, OutOfSockets
 
 ATTEMPT_SECONDS = 3.0
 """Time for the answer of one URL before the next one is tried."""
@@ -90,7 +90,17 @@ class Connection:
 
         Raises:
             AccessRefused: the broker refuses this client.
+            InvalidValue: a URL is invalid.
         """
+        try:
+            yield from self._changes(now)
+        except (AccessRefused, InvalidValue):
+            # A broker has named this URL, and the others may be good.
+            if not self.route.forget(self.url):
+                raise
+            self._plan(now)
+
+    def _changes(self, now: float) -> Iterator[bool]:
         if self._phase is _Phase.LOOKING:
             self._look(now)
         for up in self.link.changes():
@@ -100,13 +110,18 @@ class Connection:
                 self._inquiry = None
                 yield True
             elif self._phase is not _Phase.BROKEN:
+                if self._phase is _Phase.UP:
+                    self.route.lost(self.url)
                 self._plan(now)
                 yield False
         self._inquire()
         if now >= self.due:
-            if self._phase is _Phase.UP:
+            if self._phase is not _Phase.BROKEN:
+                was_up = self._phase is _Phase.UP
+                self.route.silent(self.url)
                 self._plan(now)
-                yield False
+                if was_up:
+                    yield False
             self._go_on(now)
 
     @property
@@ -114,11 +129,16 @@ class Connection:
         """Return whether a listener has accepted a connection, in this attempt or an earlier one."""
         return self._was_taken or self.link.taken
 
-    def answered(self) -> None:
-        """Note that the broker has answered HELLO: this connection is final."""
-        self.route.arrived()
+    def answered(self, urls: Sequence[str]) -> None:
+        """Note that the broker has answered HELLO, with the URLs of its pair: this connection is final."""
+        self.route.arrived(self.url, urls)
         if self._phase is _Phase.UP:
             self.due = inf
+
+    def moved(self, urls: Sequence[str], now: float) -> None:
+        """Go on to another broker: this one is not the primary of its pair, which is at one of these URLs."""
+        self.route.moved(urls)
+        self._plan(now)
 
     def _inquire(self) -> None:
         """Ask a listener whether it wants another proof, where libzmq has no reason for a failed handshake.
@@ -140,17 +160,16 @@ class Connection:
         self.due = now + wait
 
     def _go_on(self, now: float) -> None:
-        if self._phase is _Phase.TRYING:
-            self._plan(now)
         if now >= self.due:
+            self.url = self._next
             try:
-                link = Link(self._context, self._next, self._identity, self._heartbeat, self._credentials)
+                link = Link(self._context, self.url, self._identity, self._heartbeat, self._credentials)
             except OutOfSockets:
                 # Sockets may be available by the next attempt.
                 self._plan(now)
                 raise
             self._end()
-            self.url, self.link = self._next, link
+            self.link = link
             self._begun()
 
     def _end(self) -> None:

@@ -38,6 +38,11 @@ class Proof(NamedTuple):
     token: str = ""
     act_as: str = ""
 
+    @property
+    def is_mutual(self) -> bool:
+        """Return whether the broker has to prove itself, by its key."""
+        return zmq.CURVE_SERVERKEY in self.options
+
 
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _HALF = r'^\s*{}-key\s*=\s*"([^"\n]*)"'

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from malamute.client.events import Connected, Event, log_event
+from malamute.client.events import Connected, Event, Moved, log_event
 from malamute.client.link.connection import Connection
 from malamute.client.link.link import Link
 from malamute.client.link.renewal import Renewal
@@ -160,7 +160,9 @@ class Driver:
             event = events.popleft()
             if type(event) is Connected:
                 # Not before this: a broker that cannot serve the client must not be tried again at once.
-                self.connection.answered()
+                self.connection.answered(self.session.urls)
+            elif type(event) is Moved:
+                self.connection.moved(event.urls, monotonic())
             self.on_event(event)
 
     def _reconnect(self, now: float) -> None:

@@ -24,8 +24,11 @@ session is over, and every awaited object has that error.
 
     LOST ──connected──▶ OPENING ──WELCOME──▶ READY ──▶ ENDED     by an error, or BYE and its OK
       ▲                    │ ▲                 │
-      └────disconnected────┴─┼────────────────-┤
+      └─disconnected, 509──┴─┼────────────────-┤
                              └─────resync──────┘
+
+ERROR 509 about HELLO is of a broker that is not the primary of its pair (`Moved`): the edge goes on to
+another one, and all goes on there as after a restart.
 
 *Resync* is HELLO on a connection that still stands: for a gap in a source, for a command that reached a
 broker which does not know us any more (405), for a number that left a gap (421). After WELCOME everything is
@@ -40,7 +43,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from malamute.client.events import Connected, Event, Lost, Refusal, Restored
+from malamute.client.events import Connected, Event, Lost, Moved, Refusal, Restored
 from malamute.client.options import check_name
 from malamute.client.session.inbox import Inbox
 from malamute.client.session.outbox import COALESCED_BYTES, WINDOW_COMMANDS, Outbox
@@ -48,7 +51,7 @@ from malamute.client.session.plain import plain
 from malamute.client.session.questions import Questions
 from malamute.client.session.replies import PendingReplies
 from malamute.client.session.sending import Sending
-from malamute.errors import Closed, ConnectionLost, MalamuteError, Malformed, from_wire
+from malamute.errors import Closed, ConnectionLost, MalamuteError, Malformed, NotPrimary, from_wire
 from malamute.protocol import messages as wire
 from malamute.protocol.batch import Frame
 from malamute.protocol.codec import decode
@@ -101,6 +104,10 @@ class ClientSession:
         self.incarnation = 0
         self.user = ""
         """The user of the session, as the broker said last."""
+        self.urls: Sequence[str] = ()
+        """The URLs of the brokers of a pair, as the broker said last."""
+        self.moved: NotPrimary | None = None
+        """The refusal of a broker that is not the primary of its pair; None since another has answered."""
         self.closing = False
         self.events: list[Event] = []
         """Events for the program, until `pop_events`."""
@@ -228,7 +235,7 @@ class ClientSession:
         if self.broker == welcome.broker and self.incarnation != welcome.incarnation:
             self.events.append(Restored(welcome.broker.hex()))
         self.broker, self.incarnation = welcome.broker, welcome.incarnation
-        self.user = welcome.user
+        self.user, self.urls, self.moved = welcome.user, welcome.urls, None
         self.inbox.store = store_name(welcome.broker, welcome.incarnation)
         known = {name: n for name, n in welcome.limits.items() if name in Limits._fields}
         self.sending.limits = limits = Limits(**known)
@@ -303,7 +310,7 @@ class ClientSession:
         error = from_wire(*refused)
         if refused.about == _HELLO and not (self.state is State.READY and refused.ref == self._attempt):
             if self._is_current(refused.ref):
-                self._end(error)
+                self._hello_refused(error)
         elif refused.code in _RESYNC_CODES:
             if refused.about in _REFUSED and not refused.ref:
                 self.events.append(Refusal(error))
@@ -311,6 +318,16 @@ class ClientSession:
                 self._resync(error)
         elif (refuse := _REFUSED.get(refused.about)) is None or not refuse(self, error):
             self.events.append(Refusal(error))
+
+    def _hello_refused(self, error: MalamuteError) -> None:
+        if not isinstance(error, NotPrimary):
+            self._end(error)
+            return
+        self._drop("the broker is not the primary of its pair any more")
+        self._enter(State.LOST)
+        self._resyncs = 0
+        self.moved = error
+        self.events.append(Moved(error.text, error.urls))
 
     def _command_refused(self, error: MalamuteError) -> bool:
         command = self.outbox.refused(error.ref, error)

@@ -46,6 +46,8 @@ class Settings(NamedTuple):
     """The directory below which backups are made; none if nothing is kept on a disk."""
     options: Sequence[BrokerOption] = ()
     """The rows of the query `options`, without the mark of options that wait for a restart."""
+    urls: Sequence[str] = ()
+    """The URLs of the brokers of a pair, for WELCOME."""
     facts: Mapping[str, Any] = {}
     """Fields of `status` from outside the core."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from malamute.core.identity.access import Permissions
@@ -50,6 +50,7 @@ class Sessions:
         broker_id: bytes,
         incarnation: int,
         software: str,
+        urls: Sequence[str],
         expiry: float,
         probe: float,
         release: Callable[[Session], None],
@@ -68,6 +69,7 @@ class Sessions:
         self._broker_id = broker_id
         self._incarnation = incarnation
         self._software = software
+        self._urls = [*urls]
         self._expiry = expiry
         self._release = release
         self._forget = forget
@@ -176,6 +178,7 @@ class Sessions:
             hello.attempt,
             self._incarnation,
             user,
+            self._urls,
         )
         self.effects.send(peer, welcome)
         return session

@@ -36,9 +36,69 @@ def test_after_a_connection_it_begins_with_the_first_one_again_and_a_short_wait(
     route = Route(["a", "b"])
     for _ in range(9):
         route.next(0.5)
-    route.arrived()
+    route.arrived("b", ())
     assert route.next(1.0) == ("a", WAIT)
     assert route.next(1.0) == ("b", 0.0)
+
+
+def tried(route, count):
+    return [route.next(1.0)[0] for _ in range(count)]
+
+
+def test_urls_that_a_broker_names_are_tried_behind_those_given_and_only_as_long_as_it_names_them():
+    route = Route(["b", "a"])
+    route.arrived("b", ["a", "c", "d"])
+    assert tried(route, 5) == ["b", "a", "c", "d", "b"]
+    route.arrived("a", ["a", "c"])
+    assert tried(route, 4) == ["b", "a", "c", "b"]
+    assert route.forget("c")
+    assert not route.forget("a")
+    assert sorted(tried(route, 4)[2:]) == ["a", "b"]
+    assert str(route) == "b, a"
+
+
+def test_the_primary_that_a_standby_names_is_next_if_it_is_known_or_has_the_key():
+    for route, named, expected in [
+        (Route(["a", "b", "c"]), ["x", "c"], ("c", 0.0)),
+        (Route(["a", "b", "c"]), ["x"], ("b", 0.0)),
+        (Route(["a"]), ["x"], ("a", WAIT)),
+        (Route(["a"], proved=True), ["x", "a"], ("x", 0.0)),
+        (Route(["a", "b"]), [], ("b", 0.0)),
+    ]:
+        route.next(1.0)
+        route.moved(named)
+        assert route.next(1.0) == expected
+
+
+def test_two_brokers_that_name_each_other_are_asked_once_a_round():
+    route = Route(["a", "b"])
+    waits = []
+    for _ in range(12):
+        url, wait = route.next(1.0)
+        waits.append(wait)
+        route.moved(["b" if url == "a" else "a"])
+    assert [wait for wait in waits if wait] == [WAIT, 2 * WAIT, 4 * WAIT]
+
+
+def test_a_url_without_an_answer_is_tried_last_until_there_is_one():
+    route = Route(["a", "b", "c"])
+    assert tried(route, 1) == ["a"]
+    route.silent("a")
+    assert tried(route, 5) == ["b", "c", "b", "c", "a"]
+    route.arrived("b", ())
+    assert tried(route, 3) == ["b", "c", "a"]
+    route.arrived("a", ())
+    assert tried(route, 3) == ["a", "b", "c"]
+
+
+def test_a_lost_broker_of_a_pair_is_tried_last_and_another_one_first():
+    route = Route(["a", "b"])
+    route.arrived("a", ["a", "b"])
+    route.lost("a")
+    assert tried(route, 2) == ["b", "a"]
+    route.arrived("b", ())
+    route.lost("b")
+    assert tried(route, 2) == ["b", "a"]
 
 
 @given(st.integers(1, 5), st.lists(st.floats(0, 1), min_size=1, max_size=200))

@@ -3,7 +3,7 @@
 import pytest
 
 from malamute import errors
-from malamute.client.events import Connected, Gap, Limited, Lost, Refusal, Switched
+from malamute.client.events import Connected, Gap, Limited, Lost, Moved, Refusal, Switched
 from malamute.client.session.message import Rejection
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import RESYNCS_MAX, State
@@ -81,6 +81,59 @@ def test_a_taken_address_ends_the_session_and_it_never_says_hello_again(dialogue
     assert isinstance(query.error, errors.AddressTaken)
     dialogue.broken()
     assert dialogue.said() == []
+
+
+def test_a_broker_that_is_not_the_primary_ends_no_session_and_all_goes_on_at_the_other(dialogue):
+    source = subscribe(dialogue, start="first")
+    offer = dialogue.session.inbox.offer("svc", [("all", "")], credit=1, credit_bytes=-1)
+    dialogue.receives(Ok(6, source.number, 1))
+    publish = dialogue.publish(b"1")
+    query = dialogue.session.questions.query("status", {})
+    dialogue.said()
+    dialogue.broken()
+    dialogue.session.pop_events()
+    [hello] = dialogue.said()
+    details = {"urls": ["tcp://b:9999"], "role": "standby", "timeline": 3, "lag": 0, "reason": "follows a"}
+    dialogue.receives(Error(509, "standby: follows a", 1, hello.attempt, 0, details))
+    session = dialogue.session
+    assert session.state is State.LOST
+    assert session.error is None
+    assert session.moved is not None
+    assert session.moved.details == details
+    assert session.pop_events() == [Moved("standby: follows a", ["tcp://b:9999"])]
+    later = dialogue.publish(b"2")
+    assert dialogue.said() == []
+    session.connected()
+    [hello] = dialogue.said()
+    assert hello.unsettled == 1
+    dialogue.receives(WELCOME._replace(attempt=hello.attempt, urls=["tcp://a:9999", "tcp://b:9999"]))
+    assert session.moved is None
+    assert session.urls == ["tcp://a:9999", "tcp://b:9999"]
+    said = dialogue.said()
+    again = {type(one): one for one in said}
+    assert numbers(said) == [1, 2]
+    assert again[wire.Subscribe].source == source.number
+    assert again[wire.Offer].source == offer.number
+    assert wire.Query in again
+    assert not any((publish.done, later.done, query.done, source.ended))
+
+
+def test_a_primary_that_hands_over_loses_its_sessions_by_509(dialogue):
+    dialogue.publish(b"1")
+    dialogue.receives(Error(509, "hands over", 1))
+    assert dialogue.session.pop_events() == [
+        Lost("the broker is not the primary of its pair any more"),
+        Moved("hands over", []),
+    ]
+    dialogue.session.connected()
+    assert dialogue.session.state is State.OPENING
+
+
+def test_an_earlier_hello_that_was_refused_by_509_changes_nothing(dialogue):
+    dialogue.broken()
+    dialogue.receives(Error(509, "standby", 1, 1))
+    assert dialogue.session.state is State.OPENING
+    assert dialogue.session.moved is None
 
 
 # Numbers, confirmations, resend

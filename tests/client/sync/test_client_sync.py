@@ -13,7 +13,7 @@ import zmq
 
 import malamute
 from malamute import errors
-from malamute.client.events import Refusal
+from malamute.client.events import Connected, Refusal
 from malamute.client.link.link import SOCKETS_MAX, Link
 from malamute.client.session.session import State
 from malamute.protocol import messages as wire
@@ -130,6 +130,65 @@ def test_connecting_says_who_it_is_and_closing_says_bye(broker):
     assert isinstance(broker.hears(wire.Bye), wire.Bye)
     with pytest.raises(errors.Closed):
         client.publish("s", "a", b"")
+
+
+@pytest.fixture
+def other() -> Iterator[Scripted]:
+    scripted = Scripted()
+    yield scripted
+    scripted.stop()
+
+
+def not_primary(*urls: str, ref: int = 0) -> Error:
+    return Error(509, "standby", 1, ref, 0, {"urls": [*urls], "role": "standby"})
+
+
+def test_a_client_of_a_pair_follows_the_primary_with_its_numbers(broker, other):
+    other.answers[wire.Hello] = lambda m: [not_primary(ref=m.attempt)]
+    events: list[object] = []
+    with malamute.connect([other.url, broker.url]) as client:
+        client.on_event = events.append
+        assert broker.hears(wire.Hello).heartbeat == other.hears(wire.Hello).heartbeat == 1500
+        assert client.publish("s", "a", b"") == 1
+        broker.answers[wire.Publish] = lambda m: []
+        other.answers[wire.Hello] = DEFAULTS[wire.Hello]
+        publisher = client.publisher("s")
+        publisher.publish("a", b"2")
+        with pytest.raises(errors.TimedOut):
+            publisher.flush(timeout=0.05)
+        broker.hears(wire.Publish)
+        assert broker.hears(wire.Publish).number == 2
+        broker.say(not_primary(other.url))
+        publisher.flush(timeout=10)
+        assert client.url == other.url
+        assert other.hears(wire.Hello).unsettled == 2
+        assert other.hears(wire.Publish).number == 2
+        publisher.close()
+    assert [type(event).__name__ for event in events] == ["Lost", "Moved", "Connected"]
+
+
+def test_a_client_learns_the_urls_of_a_pair_and_drops_one_that_cannot_be_used(broker, other):
+    other.answers[wire.Hello] = lambda m: [not_primary(broker.url, ref=m.attempt)]
+    broker.answers[wire.Hello] = lambda m: [
+        Welcome(2, b"id", b"broker", False, "", {}, m.attempt, 0, "", ["tcp://a;b:1", other.url, broker.url])
+    ]
+    with malamute.connect(broker.url) as client:
+        assert broker.hears(wire.Hello).heartbeat == 5000
+        for url in ("tcp://a;b:1", other.url):
+            events: list[object] = []
+            client.on_event = events.append
+            broker.say(not_primary(url))
+            while not any(isinstance(event, Connected) for event in events):
+                client.ping(timeout=10)
+            assert client.url == broker.url
+        assert other.hears(wire.Hello).attempt
+
+
+def test_a_standby_without_a_primary_is_the_reason_why_there_is_no_connection(broker):
+    broker.answers[wire.Hello] = lambda m: [not_primary("tcp://other:9999", ref=m.attempt)]
+    with pytest.raises(errors.NotPrimary, match="standby") as found:
+        malamute.connect(broker.url, timeout=0.3)
+    assert found.value.urls == ["tcp://other:9999"]
 
 
 def test_no_broker_is_a_connect_timeout():
