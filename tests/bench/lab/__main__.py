@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,6 @@ from malamute.cli.printing import to_json
 from malamute.cli.root import Root
 from malamute.client.options import HEARTBEAT_SECONDS
 
-SHUFFLES = "2"
-"""Partitions of the shuffles of the benchmark's Spark session."""
-
-MEMORY = "4g"
-"""Memory of the driver of that session."""
-
 
 def names_option(name: str, parameter: str, choices: Iterable[str], help_text: str) -> Decorator:
     """One of several names, which may be repeated."""
@@ -66,6 +61,12 @@ def names_option(name: str, parameter: str, choices: Iterable[str], help_text: s
         name, parameter, type=click.Choice([*choices]), multiple=True, metavar="NAME", help=help_text
     )
 
+
+PRIORITY = click.option(
+    "--priority",
+    type=click.IntRange(1, 99),
+    help="The real-time priority of all processes, on a machine with other work.",
+)
 
 make = Root(sections={"": {"bench": Lazy("lab.__main__:lab", "Measure this machine.")}})
 """`make bench`, with the error output of the command line."""
@@ -291,11 +292,7 @@ def commands_command(as_json: bool, **given: Any) -> None:
     "--peer", "peers", PEERS, "One to measure; may be repeated. All that are installed if not given."
 )
 @names_option("--work", "works", WORKS, "One of the works; may be repeated. All of them if it is not given.")
-@click.option(
-    "--priority",
-    type=click.IntRange(1, 99),
-    help="The real-time priority of all processes, on a machine with other work.",
-)
+@PRIORITY
 @DATA
 @json_option
 def peers_command(as_json: bool, priority: int | None, **given: Any) -> None:
@@ -362,6 +359,28 @@ def match_command(seed: int, rounds: int, largest: int, path: Path | None, as_js
         raise click.ClickException("no matplotlib, which the curve needs: install malamute[plot]")
 
 
+@lab.command("pipeline")
+@messages_option(4_000_000, "Messages of the history.")
+@SIZE
+@rounds_option(3)
+@click.option("--spark", "with_spark", is_flag=True, help="Analyze and replay by Spark as well.")
+@PRIORITY
+@DATA
+@json_option
+def pipeline_command(*, priority: int | None, with_spark: bool, as_json: bool, **given: Any) -> None:
+    """Export a journal, join files, count, analyze, and publish again, with the processor time of each.
+
+    Tables of Iceberg are in a catalog of SQLite in a temporary directory.
+    """
+    from lab import pipeline
+    from lab.spark import session_of
+
+    options = pipeline.PipelineOptions(**given)
+    about = {"priority": peers.take_priority(priority)}
+    with pipeline.catalog(options.directory), session_of(2) if with_spark else nullcontext() as session:
+        measure_alone(options, pipeline.measure(options, session), about, as_json=as_json)
+
+
 @lab.command("spark")
 @messages_option(20_000_000, "Messages of the history; with headers a tenth is matched.")
 @SIZE
@@ -385,29 +404,19 @@ def spark_command(
     The start of the session and a first round are not measured.
     """
     from malamute.spark.dependencies import need
-    from malamute.spark.session import open_session
 
     need("pyarrow")
-    from lab.spark import SparkBenchOptions, measure
+    from lab.spark import SparkBenchOptions, measure, session_of
 
     options = SparkBenchOptions(messages, size_bytes, subscriptions, rounds, cores, Path(directory))
     # Opened before anything is printed: it is slow, and it fails where Java is missing.
-    session = open_session(
-        "malamute-bench",
-        f"local[{cores}]",
-        spark__ui__enabled="false",
-        spark__log__level="ERROR",
-        spark__driver__memory=MEMORY,
-        spark__ui__showConsoleProgress="false",
-        spark__sql__shuffle__partitions=SHUFFLES,
-    )
-    try:
+    with session_of(cores) as session:
         print_rows(_spark_parameters(options), measure(session, options), as_json=as_json)
-    finally:
-        session.stop()
 
 
 def _spark_parameters(options: Any) -> dict[str, Any]:
+    from lab import spark
+
     given = given_options(options)
     return {
         **describe(options.directory),
@@ -415,7 +424,7 @@ def _spark_parameters(options: Any) -> dict[str, Any]:
         **given,
         "size_bytes": f"{given['size_bytes']}, with 3 headers, 1,000 subjects, 20 senders",
         "file": "1,000,000 messages, row groups of 131,072, zstd",
-        "session": f"local[{options.cores}], {MEMORY}, {SHUFFLES} shuffle partitions",
+        "session": f"local[{options.cores}], {spark.MEMORY}, {spark.SHUFFLES} shuffle partitions",
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -30,6 +31,7 @@ from malamute.spark.manifest import File, Manifest, save
 from malamute.spark.match import MatchSubscription, match
 from malamute.spark.scan import ExportedHistory, HistoryBounds
 from malamute.spark.schema import arrow_schema, ddl
+from malamute.spark.session import close_session, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +61,31 @@ PLAIN = "plain "
 
 WARM = 4
 """Rounds of plain Spark that are not measured: Java compiles in them what all others are held to."""
+
+
+SHUFFLES = "2"
+"""Partitions of the shuffles of the session."""
+
+MEMORY = "4g"
+"""Memory of the driver of the session."""
+
+
+@contextmanager
+def session_of(cores: int) -> Iterator[SparkSession]:
+    """Open a session on so many cores of this machine."""
+    session = open_session(
+        "malamute-bench",
+        f"local[{cores}]",
+        spark__ui__enabled="false",
+        spark__log__level="ERROR",
+        spark__driver__memory=MEMORY,
+        spark__ui__showConsoleProgress="false",
+        spark__sql__shuffle__partitions=SHUFFLES,
+    )
+    try:
+        yield session
+    finally:
+        close_session(session)
 
 
 class SparkBenchOptions(NamedTuple):
