@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from malamute.spark.export import Exported
     from malamute.spark.export_location import ExportLocation
     from malamute.spark.history import HistorySource
+    from malamute.spark.maintenance import Joined, Left
     from malamute.spark.schema import Kind
 
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -147,22 +148,21 @@ def export(
 
     if follow and until:
         raise click.UsageError("--follow with --until: expected one of them, because --follow has no end")
-    if form != "parquet" and (compact or expire is not None):
-        raise click.UsageError(f"--compact or --expire with --format {form}: expected the tools of {form}")
     place = _place(target) if form == "parquet" else None
     limits = {"since": when(since), "until": when(until)}
     with open_history(**source_of(data, url, context)) as history:
         work = partial(_export_to, place, target, form, history, promoted=promoted, **limits)
+        care = partial(_maintain, place, target, form, compact=compact, expire=expire)
         if not follow:
-            _print_rows(_export_all(work, history, streams), as_json=as_json)
-            _maintain(place, streams, compact=compact, expire=expire)
+            _print_rows(rows := _export_all(work, history, streams), as_json=as_json)
+            care(streams, rows)
             return
         stop = threading.Event()
         with until_stopped():
             while True:
                 rows = _export_all(work, history, streams)
                 _print_rows([row for row in rows if row["files"] or row["gaps"]], as_json=as_json)
-                _maintain(place, streams, compact=compact, expire=expire)
+                care(streams, rows)
                 stop.wait(every)
 
 
@@ -223,22 +223,42 @@ def _export_all(
 
 
 def _maintain(
-    place: ExportLocation | None, streams: tuple[str, ...], *, compact: bool, expire: float | None
+    place: ExportLocation | None,
+    target: str,
+    form: str,
+    streams: tuple[str, ...],
+    rows: list[dict[str, Any]],
+    *,
+    compact: bool,
+    expire: float | None,
 ) -> None:
-    """Remove old days and join small files, also those of streams that the broker has no longer."""
-    if place is None or (not compact and expire is None):
+    """Remove old days and join small files, of an export also those of streams that the broker has lost."""
+    if not compact and expire is None:
+        return
+    if place is None:
+        from malamute.spark.table_formats import FORMATS, maintain
+
+        for row in rows:
+            name = row["stream"]
+            _tell_of(*maintain(FORMATS[form](target, name), name, compact=compact, age_seconds=expire))
         return
     from malamute.spark import maintenance
     from malamute.spark.manifest import exported_streams
 
     for stream in streams or exported_streams(place):
-        if expire is not None and (left := maintenance.expire(place, stream, expire)).files:
-            _tell(f"{stream}: {left.files} files of {left.messages} messages have expired")
+        if expire is not None:
+            _tell_of(maintenance.expire(place, stream, expire))
         if compact:
             with _bar(stream) as progress:
                 joined = maintenance.compact(place, stream, progress)
-            if joined.files:
-                _tell(f"{stream}: {joined.files} files joined into {joined.into}")
+            _tell_of(joined=joined)
+
+
+def _tell_of(left: Left | None = None, joined: Joined | None = None) -> None:
+    if left and left.files:
+        _tell(f"{left.stream}: {left.files} files of {left.messages} messages have expired")
+    if joined and joined.files != joined.into:
+        _tell(f"{joined.stream}: {joined.files} files joined into {joined.into}")
 
 
 def _tell(words: str) -> None:

@@ -6,14 +6,18 @@ export that is killed at any moment has either made a commit with its position, 
 against another writer looks at the position again before it goes on, so that two exports are no second copy.
 
 Files, their checksums and their list are the business of the format. A table has one stream of one store,
-partitioned by `date`; a header that is promoted later becomes a new column.
+partitioned by `date`; a header that is promoted later becomes a new column. Maintenance is a commit as well,
+which loses each race; then the next one has the same to do.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,26 +29,58 @@ from malamute.spark.dependencies import need
 from malamute.spark.export import Exported, Progress
 from malamute.spark.history import ExportGap, HistorySource, range_of, sequence_at
 from malamute.spark.layout import quoted
+from malamute.spark.maintenance import OPEN_FILES, Joined, Left
 from malamute.spark.schema import KINDS, PREFIX, Kind, Promoted, arrow_schema
 
 COMMIT_ROWS = 500_000
 COMMIT_BYTES = 64 * 1024 * 1024
 """Messages or bytes of a commit, or a batch more."""
 
+JOINED_BYTES = 256 * 1024 * 1024
+"""Files of a day of Iceberg that are larger together stay as they are: joining holds them in memory."""
+
+KEPT = timedelta(days=7)
+"""How long earlier versions of a table can be read after its maintenance."""
+
 RETRIES = 10
 """Races against other writers that one commit may lose."""
 
 APP, STREAM, STORE, LAST = "malamute", "malamute.stream", "malamute.store", "malamute.last"
 
+_EPOCH = date(1970, 1, 1)
+
+
+class TableFile(NamedTuple):
+    """A file of a table."""
+
+    day: date
+    messages: int
+    size: int
+
 
 class HistoryTable(Protocol):
-    """A table of one stream. Any of its calls may raise `StoreError`."""
+    """A table of one stream. Any of its calls may raise `StoreError`.
+
+    `load` comes before the calls of maintenance, which do nothing when another writer is faster.
+    """
 
     def load(self) -> tuple[str, str, int, pa.Schema] | None:
         """Return stream, store, position and columns as they are now; None without a table."""
 
     def append(self, rows: pa.Table, stream: str, store: str, last: int) -> bool:
         """Commit rows and the position; False if another writer was faster, and nothing was committed."""
+
+    def files(self) -> list[TableFile]:
+        """Return the files as they are now."""
+
+    def join(self, day: date) -> None:
+        """Make few files of those of a day."""
+
+    def remove_before(self, day: date) -> None:
+        """Remove the days before one."""
+
+    def forget(self) -> None:
+        """Give up versions of the table that are older than `KEPT`, and their files."""
 
 
 class DeltaTableOf:
@@ -93,6 +129,27 @@ class DeltaTableOf:
             self.load()
         return True
 
+    def files(self) -> list[TableFile]:
+        """Return the files as they are now."""
+        self.load()
+        found = pa.table(self._table.get_add_actions(flatten=True))
+        columns = (found.column(name).to_pylist() for name in ("partition.date", "num_records", "size_bytes"))
+        return [*map(TableFile, *columns)]
+
+    def join(self, day: date) -> None:
+        """Make few files of those of a day."""
+        with suppress(self._exceptions.CommitFailedError):
+            self._table.optimize.compact([("date", "=", str(day))])
+
+    def remove_before(self, day: date) -> None:
+        """Remove the days before one."""
+        with suppress(self._exceptions.CommitFailedError):
+            self._table.delete(f"date < date '{day}'")
+
+    def forget(self) -> None:
+        """Give up versions of the table that are older than `KEPT`, and their files."""
+        self._table.vacuum(int(KEPT.total_seconds()) // 3600, dry_run=False, enforce_retention_duration=False)
+
 
 class IcebergTableOf:
     """A table of Iceberg, in a namespace of a catalog."""
@@ -134,6 +191,45 @@ class IcebergTableOf:
         except (self._exceptions.CommitFailedException, self._exceptions.TableAlreadyExistsError):
             return False
         return True
+
+    def files(self) -> list[TableFile]:
+        """Return the files as they are now."""
+        self.load()
+        found = [task.file for task in self._table.scan().plan_files()]
+        return [
+            TableFile(_EPOCH + timedelta(file.partition[0]), file.record_count, file.file_size_in_bytes)
+            for file in found
+        ]
+
+    def join(self, day: date) -> None:
+        """Make one file of those of a day, unless they are large."""
+        condition = f"date = '{day}'"
+        if sum(file.size for file in self.files() if file.day == day) <= JOINED_BYTES:
+            rows = self._table.scan(condition).to_arrow().sort_by("sequence")
+            with suppress(self._exceptions.CommitFailedException):
+                self._table.overwrite(rows, condition)
+
+    def remove_before(self, day: date) -> None:
+        """Remove the days before one."""
+        with suppress(self._exceptions.CommitFailedException):
+            self._table.delete(f"date < '{day}'")
+
+    def forget(self) -> None:
+        """Give up versions of the table that are older than `KEPT`, and their files."""
+        oldest, old = datetime.now(UTC) - KEPT, self._paths()
+        with suppress(self._exceptions.CommitFailedException):
+            self._table.maintenance.expire_snapshots().older_than(oldest.replace(tzinfo=None)).commit()
+            self.load()
+            # The library forgets snapshots alone.
+            for path in old - self._paths():
+                self._table.io.delete(path)
+
+    def _paths(self) -> set[str]:
+        """Return the files of data in all versions that are known."""
+        manifests = {m for snapshot in self._table.snapshots() for m in snapshot.manifests(self._table.io)}
+        return {
+            entry.data_file.file_path for m in manifests for entry in m.fetch_manifest_entry(self._table.io)
+        }
 
     def _names(self) -> set[str]:
         return {field.name for field in self._table.schema().fields}
@@ -255,3 +351,26 @@ def _append(
     raise StoreError(
         f"other writers were faster {RETRIES} times: try again, or have one export of {stream!r}"
     )
+
+
+def maintain(
+    table: HistoryTable, stream: str, *, compact: bool = False, age_seconds: float | None = None
+) -> tuple[Left, Joined]:
+    """Remove the days of a table that ended `age_seconds` ago, join small files, and forget old versions."""
+    if table.load() is None:
+        return Left(stream, 0, 0, 0), Joined(stream, 0, 0, 0)
+    today = datetime.now(UTC).date()
+    before = table.files()
+    if age_seconds is not None:
+        oldest = (datetime.now(UTC) - timedelta(seconds=age_seconds)).date()
+        if any(file.day < oldest for file in before):
+            table.remove_before(oldest)
+    kept = table.files()
+    if compact:
+        for day, count in sorted(Counter(file.day for file in kept).items()):
+            if count >= (2 if day < today else OPEN_FILES):
+                table.join(day)
+    joined = table.files()
+    table.forget()
+    gone = sum(file.messages for file in before) - sum(file.messages for file in kept)
+    return Left(stream, len(before) - len(kept), gone, 0), Joined(stream, len(kept), len(joined), 0)

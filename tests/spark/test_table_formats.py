@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,7 +22,8 @@ from malamute.errors import InvalidValue, StoreError
 from malamute.spark import columns, table_formats
 from malamute.spark.export import Exported
 from malamute.spark.history import open_history
-from malamute.spark.table_formats import FORMATS, export_to_table
+from malamute.spark.maintenance import Joined, Left
+from malamute.spark.table_formats import FORMATS, TableFile, export_to_table, maintain
 
 pytest.importorskip("deltalake")
 pytest.importorskip("sqlalchemy")
@@ -52,6 +54,17 @@ class Place:
         from pyiceberg.catalog import load_catalog
 
         return load_catalog("default").load_table((self.namespace, "s")).scan().to_arrow()
+
+    def files(self) -> list[TableFile]:
+        table = self.table()
+        assert table.load() is not None
+        return list(table.files())
+
+    def on_disk(self) -> set[Path]:
+        if self.form == "delta":
+            return {*Path(self.target).rglob("*.parquet")}
+        location = self.table()._catalog.load_table((self.namespace, "s")).location()
+        return {*Path(location.removeprefix("file://")).rglob("*.parquet")}
 
     def sequences(self) -> list[int]:
         """The sequences, as DuckDB reads the rows."""
@@ -170,6 +183,51 @@ def test_an_export_that_is_killed_continues(place: Place, number: int, when: str
 
 def test_the_command(place: Place) -> None:
     words = ("journal", "export", "--data", str(place.data), "--to", place.target, "--format", place.form)
-    [row] = json.loads(run(*words, "--json"))
+    [row] = json.loads(run(*words, "--json").splitlines()[0])
     assert row["messages"] == 900
-    assert "expected the tools of" in run(*words, "--compact", code=2)
+    # The day is over.
+    assert json.loads(run(*words, "--compact", "--json").splitlines()[0])[0]["messages"] == 0
+    assert len(place.files()) == 1
+    assert place.sequences() == [*range(1, 901)]
+    # A joined table is continued, and its position outlives its days.
+    store(place.data, operations("s", 901, numbered(10, 901)))
+    assert (
+        json.loads(run(*words, "--compact", "--expire", "90d", "--json").splitlines()[0])[0]["messages"] == 10
+    )
+    assert place.files() == []
+    assert place.sequences() == []
+    store(place.data, operations("s", 911, numbered(10, 911)))
+    assert place.export(n="integer").messages == 10
+    assert place.sequences() == [*range(911, 921)]
+
+
+def test_old_versions_leave_with_their_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.export()
+    there = place.on_disk()
+    assert len(there) == 5
+    maintain(place.table(), "s", compact=True)
+    assert place.on_disk() > there
+    monkeypatch.setattr(table_formats, "KEPT", timedelta(0))
+    assert maintain(place.table(), "s") == (Left("s", 0, 0, 0), Joined("s", 1, 1, 0))
+    assert len(place.on_disk()) == 1
+    assert place.on_disk().isdisjoint(there)
+    assert place.sequences() == [*range(1, 901)]
+
+
+def test_maintenance_loses_a_race_and_nothing_else(place: Place) -> None:
+    place.export()
+    store(place.data, operations("s", 901, numbered(100, 901)))
+    slow = place.table()
+    join = slow.join
+
+    def overtaken(day: date) -> None:
+        assert place.export().messages == 100
+        join(day)
+
+    slow.join = overtaken
+    maintain(slow, "s", compact=True)
+    assert place.sequences() == [*range(1, 1001)]
+    maintain(place.table(), "s", compact=True)
+    assert len(place.files()) == 1
+    assert place.export().messages == 0
+    assert place.sequences() == [*range(1, 1001)]
