@@ -8,7 +8,7 @@ from pathlib import Path
 from depth import DEPTH
 from export_damage import AGES, BARE, KINDS, MANIFEST, NEW, OLD, REPORTED, UNCOVERED, WAYS, run
 
-COUNT = len(AGES) * len(KINDS) * len(WAYS) * DEPTH // 5
+COUNT = len(AGES) * len(KINDS) * len(WAYS) * DEPTH // 8
 
 
 def test_damage_of_any_place_is_reported_with_its_range(tmp_path: Path) -> None:

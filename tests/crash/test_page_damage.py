@@ -8,7 +8,7 @@ from pathlib import Path
 from depth import DEPTH
 from page_damage import BRANCH, FREE, FREE_TREE, LEAF, ROOT, VALUE, WAYS, run
 
-COUNT = 4 * len(WAYS) * DEPTH
+COUNT = 3 * len(WAYS) * DEPTH
 
 
 def test_damage_of_any_page_is_reported_and_ends_no_process(tmp_path: Path) -> None:

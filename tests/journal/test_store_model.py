@@ -423,5 +423,5 @@ class LoggedStores(Stores):
         self.disk.close()
 
 
-LoggedStores.TestCase.settings = settings(max_examples=20 * DEPTH, stateful_step_count=40, deadline=None)
+LoggedStores.TestCase.settings = settings(max_examples=10 * DEPTH, stateful_step_count=40, deadline=None)
 TestLoggedStores = LoggedStores.TestCase

@@ -111,7 +111,7 @@ def test_plain_subject_families(family, naive, patterns, subjects):
         assert matched(index, subject) == [k for k, p in enumerate(patterns) if naive(p, subject)]
 
 
-@many_pairs(20)
+@many_pairs(10)
 @given(subjects=st.lists(TEXT, min_size=30, max_size=50))
 def test_regular_expressions(subjects):
     patterns = ["a", "^a", "b$", "^$", "a.b", r"a\.b", "(a|b)+", "[^a]", "^(ab)*$", "b{2,3}"]
@@ -177,7 +177,7 @@ def test_geo(areas, points):
 # The expression.
 
 
-@many_pairs(20)
+@many_pairs(10)
 @given(
     trees=st.lists(EXPRESSIONS, min_size=20, max_size=30),
     messages=st.lists(MESSAGES, min_size=30, max_size=40),
@@ -195,7 +195,7 @@ FEW = st.sampled_from(["p", "q", "subject"])
 """So few attributes that messages have classes."""
 
 
-@many_pairs(40)
+@many_pairs(10)
 @given(
     trees=st.lists(
         st.recursive(
@@ -251,7 +251,7 @@ def test_a_batch_matches_what_each_message_does_by_itself(trees, requests, batch
             del selectors[gone]
 
 
-@many_pairs(20)
+@many_pairs(10)
 @given(tree=EXPRESSIONS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_compiled_condition(tree, messages):
     single = CompiledSelector(Selector.parse([["all", ""]], oracle.text(tree)), refuse)
@@ -268,7 +268,7 @@ def places(single, messages):
     return single.places(subjects, senders, lambda wanted: [headers[at] for at in wanted])
 
 
-@many_pairs(80)
+@many_pairs(10)
 @given(tree=EXPRESSIONS, message=MESSAGES)
 def test_an_expression_survives_being_written_out(tree, message):
     expression = parse(oracle.text(tree))
@@ -322,7 +322,7 @@ def parsed(selector):
     return Selector.parse(criteria, oracle.text(where) if where else "")
 
 
-@many_pairs(20)
+@many_pairs(10)
 @given(selector=SELECTORS, messages=st.lists(MESSAGES, min_size=30, max_size=40))
 def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages):
     wanted = [at for at, message in enumerate(messages) if wants(selector, *message)]
@@ -332,7 +332,7 @@ def test_a_single_selector_takes_what_the_index_finds_for_it(selector, messages)
     assert places(single, messages) == wanted
 
 
-@many_pairs(15)
+@many_pairs(8)
 @given(
     selectors=st.lists(SELECTORS, min_size=20, max_size=40),
     messages=st.lists(MESSAGES, min_size=10, max_size=15),

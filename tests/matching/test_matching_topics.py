@@ -53,7 +53,7 @@ def test_forms(dialect, pattern, wanted):
     assert set(forms(dialect, pattern)) == wanted
 
 
-@many_pairs(150)
+@many_pairs(40)
 @given(DIALECTS, PATTERNS, st.lists(SUBJECTS, min_size=20, max_size=20))
 def test_a_form_alone_means_what_the_pattern_means(dialect, pattern, subjects):
     for subject in subjects:
@@ -62,7 +62,7 @@ def test_a_form_alone_means_what_the_pattern_means(dialect, pattern, subjects):
         )
 
 
-@many_pairs(75)
+@many_pairs(40)
 @given(
     DIALECTS,
     st.lists(PATTERNS, min_size=10, max_size=20),
@@ -83,7 +83,7 @@ def test_constituent_tables_hold_every_match_and_are_exact_without_a_hash(dialec
         }
 
 
-@many_pairs(75)
+@many_pairs(40)
 @given(
     st.lists(PATTERNS.filter(lambda p: "#" not in p), min_size=1, max_size=20),
     st.lists(SUBJECTS, min_size=20, max_size=20),
@@ -213,7 +213,7 @@ def test_rq14_a_false_positive_of_the_rows_is_not_delivered():
 # The filter.
 
 
-@many_pairs(60)
+@many_pairs(30)
 @given(DIALECTS, st.lists(PATTERNS, max_size=20), st.lists(SUBJECTS, min_size=20, max_size=30), st.booleans())
 def test_wk11_a_filter_says_whether_there_is_any_match(dialect, patterns, subjects, wildcards_first):
     wanted = Filter(patterns, dialect, wildcards_first)
@@ -226,7 +226,7 @@ def test_wk11_a_filter_says_whether_there_is_any_match(dialect, patterns, subjec
         assert wanted.matches(subject) == any(NAIVE[dialect](p, subject) for p in patterns)
 
 
-@many_pairs(100)
+@many_pairs(50)
 @given(DIALECTS, PATTERNS, PATTERNS, st.lists(SUBJECTS, min_size=20, max_size=20))
 def test_subsumption_is_never_claimed_wrongly(dialect, general, special, subjects):
     if subsumes(forms(dialect, general), forms(dialect, special)):
