@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import select
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
