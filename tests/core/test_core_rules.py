@@ -521,6 +521,9 @@ def allowed(rules, action, name, subject):
 
 def may(rules, bench, action, name, subject):
     """The same of a command, which may need the thing to be made."""
+    if action == "admin":
+        made = allowed(rules, "create", name, "") and name not in bench.core.streams.by_name
+        return made or allowed(rules, action, name, subject)
     there = action not in MAKING or name in getattr(bench.core, MAKING[action]).by_name
     return allowed(rules, action, name, subject) and (there or allowed(rules, "create", name, ""))
 
@@ -632,6 +635,27 @@ def test_an_operator_makes_a_stream_by_the_right_to_administer_it_and_an_owner_h
     assert refusals(bench.sent("ann")) == []
     assert "ann" in bench.core.mailboxes.by_name
     assert refusals(bench.ask("ann", subscribe(1))) == []
+
+
+def test_the_right_to_create_a_stream_is_enough_to_create_it_without_a_journal():
+    bench = bench_with("create stream/live.#", "publish stream/live.#", create="")
+    hello(bench, "ann")
+
+    def create(stream, **arguments):
+        bench.tell("ann", Change(0, "stream.create", {"stream": stream, **arguments}))
+        bench.settle()
+        return refusals(bench.sent("ann"))
+
+    assert create("live.a", journal=False) == []
+    assert not bench.core.streams.by_name["live.a"].journaled
+    before = state(bench)
+    assert create("kept", journal=False) == ["'create stream/kept' is not allowed: no rule allows it"]
+    # Retention, and a stream that exists, are for its administrators.
+    for stream, arguments in (("live.b", {"count": 5}), ("live.a", {"journal": False})):
+        assert create(stream, **arguments) == [f"'admin stream/{stream}' is not allowed: no rule allows it"]
+    assert state(bench) == before
+    configure(bench, policy("create stream/live.#", "deny create stream/live.c", create=""))
+    assert create("live.c") != []
 
 
 def test_without_rules_everybody_makes_what_he_names():

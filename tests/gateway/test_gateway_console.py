@@ -328,6 +328,17 @@ def test_what_destroys_says_first_what_it_would_do(console: httpx.Client) -> Non
     assert headers == [("n", "1"), ("t", "&#34;1&#34;")]
     assert "x\ny" in history
 
+    made = {
+        "csrf": csrf,
+        "topic": "stream.create",
+        "stream": "now",
+        "journal": "no",
+        "bytes": "",
+        "count": "",
+    }
+    assert console.post("/console/change", data={**made, "back": "/console/streams"}).status_code == 303
+    assert console.get("/v1/admin/stream?name=now").json()["journaled"] is False
+
     fields = {"csrf": csrf, "topic": "stream.purge", "stream": "prices", "back": "//evil.example/"}
     asked = console.post("/console/change", data=fields)
     assert asked.status_code == 200

@@ -58,6 +58,12 @@ DOUBLE = """
   .filter((id, at, all) => all.indexOf(id) !== at)
 """
 
+SCROLLED = """
+() => [...document.querySelectorAll(".wide")].filter((one) => one.scrollWidth > one.clientWidth)
+  .map((one) => one.ariaLabel)
+"""
+"""Tables of which a part is out of sight."""
+
 OVERFLOWING = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
 
@@ -127,6 +133,7 @@ def test_a_tour_by_keys_of_every_page_on_a_phone_and_on_a_wide_screen(
                     assert page.evaluate(UNNAMED) == []
                     assert page.evaluate(DOUBLE) == []
                     assert not page.evaluate(OVERFLOWING), (path, width)
+                    assert page.evaluate(SCROLLED) == [], (path, width)
                 page.goto("/")
                 # Two samples make a rate, and the page renews itself.
                 page.wait_for_function("() => document.querySelector('figcaption output').textContent")

@@ -244,12 +244,15 @@ def create_stream(
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit.
 
     Raises:
+        AccessRefused: the right to create it is none to set its retention, or to take one that exists.
         InUse: the stream is in use, or exists with a journal and is to be without one.
     """
     name = wanted.stream
     kept = _retention(wanted)
     limited = (wanted.bytes, wanted.count, wanted.age) != (None, None, None)
     found = streams.by_name.get(name)
+    if limited or found is not None:
+        session.may.require("admin", "stream", name)
     if found is not None:
         found.flush()
         if not found.unused:

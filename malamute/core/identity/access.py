@@ -173,8 +173,24 @@ class Permissions:
         Raises:
             AccessRefused: the principal may not do that.
         """
-        for need in needs(message):
-            self.require(*need)
+        for action, kind, name, subjects in needs(message):
+            if action == "create":
+                self._require_created(kind, name)
+            else:
+                self.require(action, kind, name, subjects)
+
+    def _require_created(self, kind: str, name: str) -> None:
+        """Check that the principal may create a resource: by that right, or by `admin`."""
+        try:
+            self.require("create", kind, name)
+        except AccessRefused:
+            try:
+                self.require("admin", kind, name)
+            except AccessRefused:
+                pass
+            else:
+                return
+            raise
 
     def require_there(self, kind: str, name: str, there: Container[str]) -> None:
         """Check that a resource exists, or may be created by the command.

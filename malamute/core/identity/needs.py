@@ -120,7 +120,8 @@ _GROUP = (Access("admin", "group", "name"),)
 CHANGES: dict[str, tuple[Access, ...]] = {
     "cursor.set": _CURSOR,
     "cursor.delete": _CURSOR,
-    "stream.create": _STREAM,
+    # Who may administer it may create it, too; the limits of its retention need that right.
+    "stream.create": (Access("create", "stream", "stream"),),
     "stream.retain": _STREAM,
     "stream.purge": _STREAM,
     "stream.delete": _STREAM,

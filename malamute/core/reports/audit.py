@@ -73,9 +73,11 @@ BY_SIGNAL = {"user": "", "by": "", "method": "signal", "origin": "", "client": "
 DROPPED_WORDS = "records of the audit are dropped: the disk has refused as many as can wait"
 
 SAMPLED = frozenset(
-    topic for topic, needs in CHANGES.items() if needs and not any(need.action == "admin" for need in needs)
+    topic
+    for topic, needs in CHANGES.items()
+    if needs and not any(need.action in ("admin", "create") for need in needs)
 )
-"""Changes that take no right to administer."""
+"""Changes that take no right to administer or to create, of which there is no limit but time."""
 
 
 def who(session: Session) -> dict[str, str]:

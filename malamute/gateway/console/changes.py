@@ -163,7 +163,7 @@ def _link(verb: str) -> Callable[[Said], str]:
 
 
 ACTS: Mapping[str, Act] = {
-    "stream.create": Act(_retained, "Create", _KEPT, asks=False, destroys=False),
+    "stream.create": Act(_retained, "Create", {**_KEPT, "journal": forms.flag}, asks=False, destroys=False),
     "stream.retain": Act(_retained, "Set retention", _KEPT),
     "stream.purge": Act(_dropped, "Drop all", {"stream": str}),
     "stream.delete-messages": Act(

@@ -9,6 +9,18 @@ if (current) bar.scrollLeft = current.offsetLeft - bar.offsetLeft - 40;
 const say = (words) => { if (status.textContent !== words) status.textContent = words; };
 let paused = false;
 
+// On a phone the rows of a table are cards, in which the title of its column stands beside each value.
+function entitle(root) {
+  for (const table of root.querySelectorAll(".wide > table")) {
+    const titles = [...table.tHead?.rows[0]?.cells ?? []].map((cell) => cell.textContent.trim());
+    table.classList.toggle("cards", titles.length > 0);
+    for (const row of table.tBodies[0]?.rows ?? []) {
+      for (const cell of row.cells) if (titles[cell.cellIndex]) cell.dataset.title = titles[cell.cellIndex];
+    }
+  }
+}
+entitle(main);
+
 // Pages are renewed by asking for them again: what is marked `data-live` is replaced, all else stays.
 const isBusy = (old) => old.contains(document.activeElement) && document.activeElement.matches("input, select, textarea, button, summary")
   || (!getSelection().isCollapsed && old.contains(getSelection().anchorNode))
@@ -20,6 +32,7 @@ async function renew() {
   if (!answer.ok && answer.status !== 404) throw new Error(String(answer.status));
   if ("untilWell" in main.dataset) return location.reload();
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  entitle(fresh);
   for (const old of main.querySelectorAll("[data-live]")) {
     const found = fresh.getElementById(old.id);
     if (!found || isBusy(old) || found.isEqualNode(old)) continue;
