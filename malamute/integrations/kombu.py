@@ -268,6 +268,7 @@ class QoS(virtual.QoS):
         if mail is not None:
             how(mail)
             self.channel.settled()
+            self.channel.connection.settled()
 
     def ack(self, delivery_tag: str) -> None:
         """Acknowledge a message, in any thread."""
@@ -621,6 +622,7 @@ class Transport(virtual.Transport):
         self._loop: Any = None
         self._due: Any = None
         self._report_at = 0.0
+        self._delivering = False
 
     def driver_version(self) -> str:
         """Return the version of malamute."""
@@ -704,9 +706,21 @@ class Transport(virtual.Transport):
 
     # Events
 
+    def settled(self) -> None:
+        """Send a settlement now if a consumer makes it, which may take long, as in the pool `solo`.
+
+        Others wait for the loop, which sends several at once.
+        """
+        if self._delivering and self._connected is not None:
+            self._connected.dispatch()
+
     def _deliver_all(self) -> bool:
-        # Not by `any`, which would stop at the first.
-        delivered = [channel.deliver() for channel in [*self.channels]]
+        delivering, self._delivering = self._delivering, True
+        try:
+            # Not by `any`, which would stop at the first.
+            delivered = [channel.deliver() for channel in [*self.channels]]
+        finally:
+            self._delivering = delivering
         if self.ack_timeout and monotonic() >= self._report_at:
             self._report_at = monotonic() + float(self.ack_timeout) / 3
             for channel in [*self.channels]:

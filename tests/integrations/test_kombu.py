@@ -349,3 +349,28 @@ def test_revoke_cancels_a_delayed_task_and_its_retries(app: celery.Celery, clien
     app.control.revoke([one.id for one in sent] + ["unknown"])
     assert client.query("mailbox", name=queue)["messages"] == 0
     assert [one.state for one in sent] == ["REVOKED", "REVOKED"]
+
+
+def test_a_message_is_acknowledged_while_the_callback_of_the_next_one_runs(
+    connect: Callable[..., kombu.Connection],
+    client: malamute.Client,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As in the pool `solo`: a callback may take long, and a killed worker would do the message again.
+    monkeypatch.setattr("malamute.client.link.consumers.ACK_DELAY", 1e9)
+    connection, done = connect(), []
+    for number in range(3):
+        _send(connection, name, number)
+
+    def work(body: int, message: kombu.Message) -> None:
+        left = 3 - len(done)
+        eventually(lambda: client.query("mailbox", name=name)["messages"] == left, "the last is acknowledged")
+        done.append(body)
+        message.ack()
+
+    consumer = kombu.Consumer(connection.channel(), [kombu.Queue(name)], callbacks=[work], prefetch_count=10)
+    with consumer:
+        while len(done) < 3:
+            connection.drain_events(timeout=20)
+    assert done == [0, 1, 2]

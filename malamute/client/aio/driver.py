@@ -230,6 +230,8 @@ class AioDriver(Driver):
         """Let the other tasks of the loop run."""
         await asyncio.sleep(0)
 
+    has_timer = True
+
     def within(self, delay: float) -> None:
         """Send held commands within `delay` seconds, or earlier if an earlier call requested it."""
         due = self._loop.time() + delay

@@ -335,13 +335,16 @@ class QueueConsumer(Credited):
         driver.check_owner()
         source.finish(message.sequence, rejection=rejection)
         now = monotonic()
-        if not source.waiting or source.acks >= ACKS_MAX or now - self._acknowledged_at >= ACK_DELAY:
+        # A loop sends them in time, so others may join them until they are half of what is here.
+        is_due = source.acks_due if driver.has_timer else not source.waiting
+        if is_due or source.acks >= ACKS_MAX or now - self._acknowledged_at >= ACK_DELAY:
             self._acknowledged_at = now
             driver.session.inbox.acknowledge(source)
+            driver.session.inbox.refill(source)
+            driver.send()
         else:
+            # They carry the credit that is due.
             driver.within(ACK_DELAY)
-        driver.session.inbox.refill(source)
-        driver.send()
 
     def finish_with(self, message: Mail, put: Any) -> Any:
         """Return a coroutine that acknowledges one message together with a put, and returns the revision."""

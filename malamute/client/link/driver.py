@@ -271,6 +271,9 @@ class Driver:
         """Wake waits after a change by another call than an iteration."""
         raise NotImplementedError
 
+    has_timer = False
+    """Whether pending commands are sent in time, though the caller makes no other call."""
+
     def within(self, delay: float) -> None:
         """Send pending commands within this time, where anything runs while the caller is busy."""
         raise NotImplementedError

@@ -519,6 +519,11 @@ class ConsumerSource(Source):
         self.acks -= count
         return ranges_of(acks)[0] if count > 1 else [[acks[0], acks[0]]]
 
+    @property
+    def acks_due(self) -> bool:
+        """Return whether as many acknowledgements wait to be sent as messages are left here."""
+        return self.acks >= len(self.outstanding)
+
     def pop_acks(self) -> list[Ack | Reject]:
         """Return the acknowledgements as few commands, and the rejections."""
         acks = [Ack(self.number, ranges) for ranges in ranges_of(self._acks)]

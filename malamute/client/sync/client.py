@@ -756,7 +756,7 @@ class Client(ClientBase):
         Raises:
             Closed: the client is closed.
         """
-        return self._driver.do(self._driver.fileno)
+        return self._driver.fileno()
 
     def dispatch(self) -> bool:
         """Receive and send without waiting, and return whether there is more to do at once.

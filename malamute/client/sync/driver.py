@@ -171,8 +171,7 @@ class BlockingDriver(Driver):
             if self._owner == _LENT and not self.closed:
                 self.send()
                 self._sender_asked = bool(self.session.outbox.queue)
-                if self._descriptor is not None:
-                    self._notify()
+                self._notify_loop()
             return self._sender_asked
         finally:
             self._lock.release()
@@ -231,11 +230,17 @@ class BlockingDriver(Driver):
 
     def fileno(self) -> int:
         """Return a file that is readable when `dispatch` has something to do. Raises `Closed`."""
+        descriptor = self._descriptor or self.do(self._open_descriptor)
+        # A loop asks for it each time: that is no call.
+        self.session.outbox.check()
+        return descriptor.fileno()
+
+    def _open_descriptor(self) -> Descriptor:
         self.check()
-        if self._descriptor is None:
-            self._descriptor = descriptor = Descriptor()
-            self.connection.before_close = descriptor.unwatch
-        return self._descriptor.fileno()
+        self._descriptor = descriptor = Descriptor()
+        self.has_timer = True
+        self.connection.before_close = descriptor.unwatch
+        return descriptor
 
     def dispatch(self) -> bool:
         """Iterate once, and return whether there is more to do.
@@ -272,7 +277,7 @@ class BlockingDriver(Driver):
             due = min(due, now + PENDING_SECONDS)
         return None if due == inf else max(0.0, due - now)
 
-    def _notify(self) -> None:
+    def _notify_loop(self) -> None:
         """Notify the loop of a call that has received something, or leaves something to do."""
         if self.closed or self._descriptor is None:
             return
@@ -280,6 +285,9 @@ class BlockingDriver(Driver):
         if self.link.received or self._has_more():
             self._descriptor.ring()
         self.link.received = False
+
+    _notify = _notify_loop
+    """The same after each call."""
 
     def close(self) -> None:
         """Close the connection, and the file for another loop."""
@@ -438,12 +446,15 @@ class SharedDriver(BlockingDriver):
         self._owner = get_ident()
         return True
 
+    def _notify(self) -> None:
+        """Do nothing: `_release` notifies the loop, once for each time that a thread owned the socket."""
+
     def _release(self) -> None:
         """Own the socket no more: a thread whose call waits comes next."""
         calls = self.calls
         while True:
             if self._descriptor is not None:
-                self._notify()
+                self._notify_loop()
             heir = calls.heir() if calls.new or calls.suspended else None
             self._owner = _LENT
             self._lock.release()

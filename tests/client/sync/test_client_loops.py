@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import threading
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 
 import malamute
+import malamute.aio
+from malamute.client.link import consumers
 from malamute.errors import Closed, InvalidValue, LinkError
+from malamute.protocol import messages as wire
+from malamute.protocol.codec import decode
 from malamute.testing import Broker
 
 PATIENCE = 60.0
@@ -122,3 +128,58 @@ def test_take_returns_the_mail_that_is_here_and_acknowledges_it_with_the_next(
     for most in (0, -1, True, "3"):
         with pytest.raises(InvalidValue, match="invalid most"):
             client.mailbox().take(most, timeout=0)  # type: ignore[arg-type]
+
+
+def acks_of(client: malamute.Client | malamute.aio.Client) -> list[int]:
+    """How many messages each ACK names from now on."""
+    counts: list[int] = []
+    outbox = client._session.outbox
+    take = outbox.sent
+
+    def sent() -> None:
+        command = decode([bytes(frame) for frame in outbox.next_to_send()])
+        counts.extend([sum(b - a + 1 for a, b in command.ranges)] if isinstance(command, wire.Ack) else [])
+        take()
+
+    outbox.sent = sent  # type: ignore[method-assign]
+    return counts
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["loop", "no loop"])
+def test_a_loop_acknowledges_several_messages_at_once_and_others_each(
+    client: malamute.Client, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Time plays no part: until then the timer of the loop has sent none.
+    monkeypatch.setattr(consumers, "ACK_DELAY", inf)
+    if watched:
+        client.fileno()
+    with client.consume("q", credit=10, auto_ack=False) as mailbox:
+        for n in range(10):
+            client.send("q", "a", b"%d" % n)
+        mails: list[malamute.Mail] = []
+        while len(mails) < 10:
+            mails += mailbox.take(10, PATIENCE)
+        acks = acks_of(client)
+        for mail in mails:
+            mail.ack()
+        assert acks == ([5, 3, 1, 1] if watched else [1] * 10)
+
+
+def test_a_client_of_asyncio_acknowledges_several_messages_at_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "ACK_DELAY", 1e9)
+
+    async def acknowledge() -> list[int]:
+        async with malamute.aio.connect(broker.url, timeout=PATIENCE) as client:
+            box = await client.consume("q", credit=10, auto_ack=False)
+            for n in range(10):
+                await client.send("q", "a", b"%d" % n)
+            mails = [await box.receive(PATIENCE) for _ in range(10)]
+            acks = acks_of(client)
+            for mail in mails:
+                mail.ack()
+            await client.ping()
+            return acks
+
+    assert asyncio.run(acknowledge()) == [5, 3, 1, 1]
