@@ -29,6 +29,7 @@ from malamute.errors import StorageFull, StoreError
 from malamute.journal import format as codec
 from malamute.journal import pair_record
 from malamute.journal.ahead_writer import AheadWriter
+from malamute.journal.catch_up import CatchUpSource
 from malamute.journal.directory import (
     acquire_lock,
     lengthen,
@@ -42,6 +43,7 @@ from malamute.journal.opened import OpenedStore
 from malamute.journal.pair_record import ALONE, PairRecord
 from malamute.journal.ring import Counted
 from malamute.journal.store import Copied, Progress, no_progress
+from malamute.journal.tail import Tail
 from malamute.journal.write_ahead import OnAppend, find_records, operations_of, read_log
 from malamute.journal.write_set import OnCommit
 from malamute.store.operations import (
@@ -170,6 +172,10 @@ class DiskStore(DiskReader):
     def pair_record(self) -> PairRecord | None:
         """The record of the pair as it was when the store was opened."""
         return self._store.pair_record
+
+    def source(self, tail: Tail) -> CatchUpSource:
+        """Return this store as the source of a standby's catch-up; `tail` has its newest write sets."""
+        return CatchUpSource(self._store, tail)
 
     @property
     def take_over_at(self) -> float | None:

@@ -75,7 +75,9 @@ class FoundRecords(NamedTuple):
     later: Sequence[Record] = ()
 
 
-class _Header(NamedTuple):
+class RecordHeader(NamedTuple):
+    """The header of a record: it stands on the take-over `base`."""
+
     size: int
     store: bytes
     base: int
@@ -110,7 +112,15 @@ def find_records(data: bytes, meta: Meta) -> FoundRecords:
     return FoundRecords(records, place, not is_end, [*_later(data, after, meta)])
 
 
-def _header_at(data: bytes, place: int) -> _Header | None:
+def read_header(record: bytes) -> RecordHeader:
+    """Return the header of a whole record. Raises: StoreCorrupt, StoreTooNew."""
+    header, body = _header_at(record, 0), memoryview(record)[HEADER_SIZE:]
+    if header is None or header.size != len(body) or header.body_crc != crc32(body):
+        raise StoreCorrupt("a record of the write-ahead log is damaged")
+    return header
+
+
+def _header_at(data: bytes, place: int) -> RecordHeader | None:
     """Return the header at a place; None for other bytes."""
     header = data[place : place + _HEADER.size]
     if header[:4] != MAGIC or len(data) < place + HEADER_SIZE:
@@ -120,7 +130,7 @@ def _header_at(data: bytes, place: int) -> _Header | None:
     _, version, size, store, base, lsn, body_crc = _HEADER.unpack(header)
     if version != VERSION:
         raise StoreTooNew(f"write-ahead log has format {version}: this Malamute reads format {VERSION}")
-    return _Header(size, store, base, lsn, body_crc)
+    return RecordHeader(size, store, base, lsn, body_crc)
 
 
 def _size_at(data: bytes, place: int) -> int:

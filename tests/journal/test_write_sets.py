@@ -12,24 +12,21 @@ from depth import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
+from pair_stores import PAIR, SECOND, set_record, values
 from stores import MIB, append, fill, put
 from test_store_model import LoggedStores, Stores
 from test_write_ahead import Failing
 
 from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreTooNew
 from malamute.journal.disk import DiskStore
-from malamute.journal.replica import Replica
+from malamute.journal.pair_record import PairRecord
+from malamute.journal.standby import Standby
 from malamute.journal.write_set import HEADER_SIZE, WriteSet, decode, encode
 from malamute.store.operations import DeleteMessages, DeleteStream, DeleteValue, PutValue
 from malamute.store.tables import SESSIONS
 
 FAULT = lmdb.DiskError("mdb_txn_commit: Input/output error")
 SET = WriteSet(bytes(range(16)), 7, 9, {b"k" * 13: b"value", b"deleted": None, b"": b""})
-
-
-def values(environment):
-    with environment.begin() as transaction, transaction.cursor() as cursor:
-        return dict(iter(cursor))
 
 
 class Follower:
@@ -44,10 +41,11 @@ class Follower:
     def begin(self):
         """Copy the store, which nobody has written since it was opened."""
         shutil.copytree(self.directory, self.copy, ignore=shutil.ignore_patterns("lock*", "write-ahead.log"))
-        self.replica = Replica.open(self.copy, size=self.size, preallocate=False)
+        set_record(self.copy, PairRecord(PAIR, SECOND, ((1, 1),), whole=True))
+        self.replica = Standby.open(self.copy, size=self.size, preallocate=False)
 
     def follow(self, store):
-        self.replica.apply([decode(encode(one)) for one in self.sets])
+        self.replica.take([decode(encode(one)) for one in self.sets])
         self.sets.clear()
         assert self.replica.lsn == store._store.lsn
         assert values(self.replica._environment) == values(store._store.environment)
