@@ -9,6 +9,8 @@ Everything that was confirmed before a store is opened is read: the records that
 then, from an overlay until LMDB has taken them over. Later, messages of the last tenth of a second may be in
 the log of the broker only.
 
+In the directory of a primary, nothing is read that its pair has not confirmed: `streams` waits for that.
+
 A reader changes nothing: it neither repairs nor recovers a store. Chunks that the ring drops between two
 calls are missing in the second, as for any slow consumer of a stream.
 """
@@ -18,7 +20,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Self
 
@@ -36,10 +40,14 @@ from malamute.journal.directory import (
 from malamute.journal.format import StreamMeta
 from malamute.journal.lmdb_pages.cursor import PageCursor
 from malamute.journal.overlay import NOTHING, Overlay
-from malamute.journal.states import read_states
+from malamute.journal.released import read_released
+from malamute.journal.states import newest_lsn, read_states
 from malamute.journal.write_ahead import find_records, operations_of, read_log
 from malamute.protocol.position import store_name
 from malamute.store.operations import ReadResult
+
+RELEASE_SECONDS = 10.0
+"""Seconds to wait until a pair has confirmed what is read."""
 
 
 class StoreReader:
@@ -50,7 +58,7 @@ class StoreReader:
         self._environment = environment
         self._data = data
         self._file = data.open("rb", buffering=0)
-        self._behind, self._base = NOTHING, 0
+        self._behind, self._base, self._behind_lsn = NOTHING, 0, 0
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> StoreReader:
@@ -84,6 +92,7 @@ class StoreReader:
             if not found.later:
                 break
         self._behind, self._base = Overlay(operations_of(found, directory)), meta.taken
+        self._behind_lsn = max((record.lsn for record in found.records), default=0)
 
     def store(self) -> str:
         """Return the name of the store, as in positions of its messages."""
@@ -95,7 +104,9 @@ class StoreReader:
         """Return the state of each stream, by its name."""
         with self._cursor() as cursor:
             states = {state.name: state for state in _states(cursor) if state.name}
-            return self._added(cursor).states(states)
+            found, lsn = self._added(cursor).states(states), self._newest_lsn(cursor)
+        self._await_release(lsn)
+        return found
 
     def read(self, stream: str, start: int, *, bytes_max: int) -> ReadResult:
         """Return the chunk that holds `start`, and the chunks after it, until `bytes_max` is reached."""
@@ -114,6 +125,24 @@ class StoreReader:
             state = _state(cursor, stream)
             found = ChunkCursor(cursor, state).find_time(time_ns)
             return found if found <= state.last else self._added(cursor).find_time(state, time_ns)
+
+    def _newest_lsn(self, cursor: PageCursor) -> int:
+        """Return the number of the newest transaction that is read; 0 where no pair has to release it."""
+        if read_released(self._data.parent) == inf:
+            return 0
+        newest = newest_lsn(cursor, read_meta(cursor).lsn, read_states(cursor))
+        return newest if self._behind is NOTHING else max(newest, self._behind_lsn)
+
+    def _await_release(self, lsn: int) -> None:
+        """Wait until all that is read is confirmed, if this is the directory of a primary."""
+        ends = monotonic() + RELEASE_SECONDS
+        while read_released(self._data.parent) < lsn:
+            if monotonic() >= ends:
+                raise StoreError(
+                    f"the pair has not confirmed all that is in {self._data.parent}: try again "
+                    "when both brokers run"
+                )
+            sleep(RELEASE_SECONDS / 1000)
 
     def _added(self, cursor: PageCursor) -> Overlay:
         """Return what this state of LMDB lacks."""

@@ -42,6 +42,7 @@ from malamute.errors import ConfigError, MalamuteError, StoreError
 from malamute.journal.directory import PAGE, check_private
 from malamute.journal.disk import DiskStore
 from malamute.journal.memory import MemoryStore
+from malamute.journal.released import remove_released
 from malamute.journal.store import Store
 from malamute.matching import load_plugins
 from malamute.protocol.names import AUDIT
@@ -54,6 +55,7 @@ from malamute.server.guard import Rules
 from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.privileges import ProcessUser
+from malamute.server.release import Primary, Release
 from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
@@ -98,8 +100,11 @@ OTHERS_MASK = 0o077
 log = structlog.get_logger("malamute")
 
 
-def open_store(config: Config, *, reads_all: bool = False) -> Store:
-    """The store that the configuration names, with all of it read first if asked for. Raises `StoreError`."""
+def open_store(config: Config, *, reads_all: bool = False, pair: Primary | None = None) -> Store:
+    """The store that the configuration names, with all of it read first if asked for. Raises `StoreError`.
+
+    The store of the primary of a pair tells it what changes.
+    """
     storage = config.storage
     budget = int(storage.size * storage.streams_share)
     if storage.kind == "memory":
@@ -117,6 +122,9 @@ def open_store(config: Config, *, reads_all: bool = False) -> Store:
         counted=counted,
         reads_all=reads_all,
         has_log=True,
+        on_commit=pair and pair.on_commit,
+        on_append=pair and pair.on_append,
+        timeline=pair and pair.timeline,
     )
 
 
@@ -183,16 +191,17 @@ def open_broker(
     user: ProcessUser | None = None,
     *,
     reads_all: bool = False,
+    pair: Primary | None = None,
 ) -> Loop:
     """Return a broker that listens, with its store open; `run` it. Raises `ConfigError` or `StoreError`.
 
     `files` is how many files the process may open, and `read` reads the configuration again. The `supervisor`
     is notified of the state. This process runs as the `user` from when it listens, if there is one. With
-    `reads_all` all of the store is read first.
+    `reads_all` all of the store is read first. `pair` is the part of a pair whose primary this broker is.
     """
     accounts, issuers, keys = AccessFiles.read(config.access)
     with user.acting() if user is not None else nullcontext():
-        store = open_store(config, reads_all=reads_all)
+        store = open_store(config, reads_all=reads_all, pair=pair)
     listeners = config.listen.listeners
     asking = any(listener.mechanism != "null" for listener in listeners)
     gateways = Gateways(config.listen.gateways)
@@ -210,9 +219,12 @@ def open_broker(
         clock = Clock()
         # Half of the memory stays free for new messages.
         report_size(store, config.storage.size)
+        release = _release(store, config, pair)
         recovered = store.recover(records_bytes=config.core_limits.queues_memory_bytes // 2, now=clock())
         check_no_other_stores(recovered)
         settings = _settings(config, config, transport.endpoints, accounts, issuers)
+        if pair is not None:
+            settings = settings._replace(urls=pair.urls)
         core = Core(clock(), settings._replace(seed=secrets.randbits(64)), recovered)
         check_anybody_may_log_in(config, core.accounts)
         transport.owner_of = core.owner_of
@@ -240,7 +252,20 @@ def open_broker(
         load=configuration.load if configuration else no_configuration,
         on_loaded=configuration.apply if configuration else lambda loaded: None,
         supervisor=supervisor,
+        release=release,
     )
+
+
+def _release(store: Store, config: Config, pair: Primary | None) -> Release | None:
+    """Return the release of the outcomes of a primary; None for a broker in no pair."""
+    if pair is None:
+        if config.storage.kind != "memory":
+            remove_released(Path(config.storage.directory))
+        return None
+    assert isinstance(store, DiskStore), "a pair has its store on a disk"
+    release = Release(Path(config.storage.directory), partial(getattr, store, "lsn"), 0)
+    pair.on_open(store, release)
+    return release
 
 
 def check_no_other_stores(recovered: Recovered) -> None:

@@ -26,6 +26,7 @@ from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
 from malamute.server.clock import Clock
 from malamute.server.edge import Edge
+from malamute.server.release import Release
 from malamute.server.store_threads import StoreThreads
 from malamute.server.supervisor import Supervisor
 from malamute.server.worker import (
@@ -93,6 +94,7 @@ class Loop:
         load: Load = no_configuration,
         on_loaded: OnLoaded = lambda loaded: None,
         supervisor: Supervisor | None = None,
+        release: Release | None = None,
     ) -> None:
         self.core = core
         self.store = store
@@ -103,8 +105,9 @@ class Loop:
         self._on_notice = on_notice
         self._on_loaded = on_loaded
         self._supervisor = supervisor or Supervisor()
+        self._release = release
         self._results = Results()
-        self._threads = StoreThreads(store, self._results, load=load)
+        self._threads = StoreThreads(store, self._results, load, release)
         self._poller = zmq.Poller()
         self._poller.register(self._results.fileno(), zmq.POLLIN)
         self._inputs = [frozenset(edge.inputs) for edge in edges]
@@ -386,6 +389,8 @@ class Loop:
 
         self._threads.join(until=waits, wait_seconds=READING_SECONDS / 10)
         self._results.close()
+        if self._release is not None:
+            self._release.close()
         for edge in self.edges:
             edge.close(LINGER_MS)
         if self._threads.is_idle:

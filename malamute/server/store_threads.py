@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from malamute.core.iteration.effects import Question
 from malamute.journal.store import Store
+from malamute.server.release import Release
 from malamute.server.worker import (
     Load,
     ReaderThread,
@@ -27,10 +28,16 @@ HELD_MAX = 64
 class StoreThreads:
     """The writer of a store, its reader, and the one that copies it."""
 
-    def __init__(self, store: Store, results: Results, load: Load = no_configuration) -> None:
+    def __init__(
+        self,
+        store: Store,
+        results: Results,
+        load: Load = no_configuration,
+        release: Release | None = None,
+    ) -> None:
         self.store = store
-        self.writer = WriterThread("malamute-writer", store, results)
-        self.reader = ReaderThread("malamute-reader", store, results, load)
+        self.writer = WriterThread("malamute-writer", store, results, release)
+        self.reader = ReaderThread("malamute-reader", store, results, load, release)
         # A backup takes long, and replay must not wait for it.
         self.copier = ReaderThread("malamute-copier", store, results)
         self.all = (self.writer, self.reader, self.copier)

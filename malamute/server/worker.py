@@ -36,6 +36,7 @@ from malamute.journal.format import StreamMeta
 from malamute.journal.store import Progress, Store, no_progress
 from malamute.protocol.admin import BackupMade, StoreDamage, StoredStream, StoreUsage
 from malamute.protocol.names import RESERVED_PREFIX
+from malamute.server.release import Release
 from malamute.store.commit import Append, Committer, Written
 from malamute.store.operations import (
     Backup,
@@ -184,14 +185,17 @@ class Worker(threading.Thread, Generic[Job]):
 class WriterThread(Worker[Append]):
     """Commits appends, by the rules of `store.commit`."""
 
-    def __init__(self, name: str, store: Store, results: Results) -> None:
+    def __init__(self, name: str, store: Store, results: Results, release: Release | None = None) -> None:
         super().__init__(name, store, results)
-        self._committer = Committer(self._write)
+        self._committer = Committer(self._write if release is None else partial(self._write_noted, release))
+        self._report: Callable[[Written], None] = results.put
+        if release is not None:
+            release.on_outcome, self._report = results.put, release.put
 
     def work(self, jobs: Sequence[Append]) -> None:
         """Commit all of them, or find out which of them cannot be."""
         for written in self._committer.commit(jobs):
-            self._results.put(written)
+            self._report(written)
 
     def next_job(self) -> Append | None:
         """Wait for the next append; meanwhile the store takes over what is in its log only."""
@@ -200,11 +204,17 @@ class WriterThread(Worker[Append]):
                 if (left := at - monotonic()) > 0:
                     return self._jobs.get(timeout=left)
             if error := self._carry_out(self._store.take_over):
-                self._results.put(Written((), error))
+                self._report(Written((), error))
         return self._jobs.get()
 
     def _write(self, operations: Sequence[Operation]) -> MalamuteError | None:
         return self._carry_out(partial(self._store.write, operations))
+
+    def _write_noted(self, release: Release, operations: Sequence[Operation]) -> MalamuteError | None:
+        noted = release.begin(operations)
+        error = self._write(operations)
+        release.end(noted, is_stored=error is None)
+        return error
 
     def _carry_out(self, call: Callable[[], None]) -> MalamuteError | None:
         try:
@@ -237,9 +247,11 @@ class ReaderThread(Worker[Question]):
         store: Store,
         results: Results,
         load: Load = no_configuration,
+        release: Release | None = None,
     ) -> None:
         super().__init__(name, store, results)
         self._load = load
+        self._release = release
         self._ending = False
 
     def give_up(self) -> None:
@@ -257,7 +269,10 @@ class ReaderThread(Worker[Question]):
                 return self._load()
             if type(question) is Backup:
                 return _back_up(self._store, question, self._check_ending)
-            return ANSWERS[type(question)](self._store, question)
+            answer = ANSWERS[type(question)](self._store, question)
+            if self._release is not None and type(question) is ReadChunks:
+                return self._release.bounded(question.stream, answer)
+            return answer
         except StoreLost:
             raise
         except (StoreError, StorageFull) as error:
