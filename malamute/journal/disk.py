@@ -173,7 +173,7 @@ class DiskStore(DiskReader):
         """The record of the pair as it was when the store was opened."""
         return self._store.pair_record
 
-    def source(self, tail: Tail) -> CatchUpSource:
+    def catch_up_source(self, tail: Tail) -> CatchUpSource:
         """Return this store as the source of a standby's catch-up; `tail` has its newest write sets."""
         return CatchUpSource(self._store, tail)
 

@@ -56,6 +56,12 @@ def kill(store):
     store.close()
 
 
+def contents(store):
+    status = store.status()
+    streams = sorted(state._replace(identifier=0) for state in status.streams.values())
+    return streams, dict(status.queues), status.sessions
+
+
 class Pair:
     """Two directories: one has the primary, the other its standby."""
 
@@ -76,7 +82,7 @@ class Pair:
             on_append=self.tail.append,
             **self.options,
         )
-        self.source = self.store.source(self.tail)
+        self.source = self.store.catch_up_source(self.tail)
         return self.store
 
     def join(self):
@@ -152,7 +158,7 @@ class PairedStores(LoggedStores):
 
     def write(self, operations):
         super().write(operations)
-        self.expected[self.disk.lsn] = self.memory.recover()
+        self.expected[self.disk.lsn] = contents(self.memory)
 
     def warmed(self, found, store):
         return super().warmed(found, store)._replace(lsn=0)
@@ -201,9 +207,8 @@ class PairedStores(LoggedStores):
             with closing(DiskStore.open(copy, size=MIB, streams_budget=self.budget, timeline=99)) as store:
                 expected = self.expected[max(n for n in self.expected if n <= synced)]
                 if expected is not None:
-                    found = store.recover()
-                    for part in ("streams", "queues", "values"):
-                        assert getattr(found, part) == getattr(expected, part)
+                    store.recover()
+                    assert contents(store) == expected
         finally:
             shutil.rmtree(copy)
 
@@ -214,6 +219,7 @@ class PairedStores(LoggedStores):
         with suppress(StorageFull, StoreError):
             self.disk.write([DeleteStream("none")])
         store.environment = environment
+        self.disk.take_over()
 
     def teardown(self):
         if hasattr(self, "pair"):
