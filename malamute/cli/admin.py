@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli.error_output import fitted, report
-from malamute.cli.options import ConnectionOptions, Function
+from malamute.cli.options import ConnectionOptions, Function, connects, json_option
 from malamute.cli.tables import show_map, show_rows
+from malamute.protocol.names import Kind
 
 if TYPE_CHECKING:
     from malamute.protocol import admin
@@ -50,6 +51,33 @@ def make_change(connection: ConnectionOptions, change: admin.AdminChange[Any], *
     with connection.open() as client:
         done: admin.Row = client.change(change)
     show_map(done.as_map(), as_json=as_json)
+
+
+def changes(
+    kind: Kind | None = None, question: str | Callable[[dict[str, Any]], str] = ""
+) -> Callable[[Callable[..., admin.AdminChange[Any]]], Callable[..., None]]:
+    """Make a command of a function that returns a change: the change is made, and its result is printed.
+
+    Adds --dry-run, the options of a connection and --json, and with a question --yes. The argument `name` may
+    be a URI of a `kind`. The question may have the arguments in braces.
+    """
+
+    def decorate(function: Callable[..., admin.AdminChange[Any]]) -> Callable[..., None]:
+        @connects
+        @json_option
+        @functools.wraps(function)
+        def command(
+            *, connection: ConnectionOptions, as_json: bool, dry_run: bool, yes: bool = True, **more: Any
+        ) -> None:
+            if kind is not None:
+                connection, more["name"] = connection.to(more["name"], kind)
+            words = question(more) if callable(question) else question.format_map(more)
+            confirm(words, yes=yes, dry_run=dry_run)
+            make_change(connection, function(dry_run=dry_run, **more), as_json=as_json)
+
+        return dry_run_option(yes_option(command) if question else command)
+
+    return decorate
 
 
 def removes(question: str) -> Callable[[Function], Function]:

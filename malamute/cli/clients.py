@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from malamute.cli import completion
-from malamute.cli.admin import confirm, dry_run_option, make_change, show_list, yes_option
+from malamute.cli.admin import changes, show_list
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.screen import VIEWS, Look, arranged
 from malamute.cli.tables import show_rows, show_whole
 from malamute.cli.top import take
+
+if TYPE_CHECKING:
+    from malamute.protocol import admin
 
 RATES_SECONDS = 1.0
 """Seconds between two samples from which rates are measured."""
@@ -71,11 +75,8 @@ def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
 
 @client.command(epilog=examples("malamute client disconnect alice"))
 @client_argument
-@dry_run_option
-@yes_option
-@connects
-@json_option
-def disconnect(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
+@changes(question="End the session of {name}?")
+def disconnect(name: str, *, dry_run: bool) -> admin.ClientDisconnect:
     """End the session of a client, named by its id or its address.
 
     Its messages in flight return to their queues. The client gets error 410, and does not reconnect by
@@ -83,5 +84,4 @@ def disconnect(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOpt
     """
     from malamute.protocol import admin
 
-    confirm(f"End the session of {name}?", yes=yes, dry_run=dry_run)
-    make_change(connection, admin.ClientDisconnect(id=name, dry_run=dry_run), as_json=as_json)
+    return admin.ClientDisconnect(id=name, dry_run=dry_run)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from malamute.cli import completion
-from malamute.cli.admin import dry_run_option, make_change, removes, show_found
+from malamute.cli.admin import changes, show_found
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+
+if TYPE_CHECKING:
+    from malamute.protocol import admin
 
 stream_argument = click.argument("name", metavar="STREAM", shell_complete=completion.names("streams"))
 cursor_argument = click.argument("cursor_name", metavar="CURSOR", shell_complete=completion.cursors)
@@ -38,39 +43,20 @@ def listing(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     "--to", "start", required=True, metavar="START", help="new, first, last, seq:N, time:T or since:1h."
 )
 @click.option("--owner", metavar="USER", help="The new owner of the cursor.")
-@dry_run_option
-@connects
-@json_option
-def reset(
-    name: str,
-    cursor_name: str,
-    *,
-    start: str,
-    owner: str | None,
-    dry_run: bool,
-    connection: ConnectionOptions,
-    as_json: bool,
-) -> None:
+@changes("stream")
+def reset(name: str, cursor_name: str, **given: Any) -> admin.CursorSet:
     """Set a cursor so that its reader continues at START; a missing one is created."""
     from malamute.protocol import admin
 
-    connection, name = connection.to(name, "stream")
-    change = admin.CursorSet(stream=name, cursor=cursor_name, start=start, owner=owner, dry_run=dry_run)
-    make_change(connection, change, as_json=as_json)
+    return admin.CursorSet(stream=name, cursor=cursor_name, **given)
 
 
 @cursor.command("delete")
 @stream_argument
 @cursor_argument
-@removes("Forget the cursor {cursor_name} of {name}? Its reader begins anew.")
-@connects
-@json_option
-def forget(
-    name: str, cursor_name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool
-) -> None:
+@changes("stream", "Forget the cursor {cursor_name} of {name}? Its reader begins anew.")
+def forget(name: str, cursor_name: str, *, dry_run: bool) -> admin.CursorDelete:
     """Delete a cursor."""
     from malamute.protocol import admin
 
-    connection, name = connection.to(name, "stream")
-    change = admin.CursorDelete(stream=name, cursor=cursor_name, dry_run=dry_run)
-    make_change(connection, change, as_json=as_json)
+    return admin.CursorDelete(stream=name, cursor=cursor_name, dry_run=dry_run)

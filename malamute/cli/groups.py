@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from malamute.cli.admin import dry_run_option, make_change, removes
+from malamute.cli.admin import changes
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.tables import show_map, show_rows
 from malamute.errors import NotFound
+
+if TYPE_CHECKING:
+    from malamute.protocol import admin
 
 
 @click.group()
@@ -32,16 +36,12 @@ _rules = click.option("--rule", "-r", "rules", multiple=True, help="A rule of th
 )
 @click.argument("name")
 @_rules
-@dry_run_option
-@connects
-@json_option
-def add(
-    name: str, *, rules: Sequence[str], dry_run: bool, connection: ConnectionOptions, as_json: bool
-) -> None:
+@changes()
+def add(name: str, *, rules: Sequence[str], dry_run: bool) -> admin.GroupAdd:
     """Add the group NAME."""
-    from malamute.protocol.admin import GroupAdd
+    from malamute.protocol import admin
 
-    make_change(connection, GroupAdd(name=name, access_rules=[*rules], dry_run=dry_run), as_json=as_json)
+    return admin.GroupAdd(name=name, access_rules=[*rules], dry_run=dry_run)
 
 
 @group.command(
@@ -55,48 +55,36 @@ def add(
 @_rules
 @click.option("--add-rule", "added", multiple=True, help="A rule to add; may be repeated.")
 @click.option("--remove-rule", "removed", multiple=True, help="A rule to remove; may be repeated.")
-@dry_run_option
-@connects
-@json_option
+@changes()
 def set_(
-    name: str,
-    *,
-    rules: Sequence[str],
-    added: Sequence[str],
-    removed: Sequence[str],
-    dry_run: bool,
-    connection: ConnectionOptions,
-    as_json: bool,
-) -> None:
+    name: str, *, rules: Sequence[str], added: Sequence[str], removed: Sequence[str], dry_run: bool
+) -> admin.GroupSet:
     """Change the rules of the group NAME.
 
     --rule replaces all rules; --rule '' leaves none. --add-rule and --remove-rule preserve the other rules,
     even if another operator changes them at the same time.
     """
-    from malamute.protocol.admin import GroupSet
+    from malamute.protocol import admin
 
     if not (rules or added or removed):
         raise click.UsageError("nothing to change: expected at least one of the options")
-    change = GroupSet(
+    return admin.GroupSet(
         name=name,
         access_rules=[*filter(None, rules)] if rules else None,
         added_rules=[*added],
         removed_rules=[*removed],
         dry_run=dry_run,
     )
-    make_change(connection, change, as_json=as_json)
 
 
 @group.command()
 @click.argument("name")
-@removes("Remove the group {name}? Its users lose its permissions.")
-@connects
-@json_option
-def remove(name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
+@changes(question="Remove the group {name}? Its users lose its permissions.")
+def remove(name: str, *, dry_run: bool) -> admin.GroupRemove:
     """Remove the group NAME. Its users lose its permissions; their accounts keep its name."""
-    from malamute.protocol.admin import GroupRemove
+    from malamute.protocol import admin
 
-    make_change(connection, GroupRemove(name=name, dry_run=dry_run), as_json=as_json)
+    return admin.GroupRemove(name=name, dry_run=dry_run)
 
 
 @group.command("list")

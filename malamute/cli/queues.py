@@ -6,21 +6,14 @@ queue of their own beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from malamute.cli import completion
-from malamute.cli.admin import (
-    confirm,
-    dry_run_option,
-    make_change,
-    show_found,
-    show_list,
-    yes_option,
-)
+from malamute.cli.admin import changes, show_found, show_list
 from malamute.cli.escaping import for_terminal
 from malamute.cli.exit_codes import FAILED
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
@@ -232,11 +225,6 @@ def _row(row: admin.MessageRow) -> dict[str, Any]:
     return {**fields, **excerpt(row.headers, row.body)}
 
 
-def _chosen(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that select messages, as arguments of the broker."""
-    return {**options, "sequences": [*options["sequences"]] or None}
-
-
 def _redrive(queues: QueueKind) -> click.Command:
     kind, shown = queues.kind, f"malamute {queues.kind} redrive {queues.example}"
 
@@ -256,26 +244,14 @@ def _redrive(queues: QueueKind) -> click.Command:
     @click.option(
         "--body", metavar="TEXT", help="Replace the body of the one --sequence; - is standard input."
     )
-    @dry_run_option
-    @connects
-    @json_option
-    def redrive(
-        name: str,
-        *,
-        body: str | None,
-        dry_run: bool,
-        connection: ConnectionOptions,
-        as_json: bool,
-        **more: Any,
-    ) -> None:
+    @changes(kind)
+    def redrive(*, body: str | None, sequences: Sequence[int], **given: Any) -> admin.QueueRedrive:
         from malamute.protocol import admin
 
-        if body is not None and len(more["sequences"]) != 1:
+        if body is not None and len(sequences) != 1:
             raise click.UsageError("--body is for one dead letter: give one --sequence")
-        connection, name = connection.to(name, kind)
         mended = None if body is None else body_of(body)
-        change = admin.QueueRedrive(kind=kind, name=name, body=mended, dry_run=dry_run, **_chosen(more))
-        make_change(connection, change, as_json=as_json)
+        return admin.QueueRedrive(kind=kind, body=mended, sequences=[*sequences] or None, **given)
 
     return redrive
 
@@ -312,6 +288,11 @@ def _cancel(queues: QueueKind) -> click.Command:
 def _purge(queues: QueueKind) -> click.Command:
     kind, shown = queues.kind, f"malamute {queues.kind} purge {queues.example}"
 
+    def question(given: dict[str, Any]) -> str:
+        some = "some" if given["sequences"] or given["where"] or given["limit"] else "all"
+        what = "dead letters" if given["dead"] else "messages"
+        return f"Remove {some} {what} of the {kind} {given['name']}?"
+
     @click.command(
         help=f"Remove the messages of a {kind}, or with --dead its dead letters.",
         epilog=examples(f"{shown} --where 'test = true' --dry-run", f"{shown} --dead"),
@@ -321,28 +302,11 @@ def _purge(queues: QueueKind) -> click.Command:
     @sequences_option
     @where_option
     @limit_option
-    @dry_run_option
-    @yes_option
-    @connects
-    @json_option
-    def purge(
-        name: str,
-        *,
-        dead: bool,
-        yes: bool,
-        dry_run: bool,
-        connection: ConnectionOptions,
-        as_json: bool,
-        **more: Any,
-    ) -> None:
+    @changes(kind, question)
+    def purge(*, sequences: Sequence[int], **given: Any) -> admin.QueuePurge:
         from malamute.protocol import admin
 
-        connection, name = connection.to(name, kind)
-        some = more["sequences"] or more["where"] or more["limit"]
-        what = "dead letters" if dead else "messages"
-        confirm(f"Remove {'some' if some else 'all'} {what} of the {kind} {name}?", yes=yes, dry_run=dry_run)
-        change = admin.QueuePurge(kind=kind, name=name, dead=dead, dry_run=dry_run, **_chosen(more))
-        make_change(connection, change, as_json=as_json)
+        return admin.QueuePurge(kind=kind, sequences=[*sequences] or None, **given)
 
     return purge
 
@@ -378,12 +342,8 @@ def _edit(queues: QueueKind) -> click.Command:
         help="Time to settle a message, as 30m; 0 is no limit.",
     )
     @click.option("--reset", is_flag=True, help="Return to the configuration, but for settings named here.")
-    @dry_run_option
-    @connects
-    @json_option
-    def edit(
-        name: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool, **settings: Any
-    ) -> None:
+    @changes(kind)
+    def edit(name: str, *, dry_run: bool, **settings: Any) -> admin.QueueSet:
         from malamute.protocol import admin
 
         given = {
@@ -391,10 +351,7 @@ def _edit(queues: QueueKind) -> click.Command:
         }
         if not given:
             raise click.UsageError("nothing to edit: give --attempts, --backoff, --ack-timeout or --reset")
-        connection, name = connection.to(name, kind)
-        make_change(
-            connection, admin.QueueSet(kind=kind, name=name, dry_run=dry_run, **given), as_json=as_json
-        )
+        return admin.QueueSet(kind=kind, name=name, dry_run=dry_run, **given)
 
     return edit
 
@@ -411,19 +368,11 @@ def _delete(queues: QueueKind) -> click.Command:
     )
     @_name(queues)
     @click.option("--cascade", is_flag=True, help="End the offers of its consumers and its feeds, too.")
-    @dry_run_option
-    @yes_option
-    @connects
-    @json_option
-    def delete(
-        name: str, *, cascade: bool, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool
-    ) -> None:
+    @changes(kind, f"Remove the {kind} {{name}} with all that is in it?")
+    def delete(**given: Any) -> admin.QueueDelete:
         from malamute.protocol import admin
 
-        connection, name = connection.to(name, kind)
-        confirm(f"Remove the {kind} {name} with all that is in it?", yes=yes, dry_run=dry_run)
-        change = admin.QueueDelete(kind=kind, name=name, cascade=cascade, dry_run=dry_run)
-        make_change(connection, change, as_json=as_json)
+        return admin.QueueDelete(kind=kind, **given)
 
     return delete
 

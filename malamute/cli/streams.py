@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from malamute.cli import completion
-from malamute.cli.admin import (
-    confirm,
-    dry_run_option,
-    make_change,
-    show_found,
-    show_list,
-    yes_option,
-)
+from malamute.cli.admin import changes, dry_run_option, show_found, show_list
 from malamute.cli.options import ConnectionOptions, connects, examples, json_option
 from malamute.cli.payload import headers_option
 from malamute.cli.tables import criteria_words, show_map, show_whole
@@ -130,27 +123,15 @@ def _stored(client: Client, name: str) -> admin.StoredStream | None:
     default=True,
     help="Store no messages: they are for present readers alone.",
 )
-@dry_run_option
-@connects
-@json_option
-def create(
-    name: str,
-    *,
-    limits: dict[str, Any],
-    journal: bool,
-    dry_run: bool,
-    connection: ConnectionOptions,
-    as_json: bool,
-) -> None:
+@changes("stream")
+def create(name: str, *, limits: dict[str, Any], journal: bool, dry_run: bool) -> admin.StreamCreate:
     """Create a stream with its own retention; by default the broker's configuration applies.
 
     Publishing or subscribing creates a stream as well. A stream in use is refused.
     """
     from malamute.protocol import admin
 
-    connection, name = connection.to(name, "stream")
-    change = admin.StreamCreate(stream=name, journal=journal, dry_run=dry_run, **limits)
-    make_change(connection, change, as_json=as_json)
+    return admin.StreamCreate(stream=name, journal=journal, dry_run=dry_run, **limits)
 
 
 @stream.command(
@@ -197,17 +178,22 @@ def edit(
 
 @stream.command("purge")
 @name_argument
-@dry_run_option
-@yes_option
-@connects
-@json_option
-def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
+@changes("stream", "Drop all messages of the stream {name}?")
+def purge(name: str, *, dry_run: bool) -> admin.StreamPurge:
     """Drop all messages of a stream. Its readers, cursors and retention stay, and its sequences continue."""
     from malamute.protocol import admin
 
-    connection, name = connection.to(name, "stream")
-    confirm(f"Drop all messages of the stream {name}?", yes=yes, dry_run=dry_run)
-    make_change(connection, admin.StreamPurge(stream=name, dry_run=dry_run), as_json=as_json)
+    return admin.StreamPurge(stream=name, dry_run=dry_run)
+
+
+def _doomed(given: dict[str, Any]) -> str:
+    """Return the question before messages are deleted. Raises `click.UsageError` if none are named."""
+    if (given["sequence"] is None) == (given["subject"] is None and given["up_to"] is None):
+        raise click.UsageError("no messages to delete: give --sequence, or --subject, --up-to or both")
+    which = f"message {given['sequence']}" if given["sequence"] else "messages"
+    subject = f" with the subject {given['subject']}" if given["subject"] else ""
+    up_to = f" up to {given['up_to']}" if given["up_to"] else ""
+    return f"Delete the {which}{subject}{up_to} from the stream {given['name']} for good?"
 
 
 @stream.command(
@@ -221,21 +207,8 @@ def purge(name: str, *, dry_run: bool, yes: bool, connection: ConnectionOptions,
 @click.option("--sequence", type=click.IntRange(min=1), metavar="N", help="The one with this sequence.")
 @click.option("--subject", metavar="PATTERN", help="Those with a subject, as a topic pattern.")
 @click.option("--up-to", type=click.IntRange(min=1), metavar="N", help="Those up to this sequence.")
-@dry_run_option
-@yes_option
-@connects
-@json_option
-def delete_messages(
-    name: str,
-    *,
-    sequence: int | None,
-    subject: str | None,
-    up_to: int | None,
-    dry_run: bool,
-    yes: bool,
-    connection: ConnectionOptions,
-    as_json: bool,
-) -> None:
+@changes("stream", _doomed)
+def delete_messages(name: str, **given: Any) -> admin.StreamDeleteMessages:
     """Delete messages of a stream: one, all with a subject, or all up to a sequence.
 
     Readers get a gap with the reason "deleted" in their place. Exports and backups made before still have
@@ -243,40 +216,21 @@ def delete_messages(
     """
     from malamute.protocol import admin
 
-    if (sequence is None) == (subject is None and up_to is None):
-        raise click.UsageError("no messages to delete: give --sequence, or --subject, --up-to or both")
-    connection, name = connection.to(name, "stream")
-    which = f"message {sequence}" if sequence else "messages"
-    with_subject = f" with the subject {subject}" if subject else ""
-    up_to_words = f" up to {up_to}" if up_to else ""
-    question = f"Delete the {which}{with_subject}{up_to_words} from the stream {name} for good?"
-    confirm(question, yes=yes, dry_run=dry_run)
-    wanted = admin.StreamDeleteMessages(
-        stream=name, sequence=sequence, subject=subject, up_to=up_to, dry_run=dry_run
-    )
-    make_change(connection, wanted, as_json=as_json)
+    return admin.StreamDeleteMessages(stream=name, **given)
 
 
 @stream.command("delete")
 @name_argument
 @click.option("--cascade", is_flag=True, help="End its subscriptions, its cursors and its feeds, too.")
-@dry_run_option
-@yes_option
-@connects
-@json_option
-def delete(
-    name: str, *, cascade: bool, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool
-) -> None:
+@changes("stream", "Remove the stream {name} with all that is in it?")
+def delete(name: str, *, cascade: bool, dry_run: bool) -> admin.StreamDelete:
     """Delete a stream, with its messages and its retention.
 
     A stream with dependents is refused: --cascade deletes them as well, and --dry-run shows them.
     """
     from malamute.protocol import admin
 
-    connection, name = connection.to(name, "stream")
-    confirm(f"Remove the stream {name} with all that is in it?", yes=yes, dry_run=dry_run)
-    wanted = admin.StreamDelete(stream=name, cascade=cascade, dry_run=dry_run)
-    make_change(connection, wanted, as_json=as_json)
+    return admin.StreamDelete(stream=name, cascade=cascade, dry_run=dry_run)
 
 
 @stream.command(
