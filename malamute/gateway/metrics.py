@@ -45,6 +45,10 @@ MEDIA_TYPE = CONTENT_TYPE_LATEST.partition(";")[0]
 
 QUEUE_KINDS = ("mailbox", "service")
 
+SOURCES = ("stream", *QUEUE_KINDS)
+
+READER_STATES = ("live", "replay")
+
 KEY_OPERATIONS = ("get", "put", "delete", "add", "expired")
 """Operations on keys of buckets."""
 
@@ -56,7 +60,7 @@ REFUSED_CODES = sorted(code for code, error in BY_CODE.items() if issubclass(err
 
 
 class MetricField(NamedTuple):
-    """A metric, and its field in a row."""
+    """A metric, its name behind `malamute_`, and its field in a row."""
 
     name: str
     field: str
@@ -75,46 +79,40 @@ def _count(name: str, field: str, words: str) -> MetricField:
 
 
 STATUS = (
-    MetricField("malamute_uptime_seconds", "uptime", "Seconds since the broker was started."),
-    MetricField("malamute_clients", "clients", "Clients that are connected."),
-    MetricField("malamute_sessions", "sessions", "Sessions, connected or waiting to be resumed."),
-    MetricField("malamute_streams", "streams", "Streams."),
-    MetricField("malamute_mailboxes", "mailboxes", "Mailboxes."),
-    MetricField("malamute_services", "services", "Services."),
-    MetricField("malamute_feeds", "feeds", "Feeds from place to place."),
-    MetricField("malamute_links", "links", "Links from streams of other brokers."),
-    _count("malamute_published_messages", "messages_published", "Messages that were published to streams."),
-    MetricField("malamute_queue_bytes", "queue_bytes", "Bytes in mailboxes and service queues."),
+    MetricField("uptime_seconds", "uptime", "Seconds since the broker was started."),
+    MetricField("clients", "clients", "Clients that are connected."),
+    MetricField("sessions", "sessions", "Sessions, connected or waiting to be resumed."),
+    MetricField("streams", "streams", "Streams."),
+    MetricField("mailboxes", "mailboxes", "Mailboxes."),
+    MetricField("services", "services", "Services."),
+    MetricField("feeds", "feeds", "Feeds from place to place."),
+    MetricField("links", "links", "Links from streams of other brokers."),
+    _count("published_messages", "messages_published", "Messages that were published to streams."),
+    MetricField("queue_bytes", "queue_bytes", "Bytes in mailboxes and service queues."),
     MetricField(
-        "malamute_paged_out_bytes",
-        "paged_out_bytes",
-        "Bytes in mailboxes and service queues that are paged out.",
+        "paged_out_bytes", "paged_out_bytes", "Bytes in mailboxes and service queues that are paged out."
     ),
+    MetricField("backlog_bytes", "backlog_bytes", "Bytes that were accepted and are not durable yet."),
+    MetricField("damages", "damages", "Parts of the store that are damaged."),
+    _count("faults", "faults", "Faults of the broker itself."),
+    MetricField("store_failing", "store_error", "1 while the store cannot write, else 0.", value=bool),
+    MetricField("unrecovered", "not_recovered", "Resources of the store that were not recovered."),
+    MetricField("surplus_dead_letters", "dead_excess", "Dead letters beyond a lowered limit."),
+    _count("quota_refusals", "quotas_exceeded", "Commands that a quota has refused."),
     MetricField(
-        "malamute_backlog_bytes", "backlog_bytes", "Bytes that were accepted and are not durable yet."
-    ),
-    MetricField("malamute_damages", "damages", "Parts of the store that are damaged."),
-    _count("malamute_faults", "faults", "Faults of the broker itself."),
-    MetricField(
-        "malamute_store_failing", "store_error", "1 while the store cannot write, else 0.", value=bool
-    ),
-    MetricField("malamute_unrecovered", "not_recovered", "Resources of the store that were not recovered."),
-    MetricField("malamute_surplus_dead_letters", "dead_excess", "Dead letters beyond a lowered limit."),
-    _count("malamute_quota_refusals", "quotas_exceeded", "Commands that a quota has refused."),
-    MetricField(
-        "malamute_old_key_connections",
+        "old_key_connections",
         "old_key_connections",
         "Connections by the key that the broker had before (access.key_before).",
         CounterMetricFamily,
     ),
     MetricField(
-        "malamute_configuration_refused",
+        "configuration_refused",
         "config_error",
         "1 if the configuration was refused when it was read last, else 0.",
         value=bool,
     ),
     MetricField(
-        "malamute_options_waiting_for_restart",
+        "options_waiting_for_restart",
         "waiting_for_restart",
         "Options that were changed and are not in force.",
         value=len,
@@ -123,49 +121,44 @@ STATUS = (
 """Metrics of the whole broker."""
 
 STORAGE = (
-    MetricField("malamute_store_size_bytes", "size", "Bytes that the store may have."),
-    MetricField("malamute_store_used_bytes", "used", "Bytes of it that are in use."),
-    MetricField("malamute_store_high_water_bytes", "high_water", "The most bytes that ever were in use."),
-    MetricField("malamute_store_streams_bytes", "streams_bytes", "Bytes of what streams keep."),
-    MetricField("malamute_store_streams_budget_bytes", "streams_budget", "Bytes that streams may keep."),
+    MetricField("store_size_bytes", "size", "Bytes that the store may have."),
+    MetricField("store_used_bytes", "used", "Bytes of it that are in use."),
+    MetricField("store_high_water_bytes", "high_water", "The most bytes that ever were in use."),
+    MetricField("store_streams_bytes", "streams_bytes", "Bytes of what streams keep."),
+    MetricField("store_streams_budget_bytes", "streams_budget", "Bytes that streams may keep."),
     MetricField(
-        "malamute_store_reader_lag_transactions",
-        "reader_lag",
-        "The oldest reader of its directory: behind by.",
+        "store_reader_lag_transactions", "reader_lag", "The oldest reader of its directory: behind by."
     ),
     MetricField(
-        "malamute_store_first_time_seconds",
+        "store_first_time_seconds",
         "first_time",
         "When the oldest message that is kept of any stream came, without the broker's own, since the epoch.",
         value=lambda first_time: to_seconds(first_time) if first_time else None,
     ),
-    _count("malamute_store_transactions", "lsn", "Transactions of the store."),
+    _count("store_transactions", "lsn", "Transactions of the store."),
 )
 """Metrics of its store."""
 
 STREAM = (
-    MetricField("malamute_stream_first_sequence", "first", "The oldest sequence that is kept."),
-    MetricField("malamute_stream_last_sequence", "last", "The newest sequence."),
-    _count("malamute_stream_published_messages", "published", "Messages published."),
-    MetricField("malamute_stream_selectors", "selectors", "Different selectors of its subscriptions."),
-    _count("malamute_stream_switches_to_live", "switches_to_live", "How often a reader came to the head."),
-    _count("malamute_stream_switches_to_replay", "switches_to_replay", "How often one fell behind."),
+    MetricField("stream_first_sequence", "first", "The oldest sequence that is kept."),
+    MetricField("stream_last_sequence", "last", "The newest sequence."),
+    _count("stream_published_messages", "published", "Messages published."),
+    MetricField("stream_selectors", "selectors", "Different selectors of its subscriptions."),
+    _count("stream_switches_to_live", "switches_to_live", "How often a reader came to the head."),
+    _count("stream_switches_to_replay", "switches_to_replay", "How often one fell behind."),
 )
 """Metrics of one stream."""
 
 
 LINK = (
     MetricField(
-        "malamute_link_running", "state", "1 while a runner carries the link, else 0.", value="running".__eq__
+        "link_running", "state", "1 while a runner carries the link, else 0.", value="running".__eq__
     ),
     MetricField(
-        "malamute_link_lag_messages",
-        "lag",
-        "Messages of the source that are not here.",
-        value=lambda lag: lag,
+        "link_lag_messages", "lag", "Messages of the source that are not here.", value=lambda lag: lag
     ),
-    MetricField("malamute_link_lag_seconds", "lag_seconds", "The same in seconds.", value=lambda lag: lag),
-    _count("malamute_link_received_messages", "taken", "Messages that the link has brought."),
+    MetricField("link_lag_seconds", "lag_seconds", "The same in seconds.", value=lambda lag: lag),
+    _count("link_received_messages", "taken", "Messages that the link has brought."),
 )
 """Metrics of one link; the lag is unknown while no runner reports."""
 
@@ -184,7 +177,7 @@ def _figures(
     figures: Iterable[MetricField], row: Any, labels: Mapping[str, str] | None = None
 ) -> Iterator[Metric]:
     for figure in figures:
-        metric = figure.kind(figure.name, figure.words, labels=[*(labels or ())])
+        metric = figure.kind(f"malamute_{figure.name}", figure.words, labels=[*(labels or ())])
         value = figure.value(getattr(row, figure.field))
         if value is not None:
             metric.add_metric([*(labels or {}).values()], value)
@@ -213,53 +206,17 @@ def _totals(totals: BrokerTotals) -> Iterator[Metric]:
     for name, words, label, known, counts in (
         (
             "delivered_messages",
-            "Messages sent to subscribers and consumers, by the kind of their source.",
+            "Messages sent, by the kind of their source.",
             "kind",
-            ("stream", *QUEUE_KINDS),
+            SOURCES,
             totals.delivered,
         ),
-        (
-            "settlements",
-            "Messages that left queues, by outcome.",
-            "outcome",
-            OUTCOMES,
-            totals.settlements,
-        ),
-        (
-            "dead_lettered_messages",
-            "Messages that became dead letters.",
-            "kind",
-            QUEUE_KINDS,
-            totals.dead_lettered,
-        ),
-        (
-            "key_operations",
-            "Keys of buckets that were read, changed and expired, by what was done.",
-            "operation",
-            KEY_OPERATIONS,
-            totals.key_operations,
-        ),
-        (
-            "switches",
-            "How often a reader of a stream came to live or to replay.",
-            "state",
-            ("live", "replay"),
-            totals.switches,
-        ),
-        (
-            "gaps",
-            "Gaps that readers were sent: messages that are unavailable.",
-            "reason",
-            GAP_REASONS,
-            totals.gaps,
-        ),
-        (
-            "refusals",
-            "Commands that were refused, by the number of the error.",
-            "code",
-            map(str, REFUSED_CODES),
-            totals.refusals,
-        ),
+        ("settlements", "Messages that left queues, by outcome.", "outcome", OUTCOMES, totals.settlements),
+        ("dead_lettered_messages", "New dead letters.", "kind", QUEUE_KINDS, totals.dead_lettered),
+        ("key_operations", "Operations on keys.", "operation", KEY_OPERATIONS, totals.key_operations),
+        ("switches", "Switches of readers to live or replay.", "state", READER_STATES, totals.switches),
+        ("gaps", "Gaps that readers were sent, by reason.", "reason", GAP_REASONS, totals.gaps),
+        ("refusals", "Refused commands, by error.", "code", map(str, REFUSED_CODES), totals.refusals),
         ("family_failures", "Failures of plug-ins for patterns.", "family", (), totals.family_failures),
     ):
         counted = CounterMetricFamily(f"malamute_{name}", words, labels=[label])
@@ -294,7 +251,7 @@ def _all_readers(totals: ReaderTotals) -> Iterator[Metric]:
     readers = GaugeMetricFamily(
         "malamute_readers", "Readers of all streams, by their state.", labels=["state"]
     )
-    for state in ("live", "replay"):
+    for state in READER_STATES:
         readers.add_metric([state], getattr(totals, state))
     yield readers
     for name, words, value in (
@@ -327,7 +284,7 @@ def _readers(details: StreamDetails) -> Iterator[Metric]:
     readers = GaugeMetricFamily(
         "malamute_stream_readers", "Readers of the stream, by their state.", labels=["stream", "state"]
     )
-    for state in ("live", "replay"):
+    for state in READER_STATES:
         count = sum(reader.state == state for reader in details.readers)
         readers.add_metric([details.name, state], count)
     yield readers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -99,43 +99,15 @@ def leased(message: Mail) -> dict[str, Any]:
     return fields | bodies.shown(message)
 
 
-async def _acknowledge(message: Mail, arguments: Arguments) -> bool:
-    message.ack()
-    return True
+_PROGRESS = "progress"
 
-
-async def _release(message: Mail, arguments: Arguments) -> bool:
-    message.release()
-    return True
-
-
-async def _retry(message: Mail, arguments: Arguments) -> bool:
-    message.nak(arguments["delay"])
-    return True
-
-
-async def _reject(message: Mail, arguments: Arguments) -> bool:
-    message.reject(arguments["reason"] or "")
-    return True
-
-
-async def _bounce(message: Mail, arguments: Arguments) -> bool:
-    message.bounce(arguments["reason"] or "")
-    return True
-
-
-async def _progress(message: Mail, arguments: Arguments) -> bool:
-    message.in_progress()
-    return False
-
-
-_SETTLE: dict[str, Callable[[Mail, Arguments], Awaitable[bool]]] = {
-    "acknowledge": _acknowledge,
-    "release": _release,
-    "retry": _retry,
-    "reject": _reject,
-    "bounce": _bounce,
-    "progress": _progress,
+_SETTLE: dict[str, Callable[[Mail, Arguments], None]] = {
+    "acknowledge": lambda message, arguments: message.ack(),
+    "release": lambda message, arguments: message.release(),
+    "retry": lambda message, arguments: message.nak(arguments["delay"]),
+    "reject": lambda message, arguments: message.reject(arguments["reason"] or ""),
+    "bounce": lambda message, arguments: message.bounce(arguments["reason"] or ""),
+    _PROGRESS: lambda message, arguments: message.in_progress(),
 }
 
 VERB = Parameter(
@@ -169,14 +141,15 @@ def lease_endpoints(
 
     async def settle(request: Request, arguments: Arguments) -> Response:
         gateway = gateway_of(request)
-        verb = arguments["verb"]
+        verb: str = arguments["verb"]
         if verb not in _SETTLE:
             raise NotFound(f"no way to settle a lease is called {verb[:50]!r}")
         queue = LeasedQueue(await gateway.owner(request), kind, arguments["name"])
 
         async def carry_out(message: Mail) -> bool:
             with settling(message, verb, queue.name):
-                return await _SETTLE[verb](message, arguments)
+                _SETTLE[verb](message, arguments)
+            return verb != _PROGRESS
 
         await gateway.leases.settle(queue, arguments["lease"], carry_out, gateway.settings.timeout_seconds)
         return Response(status_code=204)

@@ -42,7 +42,7 @@ def test_every_figure_is_that_of_the_broker(http: httpx.Client, client: malamute
     client.publish_batch("weather", ["a"] * 3, [b"x"] * 3)
     client.send("bob", "s", b"12345")
     found = _scrape(http)
-    assert {figure.name for figure in (*STATUS, *STORAGE)} < _names(found)
+    assert {f"malamute_{figure.name}" for figure in (*STATUS, *STORAGE)} < _names(found)
     status, storage = client.query(StatusQuery()), client.query(StorageQuery())
     assert found["malamute_published_messages_total", ()] == status.messages_published >= 3
     assert found["malamute_queue_bytes", ()] == status.queue_bytes > 0
@@ -115,7 +115,7 @@ def test_a_broker_that_does_not_know_the_query_for_all_figures_is_asked_for_each
     asked = _noted_queries(monkeypatch, unknown="metrics")
     found = _scrape(http)
     assert asked == ["metrics", "status", "totals", "storage"]
-    assert {figure.name for figure in STATUS} < _names(found)
+    assert {f"malamute_{figure.name}" for figure in STATUS} < _names(found)
 
 
 def _noted_queries(monkeypatch: pytest.MonkeyPatch, unknown: str = "") -> list[str]:
@@ -191,7 +191,7 @@ def test_a_stream_that_is_named_is_looked_at(http: httpx.Client, client: malamut
         subscription.receive(60)
         found = _scrape(http, stream=["weather", 'b"\\', "weather"])
         details = client.query(StreamQuery(name="weather"))
-    assert {figure.name for figure in STREAM} < _names(found)
+    assert {f"malamute_{figure.name}" for figure in STREAM} < _names(found)
     labels = (("stream", "weather"),)
     stored = {row.name: row for row in client.query(StoredQuery(stream="weather"))}["weather"]
     assert found["malamute_stream_stored_bytes", labels] == stored.bytes > 0

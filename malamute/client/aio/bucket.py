@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
-from malamute.client.aio.consumers import Opening
+from malamute.client.aio.consumers import Opening, Scoped
 from malamute.client.link.bucket import BucketBase, WatchBase
 from malamute.client.options import Span
 from malamute.client.session.watching import KeyValue
@@ -56,7 +55,7 @@ class Bucket(BucketBase):
         return KeyWatch(self._driver, await self._watch(keys, timeout))
 
 
-class KeyWatch(WatchBase):
+class KeyWatch(WatchBase, Scoped):
     """The states of some keys of a bucket."""
 
     def __aiter__(self) -> Self:
@@ -80,11 +79,3 @@ class KeyWatch(WatchBase):
         if found is None:
             raise Closed("watch is cancelled, and no change of it is left: watch again")
         return found
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()

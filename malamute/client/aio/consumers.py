@@ -19,7 +19,7 @@ from malamute.errors import Closed
 from malamute.protocol.batch import Columns, Headers
 
 
-class _Scope:
+class Scoped:
     """A context manager that cancels at the end of the block."""
 
     def cancel(self) -> None:
@@ -35,7 +35,7 @@ class _Scope:
         self.cancel()
 
 
-class Subscription(SubscriptionBase, _Scope):
+class Subscription(SubscriptionBase, Scoped):
     """The messages of a stream that match the patterns, in order. Made by `Client.subscribe`."""
 
     def __aiter__(self) -> Self:
@@ -108,7 +108,7 @@ class Batches:
         raise StopAsyncIteration
 
 
-class Mailbox(MailboxBase, _Scope):
+class Mailbox(MailboxBase, Scoped):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
 
     With `auto_ack` a message is acknowledged when the next one is requested: that is for one task. Without
@@ -181,7 +181,7 @@ class Request(ServiceRequest):
         return receipt
 
 
-class Work(WorkerBase, _Scope):
+class Work(WorkerBase, Scoped):
     """Requests to a service, each to be answered. Made by `Client.work`."""
 
     def __aiter__(self) -> Self:
@@ -226,7 +226,7 @@ class Work(WorkerBase, _Scope):
         return Receipt(command, 0, self._wait)
 
 
-class Replies(ReplyStream, _Scope):
+class Replies(ReplyStream, Scoped):
     """The replies to one request, as they are delivered. Made by `Client.request`."""
 
     def __aiter__(self) -> Self:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from malamute.client.options import Span
-from malamute.client.session.outbox import Command
-from malamute.client.session.receipts import Confirmation, OutcomeTracking, SentBase
+from malamute.client.session.receipts import Confirmation, SentBase
 
 
 class Receipt(Confirmation):
     """The receipt of one message. Receipts are cheap: keep the ones that matter, drop the others."""
 
-    __slots__ = ("_wait",)
-
-    def __init__(
-        self, command: Command, place: int, wait: Callable[[Command, Span | None], Awaitable[None]]
-    ) -> None:
-        self._command = command
-        self._place = place
-        self._wait = wait
+    __slots__ = ()
 
     async def wait(self, timeout: Span | None = None) -> int:
         """Wait for the broker's answer, and return `sequence`. `timeout` is in seconds; None is without end.
@@ -36,16 +26,7 @@ class Receipt(Confirmation):
 class Sent(SentBase):
     """The outcome of a message to a mailbox. Made by `Client.send`."""
 
-    __slots__ = ("_wait",)
-
-    def __init__(
-        self,
-        command: Command,
-        tracking: OutcomeTracking | None,
-        wait: Callable[[SentBase, Span | None], Awaitable[str]],
-    ) -> None:
-        super().__init__(command, tracking)
-        self._wait = wait
+    __slots__ = ()
 
     async def wait(self, timeout: Span | None = None) -> str:
         """Wait for the outcome, and return it. `timeout` is in seconds; None is without end.
@@ -56,4 +37,5 @@ class Sent(SentBase):
             TimedOut: The outcome did not come in time.
             MalamuteError: The broker refused the message with this error.
         """
-        return await self._wait(self, timeout)
+        outcome: str = await self._wait(self, timeout)
+        return outcome

@@ -6,18 +6,25 @@ by counting.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from malamute.client.session.outbox import Command
 from malamute.errors import MalamuteError
+
+if TYPE_CHECKING:
+    from malamute.client.options import Span
 
 
 class Confirmation:
     """The confirmation of one message, at a place in its command; common to the receipts of both edges."""
 
-    __slots__ = ("_command", "_place")
+    __slots__ = ("_command", "_place", "_wait")
 
-    def __init__(self, command: Command, place: int) -> None:
+    def __init__(self, command: Command, place: int, wait: Callable[[Command, Span | None], Any]) -> None:
         self._command = command
         self._place = place
+        self._wait = wait
 
     @property
     def done(self) -> bool:
@@ -68,11 +75,17 @@ class OutcomeTracking:
 class SentBase:
     """The result of a message to a mailbox, or of a request; the common part of both edges."""
 
-    __slots__ = ("_command", "_tracking")
+    __slots__ = ("_command", "_tracking", "_wait")
 
-    def __init__(self, command: Command, tracking: OutcomeTracking | None) -> None:
+    def __init__(
+        self,
+        command: Command,
+        tracking: OutcomeTracking | None,
+        wait: Callable[[SentBase, Span | None], Any],
+    ) -> None:
         self._command = command
         self._tracking = tracking
+        self._wait = wait
 
     @property
     def done(self) -> bool:

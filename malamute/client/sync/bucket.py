@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Self
 
 from malamute.client.link.bucket import BucketBase, WatchBase
 from malamute.client.options import Span
 from malamute.client.session.watching import KeyValue
+from malamute.client.sync.consumers import Scoped
 from malamute.client.sync.driver import BlockingDriver
 from malamute.errors import Closed
 
@@ -80,7 +79,7 @@ class Bucket(BucketBase):
         return KeyWatch(self._driver, self._driver.run(self._watch(keys, timeout)))
 
 
-class KeyWatch(WatchBase):
+class KeyWatch(WatchBase, Scoped):
     """The states of some keys of a bucket. Made by `Bucket.watch`."""
 
     _driver: BlockingDriver
@@ -105,11 +104,3 @@ class KeyWatch(WatchBase):
     def cancel(self) -> None:
         """End the watch. Changes that have come can still be read."""
         self._driver.do(super().cancel)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()

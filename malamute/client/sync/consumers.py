@@ -30,7 +30,7 @@ from malamute.errors import Closed
 from malamute.protocol.batch import Columns, Headers
 
 
-class _Scope:
+class Scoped:
     """A context manager that cancels at the end of the block."""
 
     def cancel(self) -> None:
@@ -85,7 +85,7 @@ class _ThreadSafeConsumer(QueueConsumer):
         return self._source.has_one
 
 
-class Subscription(SubscriptionBase, _Scope):
+class Subscription(SubscriptionBase, Scoped):
     """The messages of a stream that match the patterns, in order. Made by `Client.subscribe`."""
 
     _driver: BlockingDriver
@@ -208,7 +208,7 @@ class SharedSubscription(Subscription):
         return True
 
 
-class Mailbox(_ThreadSafeConsumer, MailboxBase, _Scope):
+class Mailbox(_ThreadSafeConsumer, MailboxBase, Scoped):
     """The mail of the client's address, in order. Made by `Client.mailbox`.
 
     With `auto_ack` a message is acknowledged when the next one is requested, and the last one when the
@@ -301,7 +301,7 @@ class Request(ServiceRequest):
         return receipt
 
 
-class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
+class Work(_ThreadSafeConsumer, WorkerBase, Scoped):
     """Requests to a service, each to be answered. Made by `Client.work`.
 
     The credit is the number of requests that may be unfinished here; a request is finished by its final reply
@@ -362,7 +362,7 @@ class Work(_ThreadSafeConsumer, WorkerBase, _Scope):
         self._driver.run(self._wait(command, timeout))
 
 
-class Replies(ReplyStream, _Scope):
+class Replies(ReplyStream, Scoped):
     """The replies to one request, as they are delivered. Made by `Client.request`.
 
     The iterator ends after the final reply, and with the assurance `confirmed` also when the request has

@@ -10,36 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from malamute.protocol.messages import (
-    Ack,
-    Add,
-    Bye,
-    Cancel,
-    Change,
-    Commit,
-    Credit,
-    Delete,
-    Drain,
-    Forward,
-    Get,
-    Hello,
-    Nak,
-    Offer,
-    Ping,
-    Progress,
-    Publish,
-    Put,
-    Query,
-    Received,
-    Reject,
-    Release,
-    Reply,
-    Request,
-    Send,
-    Subscribe,
-    Watch,
-    Withdraw,
-)
+from malamute.protocol import messages as wire
 
 
 class Access(NamedTuple):
@@ -71,34 +42,34 @@ _OWN: tuple[Access, ...] = ()
 """Of the session itself, or of sources that it was allowed to have."""
 
 ACCESS: dict[type[Any], tuple[Access, ...]] = {
-    Hello: (Access("receive", "mailbox", "address"),),
-    Publish: (Access("publish", "stream", "stream", "subjects"),),
-    Forward: (Access("link", "stream", "stream", "subjects"),),
-    Send: (Access("send", "mailbox", "address", "subjects"),),
-    Request: (Access("request", "service", "service", "subjects"),),
-    Reply: _OWN,
-    Subscribe: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
-    Offer: (Access(CONSUME, "", "service"),),
-    Cancel: _OWN,
-    Credit: _OWN,
-    Ack: _OWN,
-    Nak: _OWN,
-    Reject: _OWN,
-    Progress: _OWN,
-    Release: _OWN,
-    Drain: _OWN,
-    Withdraw: (Access("withdraw", "", "name"),),
-    Query: (Access("query", "topic", "topic"),),
-    Ping: _OWN,
-    Received: _OWN,
-    Bye: _OWN,
-    Commit: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
-    Change: (Access("change", "topic", "topic"),),
-    Get: (Access("read", "bucket", "bucket"),),
-    Put: (Access("write", "bucket", "bucket"),),
-    Delete: (Access("write", "bucket", "bucket"),),
-    Add: (Access("write", "bucket", "bucket"),),
-    Watch: (Access("read", "bucket", "bucket"),),
+    wire.Hello: (Access("receive", "mailbox", "address"),),
+    wire.Publish: (Access("publish", "stream", "stream", "subjects"),),
+    wire.Forward: (Access("link", "stream", "stream", "subjects"),),
+    wire.Send: (Access("send", "mailbox", "address", "subjects"),),
+    wire.Request: (Access("request", "service", "service", "subjects"),),
+    wire.Reply: _OWN,
+    wire.Subscribe: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
+    wire.Offer: (Access(CONSUME, "", "service"),),
+    wire.Cancel: _OWN,
+    wire.Credit: _OWN,
+    wire.Ack: _OWN,
+    wire.Nak: _OWN,
+    wire.Reject: _OWN,
+    wire.Progress: _OWN,
+    wire.Release: _OWN,
+    wire.Drain: _OWN,
+    wire.Withdraw: (Access("withdraw", "", "name"),),
+    wire.Query: (Access("query", "topic", "topic"),),
+    wire.Ping: _OWN,
+    wire.Received: _OWN,
+    wire.Bye: _OWN,
+    wire.Commit: (Access("subscribe", "stream", "stream"), Access("commit", "cursor", "cursor")),
+    wire.Change: (Access("change", "topic", "topic"),),
+    wire.Get: (Access("read", "bucket", "bucket"),),
+    wire.Put: (Access("write", "bucket", "bucket"),),
+    wire.Delete: (Access("write", "bucket", "bucket"),),
+    wire.Add: (Access("write", "bucket", "bucket"),),
+    wire.Watch: (Access("read", "bucket", "bucket"),),
 }
 """The need of each command of an open session."""
 
@@ -192,8 +163,8 @@ ANSWERS_ALL: dict[str, tuple[str, ...]] = {"metrics": ("status", "totals", "stor
 """Topics with the answers of others, whose needs they have."""
 
 OF_BROKER: dict[type[Any], tuple[str, dict[str, tuple[Access, ...]]]] = {
-    Query: ("view", QUERIES),
-    Change: ("admin", CHANGES),
+    wire.Query: ("view", QUERIES),
+    wire.Change: ("admin", CHANGES),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from secrets import token_bytes
 from typing import Any, NamedTuple
 
@@ -45,8 +46,6 @@ class Act(NamedTuple):
     sentence: Callable[[Said], str]
     """The outcome, for the question before the change as for the note after it."""
     button: str
-    fields: Mapping[str, Reader]
-    """Readers of the fields, by name. An empty field is left out, unless its reader is in `LISTS`."""
     asks: bool = True
     """Whether the dry run is shown first."""
     destroys: bool = True
@@ -61,41 +60,36 @@ def hashed(password: str) -> str:
         raise InvalidValue(error.text) from None
 
 
-_LINK: Mapping[str, Reader] = {"link": str, "stream": str}
-_OF_RUNNER: Mapping[str, Reader] = {**_LINK, "generation": forms.number}
-_FEED: Mapping[str, Reader] = {"source": str, "feed": str}
-
-_QUEUE: Mapping[str, Reader] = {
-    "kind": str,
-    "name": str,
-    "sequences": forms.number,
-    "where": str,
-    "limit": forms.number,
-}
-_GROUP: Mapping[str, Reader] = {"name": str, "access_rules": forms.lines}
-# Additions and removals preserve changes that another operator has made since the page was shown.
-_CHANGED: Mapping[str, Reader] = {"added_rules": forms.lines, "removed_rules": str}
-_ACCOUNT: Mapping[str, Reader] = {
-    "name": str,
-    "password": hashed,
-    "key": str,
-    "uid": forms.number,
-    "groups": forms.names,
-    "access_rules": forms.lines,
-    "disabled": forms.flag,
-}
-_KEPT: Mapping[str, Reader] = {
-    "stream": str,
-    "bytes": forms.size,
-    "count": forms.number,
-    "age": forms.duration,
-}
-
 MANY = ("sequences", "removed_rules")
 """Fields that a form may repeat, one for each ticked box."""
 
 LISTS = (forms.names, forms.lines)
 """Readers of lists: an empty field means an empty list."""
+
+_BY_TYPE: Mapping[str, Reader] = {
+    **dict.fromkeys(("number", "sequence", "sequences", "uid"), forms.number),
+    "seconds": forms.duration,
+    "delays": forms.durations,
+    "boolean": forms.flag,
+    "criteria": forms.criteria,
+    **dict.fromkeys(("urls", "rules"), forms.lines),
+    "names": forms.names,
+    "password hash": hashed,
+}
+"""Readers of fields by the type of their argument; of all other types the text is the value."""
+
+_BY_NAME: Mapping[str, Reader] = {"bytes": forms.size, "removed_rules": str}
+"""Readers of fields that have another one than their type."""
+
+
+@cache
+def readers_of(topic: str) -> Mapping[str, Reader]:
+    """Return the readers of the fields of a change, by the names of its arguments.
+
+    An empty field is left out, unless its reader is in `LISTS`.
+    """
+    rules = arguments_of(CHANGES[topic]).rules
+    return {name: _BY_NAME.get(name) or _BY_TYPE.get(rule.words, str) for name, rule in rules.items()}
 
 
 def _dropped(said: Said) -> str:
@@ -163,30 +157,27 @@ def _link(verb: str) -> Callable[[Said], str]:
 
 
 ACTS: Mapping[str, Act] = {
-    "stream.create": Act(_retained, "Create", {**_KEPT, "journal": forms.flag}, asks=False, destroys=False),
-    "stream.retain": Act(_retained, "Set retention", _KEPT),
-    "stream.purge": Act(_dropped, "Drop all", {"stream": str}),
+    "stream.create": Act(_retained, "Create", asks=False, destroys=False),
+    "stream.retain": Act(_retained, "Set retention"),
+    "stream.purge": Act(_dropped, "Drop all"),
     "stream.delete-messages": Act(
         lambda said: (
             f"{some(said.messages, 'message')} of the stream {said.stream} "
             f"{'is' if said.messages == 1 else 'are'} deleted for good"
         ),
         "Delete",
-        {"stream": str, "sequence": forms.number, "subject": str, "up_to": forms.number},
     ),
-    "stream.delete": Act(_deleted, "Remove it", {"stream": str, "cascade": forms.flag}),
+    "stream.delete": Act(_deleted, "Remove it"),
     "cursor.set": Act(
         lambda said: (
             f"The cursor {said.cursor} of {said.stream} moves "
             f"from {plain(said.before)} to {plain(said.sequence)}"
         ),
         "Move",
-        {"stream": str, "cursor": str, "start": str},
     ),
     "cursor.delete": Act(
         lambda said: f"The cursor {said.cursor} of {said.stream}, at {plain(said.before)}, is deleted",
         "Delete",
-        {"stream": str, "cursor": str},
     ),
     "feed.set": Act(
         lambda said: (
@@ -194,96 +185,63 @@ ACTS: Mapping[str, Act] = {
             f"from {said.source} to {said.target}"
         ),
         "Set feed",
-        {
-            **_FEED,
-            "target": str,
-            "criteria": forms.criteria,
-            "where": str,
-            "start": str,
-            "when": str,
-            "key": str,
-        },
         destroys=False,
     ),
-    "feed.enable": Act(_feed("resumes"), "Resume", _FEED, destroys=False),
-    "feed.disable": Act(_feed("pauses"), "Pause", _FEED, destroys=False),
-    "feed.delete": Act(_feed("is deleted"), "Delete", _FEED),
+    "feed.enable": Act(_feed("resumes"), "Resume", destroys=False),
+    "feed.disable": Act(_feed("pauses"), "Pause", destroys=False),
+    "feed.delete": Act(_feed("is deleted"), "Delete"),
     "link.set": Act(
         lambda said: (
             f"The link {said.name} {'is new and goes' if said.created else 'goes'} into {said.stream}"
         ),
         "Set link",
-        {
-            **_LINK,
-            "urls": forms.lines,
-            "remote": str,
-            "criteria": forms.criteria,
-            "where": str,
-            "start": str,
-            "context": str,
-        },
         destroys=False,
     ),
-    "link.pause": Act(_link("pauses"), "Pause", _LINK, destroys=False),
-    "link.resume": Act(_link("resumes"), "Resume", _LINK, destroys=False),
-    "link.remove": Act(_link("is removed"), "Remove", _LINK),
-    "link.advance": Act(_link("moves"), "Move", {**_OF_RUNNER, "after": str, "upto": str, "gap": str}),
-    "link.stop": Act(_link("is stopped"), "Stop", {**_OF_RUNNER, "reason": str}),
-    "queue.redrive": Act(_redriven, "Redrive", _QUEUE, destroys=False),
+    "link.pause": Act(_link("pauses"), "Pause", destroys=False),
+    "link.resume": Act(_link("resumes"), "Resume", destroys=False),
+    "link.remove": Act(_link("is removed"), "Remove"),
+    "link.advance": Act(_link("moves"), "Move"),
+    "link.stop": Act(_link("is stopped"), "Stop"),
+    "queue.redrive": Act(_redriven, "Redrive", destroys=False),
     "queue.set": Act(
         lambda said: (
             f"The {said.kind} {said.name} has {some(said.attempts, 'attempt')} for a message, delays of "
             f"{', '.join(map(span, said.backoff)) or 'no time'}, and {span(said.ack_timeout)} to settle it"
         ),
         "Set",
-        {
-            "kind": str,
-            "name": str,
-            "attempts": forms.number,
-            "backoff": forms.durations,
-            "ack_timeout": forms.duration,
-            "reset": forms.flag,
-        },
         destroys=False,
     ),
-    "queue.purge": Act(_removed, "Remove", {**_QUEUE, "dead": forms.flag, "state": str}),
-    "queue.delete": Act(_deleted, "Remove it", {"kind": str, "name": str, "cascade": forms.flag}),
-    "client.disconnect": Act(_disconnected, "Disconnect", {"id": str}),
-    "broker.reload": Act(_reloaded, "Reload", {}, destroys=False),
+    "queue.purge": Act(_removed, "Remove"),
+    "queue.delete": Act(_deleted, "Remove it"),
+    "client.disconnect": Act(_disconnected, "Disconnect"),
+    "broker.reload": Act(_reloaded, "Reload", destroys=False),
     "journal.backup": Act(
         lambda said: f"A copy of the store goes into {said.directory}",
         "Back up",
-        {"directory": str},
         destroys=False,
     ),
     "group.add": Act(
         lambda said: f"The group {said.name} gets {some(len(said.access_rules or ()), 'rule')}",
         "Add",
-        _GROUP,
         destroys=False,
     ),
     "group.set": Act(
         lambda said: f"The group {said.name} has {some(len(said.access_rules or ()), 'rule')}",
         "Change",
-        {**_GROUP, **_CHANGED},
         destroys=False,
     ),
     "group.remove": Act(
         lambda said: f"The group {said.name} is removed, and its users lose its permissions",
         "Remove",
-        {"name": str},
     ),
-    "user.add": Act(
-        lambda said: f"The user {said.name} is added", "Add", _ACCOUNT, asks=False, destroys=False
-    ),
+    "user.add": Act(lambda said: f"The user {said.name} is added", "Add", asks=False, destroys=False),
     "user.set": Act(
         lambda said: f"The user {said.name} is changed",
         "Change",
-        {**_ACCOUNT, **_CHANGED},
         asks=False,
         destroys=False,
     ),
-    "user.remove": Act(lambda said: f"The user {said.name} is removed", "Remove", {"name": str}),
+    "user.remove": Act(lambda said: f"The user {said.name} is removed", "Remove"),
 }
 """The changes that forms can request, by topic."""
 
@@ -291,7 +249,7 @@ ACTS: Mapping[str, Act] = {
 def _read(topic: str, fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the arguments of a change. Raises `FieldRefused`."""
     values: dict[str, Any] = {}
-    for name, read in ACTS[topic].fields.items():
+    for name, read in readers_of(topic).items():
         given = fields.get(name)
         if given is None:
             continue
@@ -316,7 +274,7 @@ def _field_of(topic: str, values: Mapping[str, Any], error: MalamuteError) -> st
     for name, rule in known.rules.items():
         if not rule.holds(values[name]) if name in values else name in known.required:
             return name
-    return forms.field_of(error.text.removeprefix(f"{topic}: "), ACTS[topic].fields)
+    return forms.field_of(error.text.removeprefix(f"{topic}: "), readers_of(topic))
 
 
 async def change(request: Request, arguments: Arguments) -> Response:
@@ -339,6 +297,7 @@ async def change(request: Request, arguments: Arguments) -> Response:
             "change.html",
             problems.status_of(type(error)),
             act=ACTS[topic],
+            readers=readers_of(topic),
             topic=topic,
             fields=fields,
             back=own_path(first_of(fields, "back", "/")),
@@ -364,7 +323,7 @@ async def _change(visit: Visit, topic: str, fields: dict[str, list[str]], values
         done = await visit.change(_made(topic, {**values, "dry_run": True, "cascade": True}))
     sentence = act.sentence(Said({**values, **done.as_map()}))
     if asks:
-        again = {name: given for name, given in fields.items() if name in act.fields or name == "some"}
+        again = {name: given for name, given in fields.items() if name in readers_of(topic) or name == "some"}
         return visit.page(
             "confirm.html", act=act, sentence=sentence, topic=topic, warning=warning, fields=again, back=back
         )

@@ -34,6 +34,9 @@ from malamute.protocol.messages import (
 
 RECORD = pack_record(None, b"x")
 
+waits = pytest.fail
+"""The wait of a result that no test waits for."""
+
 as_rejected = pytest.mark.parametrize("bounce", [False, True])
 
 
@@ -162,8 +165,8 @@ def test_an_outcome_comes_to_its_tracking_and_to_nobody_else(alice, box, mail):
     assert alice.said() == [Ack(0, [[5, 5]])]
     alice.receives(mail(0, [7], properties=told))
     assert [item.sequence for item in box.waiting] == [6, 7]
-    assert repr(SentBase(mine.command, mine)) == "<SentBase rejected>"
-    assert repr(SentBase(made.command, made)) == "<SentBase stored>"
+    assert repr(SentBase(mine.command, mine, waits)) == "<SentBase rejected>"
+    assert repr(SentBase(made.command, made, waits)) == "<SentBase stored>"
 
 
 def test_an_outcome_that_comes_again_is_no_mail(alice, box, mail):
@@ -271,7 +274,7 @@ def test_a_refused_message_has_no_outcome_and_its_tracker_is_free(alice):
     tracking = alice.session.sending.send_tracked("bob", "a", RECORD, command, {"tracker": "mine"})
     alice.receives(Error(503, "full", 3, 1))
     assert isinstance(command.error, errors.TryLater)
-    delivery = SentBase(command, tracking)
+    delivery = SentBase(command, tracking, waits)
     assert delivery.done
     with pytest.raises(errors.TryLater):
         _ = delivery.outcome
