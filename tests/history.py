@@ -499,14 +499,20 @@ def _attempts(log: Log) -> Iterator[str]:
 def _is_forgotten(log: Log, before: Record, record: Record) -> bool:
     """Whether the broker may not count a delivery at the next one.
 
-    Whoever released it has undone it, or a copy of before it took the place of the store. Or the broker was
-    killed between the two. That there was a first delivery is durable before it is made. That there was
-    another is stored with it, and so before anything that is sent after it was seen. Neither is durable where
-    the disk has refused it.
+    Whoever released it has undone it, also by a release of the attempt before that crossed its recall. Or a
+    copy of before it took the place of the store. Or the broker was killed between the two. That there was a
+    first delivery is durable before it is made. That there was another is stored with it, and so before
+    anything that is sent after it was seen. Neither is durable where the disk has refused it.
     """
-    released = (r.at_ns for r in log[RELEASED] if r.sequence in (before.sequence, record.sequence))
+    released = [r.at_ns for r in log[RELEASED] if r.sequence in (before.sequence, record.sequence)]
     if any(before.at_ns < at < record.at_ns for at in released):
         return True
+    if released and record.attempts > 1:
+        recalled = [
+            r.at_ns for r in log[DELIVERED] if (r.key, r.attempts) == (record.key, record.attempts - 1)
+        ]
+        if any(first < at < before.at_ns for at in released for first in recalled):
+            return True
     if any(copied < before.at_ns < back for copied, back in log.undone):
         return True
     killed = next((k for k, back in log.killed if k < record.at_ns and before.at_ns < back), 0)

@@ -8,7 +8,7 @@ Each option is checked where it is given, by `checked` and `properties_of`, befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any, Literal, TypedDict
@@ -426,6 +426,13 @@ def checked(**options: Any) -> dict[str, Any]:
         InvalidName: a name is invalid.
     """
     return {name: _OPTIONS[name](name, value) for name, value in options.items()}
+
+
+def refuse_unknown(call: str, known: type, unknown: Mapping[str, Any]) -> None:
+    """Raise `InvalidValue` if a call has options that are none of its `known` ones."""
+    if unknown:
+        names = ", ".join(known.__annotations__)
+        raise InvalidValue(f"unknown option {shown(next(iter(unknown)))} of {call}: expected {names}")
 
 
 def properties_of(options: Any) -> dict[str, Any]:

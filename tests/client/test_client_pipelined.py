@@ -220,3 +220,19 @@ def test_the_asyncio_client_has_the_same(broker: Broker) -> None:
                 assert await work.poll() is None
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    "call", ["publisher", "sender", "subscribe", "consume", "work", "mailbox", "service"]
+)
+def test_an_unknown_option_of_a_call_is_refused_with_those_that_it_has(
+    client: malamute.Client, call: str
+) -> None:
+    names = () if call == "mailbox" else ("s",)
+    with pytest.raises(InvalidValue, match=f"unknown option 'prefetch' of {call}: expected .*(credit|batch)"):
+        getattr(client, call)(*names, prefetch=10)
+
+
+def test_a_body_that_is_a_value_is_refused_with_the_way_to_send_it(client: malamute.Client) -> None:
+    with pytest.raises(InvalidValue, match=r"invalid body \{'a': 1\}: .*; json= and a codec take other"):
+        client.publish("s", "a", {"a": 1})  # type: ignore[call-overload]

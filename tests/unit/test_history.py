@@ -383,6 +383,28 @@ def test_an_attempt_is_made_twice_only_where_a_kill_may_have_taken_the_note_of_i
     assert found == (set() if is_known else {"repeated delivery", "attempts"})
 
 
+@pytest.mark.parametrize(
+    ("kinds", "is_known"),
+    [
+        ((1, RELEASED, 2, 2), True),  # it crossed the recall of the first attempt
+        ((1, 2, RELEASED, 2), True),
+        ((RELEASED, 1, 2, 2), False),
+        ((1, 2, 2, RELEASED), False),
+    ],
+)
+def test_a_release_explains_one_attempt_more_if_it_may_have_met_it(
+    kinds: tuple[int | str, ...], is_known: bool
+) -> None:
+    history = [
+        Record(at, "c", RELEASED, QUEUE, "", 1)
+        if kind == RELEASED
+        else Record(at, f"c{at}", DELIVERED, QUEUE, "mail", 1, 0, int(kind))
+        for at, kind in enumerate(kinds, 2)
+    ]
+    found = {violation.rule for violation in check([Record(1, "c", SEND, QUEUE, "mail"), *history])}
+    assert ("repeated delivery" in found) != is_known
+
+
 @pytest.mark.parametrize("is_before", [True, False])
 def test_more_attempts_than_at_the_settlement_are_known_if_a_kill_took_the_note_of_them(
     is_before: bool,

@@ -33,12 +33,18 @@ from malamute.client.options import (
     HEARTBEAT_SECONDS,
     MAIL_CREDIT_MESSAGES,
     TIMEOUT_SECONDS,
+    ConsumeOptions,
     Criteria,
+    HandlerOptions,
+    MailboxOptions,
     RequestOptions,
     SendOptions,
+    ServiceOptions,
     Span,
+    SubscribeOptions,
     Until,
     When,
+    WorkOptions,
     check_name,
     checked,
     count,
@@ -47,6 +53,7 @@ from malamute.client.options import (
     patience,
     pause,
     properties_of,
+    refuse_unknown,
     seconds,
     text,
     time_to_live,
@@ -175,9 +182,7 @@ async def open_driver(
         TryLater: the broker did not verify the credentials in time.
         NotPrimary: the broker is not the primary of its pair, and no other one has answered.
     """
-    if unknown:
-        known = ", ".join(ConnectOptions.__annotations__)
-        raise InvalidValue(f"unknown option {shown(next(iter(unknown)))} of connect: expected {known}")
+    refuse_unknown("connect", ConnectOptions, unknown)
     ask, token = (None, token) if isinstance(token, str) or not callable(token) else (token, token())
     urls = urls_of(url)
     if heartbeat is None:
@@ -580,7 +585,9 @@ class ClientBase:
         credit: float = CREDIT_MESSAGES,
         credit_bytes: float = CREDIT_BYTES,
         timeout: Span | None = None,
+        **unknown: Any,
     ) -> StreamSource:
+        refuse_unknown("subscribe", SubscribeOptions, unknown)
         self._driver.check()
         timeout = patience("timeout", timeout)
         source = self._session.inbox.subscribe(
@@ -630,7 +637,10 @@ class ClientBase:
         ack_timeout: Span | None = None,
         temporary: bool = False,
         timeout: Span | None = None,
+        **unknown: Any,
     ) -> ConsumerSource:
+        call, known = ("work", WorkOptions) if kind == "service" else ("consume", ConsumeOptions)
+        refuse_unknown(call, known, unknown)
         self._driver.check()
         timeout = patience("timeout", timeout)
         source = self._session.inbox.offer(
@@ -685,8 +695,9 @@ class ClientBase:
             raise source.error
 
     def _open_mailbox(
-        self, credit: float = MAIL_CREDIT_MESSAGES, credit_bytes: float = CREDIT_BYTES
+        self, credit: float = MAIL_CREDIT_MESSAGES, credit_bytes: float = CREDIT_BYTES, **unknown: Any
     ) -> ConsumerSource:
+        refuse_unknown("mailbox", MailboxOptions, unknown)
         self._driver.check()
         if not self.address:
             raise InvalidValue("no mailbox without an address: connect with address=NAME")
@@ -706,7 +717,9 @@ class ClientBase:
         concurrency: int = 1,
         ack_timeout: Span | None = None,
         on_error: str = "nak",
+        **unknown: Any,
     ) -> Callable[[Any], Any]:
+        refuse_unknown("service", ServiceOptions, unknown)
         checked(credit=credit, concurrency=concurrency, ack_timeout=ack_timeout)
         credit = credit if credit == UNLIMITED else max(credit, concurrency)
         open_ = partial(work, name, *patterns, credit=credit, ack_timeout=ack_timeout)
@@ -719,7 +732,9 @@ class ClientBase:
         credit: int = MAIL_CREDIT_MESSAGES,
         concurrency: int = 1,
         on_error: str = "nak",
+        **unknown: Any,
     ) -> Callable[[Any], Any]:
+        refuse_unknown("on_mail", HandlerOptions, unknown)
         checked(credit=credit, concurrency=concurrency)
         return self._handler(partial(open_mailbox, credit), concurrency=concurrency, on_error=on_error)
 

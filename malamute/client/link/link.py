@@ -165,8 +165,9 @@ class Link:
             self.socket.connect(url)
         except zmq.ZMQError as error:
             self.close()
+            words = zmq.strerror(error.errno or 0).lower()
             raise InvalidValue(
-                f"invalid URL {self._url!r}: expected one such as tcp://HOST:9999 ({error})"
+                f"invalid URL {self._url!r}, {words}: expected one such as tcp://HOST:9999"
             ) from error
 
     @property

@@ -21,11 +21,13 @@ from malamute.client.options import (
     BATCH_MESSAGES,
     LINGER_SECONDS,
     PUBLISHER_TIMEOUT_SECONDS,
+    PublisherOptions,
     SendOptions,
     Span,
     checked,
     patience,
     properties_of,
+    refuse_unknown,
 )
 from malamute.client.session.batch import (
     Batch,
@@ -64,7 +66,9 @@ class PublisherBase:
         linger: Span = LINGER_SECONDS,
         timeout: Span = PUBLISHER_TIMEOUT_SECONDS,
         is_mail: bool = False,
+        **unknown: Any,
     ) -> None:
+        refuse_unknown("sender" if is_mail else "publisher", PublisherOptions, unknown)
         given = checked(batch=batch, linger=linger, timeout=timeout)
         batch = given["batch"]
         self._driver = driver

@@ -110,7 +110,10 @@ def _frames(body: Any) -> list[bytes]:
     except TypeError:
         frames = [body]
     if not all(isinstance(frame, bytes | bytearray | memoryview) for frame in frames):
-        raise InvalidValue(f"invalid body {shown(body)}: expected bytes, text, or a sequence of bytes")
+        raise InvalidValue(
+            f"invalid body {shown(body)}: expected bytes, text, or a sequence of bytes; "
+            "json= and a codec take other values"
+        )
     return [bytes(frame) for frame in frames]
 
 
