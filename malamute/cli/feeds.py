@@ -163,7 +163,7 @@ def _add_change(verb: str, topic: str, words: str, asks: Callable[[Any], Any] = 
         from malamute.protocol import admin
 
         connection, source = connection.to_place(source)
-        wanted = admin.FEED_CHANGES[topic](source=source, feed=name, dry_run=dry_run)
+        wanted = admin.CHANGES[topic].parse({"source": source, "feed": name, "dry_run": dry_run})
         make_change(connection, wanted, as_json=as_json)
 
 

@@ -150,7 +150,7 @@ def _add_change(verb: str, words: str, asks: Callable[[Any], Any] = dry_run_opti
 
         with connection.open() as client:
             stream = client.query(admin.LinkQuery(link=name)).stream
-        wanted = admin.LINK_CHANGES[f"link.{verb}"](link=name, stream=stream, dry_run=dry_run)
+        wanted = admin.CHANGES[f"link.{verb}"].parse({"link": name, "stream": stream, "dry_run": dry_run})
         make_change(connection, wanted, as_json=as_json)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from malamute.protocol.admin.topic import AdminChange, AdminQuery, PagedQuery
@@ -135,9 +134,3 @@ class FeedDelete(AdminChange[FeedDeleted]):
 
     source: Place
     feed: FeedName
-
-
-FEED_CHANGES: Mapping[str, type[FeedEnable | FeedDisable | FeedDelete]] = {
-    change.topic: change for change in (FeedEnable, FeedDisable, FeedDelete)
-}
-"""The changes of one feed without further arguments."""

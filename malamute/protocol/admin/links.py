@@ -188,10 +188,5 @@ class LinkRemove(AdminChange[LinkChanged]):
     stream: Name
 
 
-LINK_CHANGES: dict[str, type[LinkPause | LinkResume | LinkRemove]] = {
-    change.topic: change for change in (LinkPause, LinkResume, LinkRemove)
-}
-"""The changes of one link without further arguments."""
-
 Way = Sequence[Sequence[Any]]
 """Hops `[broker, stream, link, generation]`, from the farthest place to the nearest."""
