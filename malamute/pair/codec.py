@@ -58,7 +58,7 @@ class Greeting(Struct, frozen=True, array_like=True, tag=1):
         return History(tuple(Began(*one) for one in self.timelines), self.lsn)
 
 
-class LogRecord(Struct, frozen=True, array_like=True, tag=2):
+class RecordFrame(Struct, frozen=True, array_like=True, tag=2):
     """A record of the primary's write-ahead log, which follows `after`."""
 
     timeline: Timeline
@@ -123,7 +123,9 @@ class GreetingRefused(Struct, frozen=True, array_like=True, tag=9):
     link: Address = ""
 
 
-Frame = Greeting | LogRecord | WriteSets | Heartbeat | Synced | CatchUp | Goodbye | HandOver | GreetingRefused
+Frame = (
+    Greeting | RecordFrame | WriteSets | Heartbeat | Synced | CatchUp | Goodbye | HandOver | GreetingRefused
+)
 
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 _encoder = msgspec.msgpack.Encoder()

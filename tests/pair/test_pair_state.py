@@ -158,7 +158,7 @@ def test_a_standby_takes_records_and_write_sets_in_their_order_once() -> None:
 
 FRAMES: list[codec.Frame] = [
     codec.Greeting(PAIR, "a", A.replica, LEVEL, (Began(1, 1), Began(4, 9)), 12, 11, 4, True, 1 << 30),
-    codec.LogRecord(4, 12, 13, b"operations"),
+    codec.RecordFrame(4, 12, 13, b"operations"),
     codec.WriteSets(4, 11, 13, (b"one", b"two")),
     codec.Heartbeat(4, 12.25, 13, 12),
     codec.Synced(4, 13, 11, 12.25),
