@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from hashlib import blake2b
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import lmdb
 import msgpack
@@ -43,7 +43,7 @@ from malamute.journal.format import (
     split_key,
 )
 from malamute.journal.opened import OpenedStore
-from malamute.journal.pair_record import PLACE, Timelines, parting
+from malamute.journal.pair_record import PLACE, Timelines, parting, refuse_half
 from malamute.journal.standby import Standby
 from malamute.journal.tail import Tail
 from malamute.journal.write_set import WriteSet, decode, encode
@@ -60,7 +60,13 @@ STEP_BYTES = 8 * 1024 * 1024
 ROUNDS = 5
 """The round from which on the writer of the primary waits for the standby."""
 
-HELLO, KEYS, VALUES, WRITE_SETS, END, DONE, CHANGED = range(7)
+TRIES = 20
+"""Attempts of `compare` to see a value that is written all the time at one moment."""
+
+DIFFERENCES_MAX = 1000
+"""Differing keys that `compare` names."""
+
+HELLO, KEYS, VALUES, WRITE_SETS, END, DONE, CHANGED, FINGERPRINTS = range(8)
 
 _DIGEST = 16
 _HEADS = {CHUNK: CHUNK_HEADER_SIZE, BLOCK: BLOCK_HEADER_SIZE}
@@ -99,6 +105,12 @@ def page_after(
     return page, True
 
 
+def fingerprints(transaction: lmdb.Transaction, places: list[bytes]) -> list[bytes | None]:
+    """Return the fingerprints of keys; None for one that is not there."""
+    found = ((place, transaction.get(place)) for place in places)
+    return [None if value is None else fingerprint(place, value) for place, value in found]
+
+
 # --- the side of the primary
 
 
@@ -116,6 +128,7 @@ class CatchUpSource:
             END: self._end,
             DONE: self.close,
             CHANGED: self._changed,
+            FINGERPRINTS: self._fingerprints,
         }
 
     def answer(self, request: bytes) -> bytes:
@@ -179,10 +192,16 @@ class CatchUpSource:
             return self._store.lsn
 
     def _changed(self, lsn: int) -> list[bytes] | None:
-        items = self._tail.since(lsn)
+        with self._store.settled:
+            items = self._tail.since(lsn)
         if items is None:
             return None
         return [*{place for item in items if isinstance(item, WriteSet) for place in item.changes}]
+
+    def _fingerprints(self, places: list[bytes]) -> tuple[int, list[bytes | None]]:
+        lsn = self._store.lsn
+        with self._store.reading() as transaction:
+            return lsn, fingerprints(transaction, places)
 
 
 # --- the side of the standby
@@ -232,6 +251,55 @@ def _refuse_another(standby: Standby, broker_id: bytes) -> None:
                 f"{standby.path} has the store of broker {standby.meta.broker_id.hex()}, and the primary is "
                 f"{broker_id.hex()}: expected the same one, or an empty directory"
             )
+
+
+class Compared(NamedTuple):
+    """The outcome of a comparison: the keys that differ, and how many were never seen at one moment."""
+
+    keys: int
+    differing: tuple[bytes, ...]
+    undecided: int
+
+
+def compare(standby: Standby) -> Asking:
+    """Compare a whole standby with the primary that answers, while both go on; return `Compared`.
+
+    A key that differs, and that no write set has changed between the moments at which the two were read,
+    has two values. Other keys are read again.
+    """
+    refuse_half(standby.record)
+    differing: list[bytes] = []
+    keys = undecided = 0
+
+    def settle(standby: Standby, after: bytes, until: bytes | None, page: dict[bytes, bytes]) -> Asking:
+        nonlocal keys, undecided
+        keys += len(page)
+        for own in _own_pages(standby, after, until):
+            suspects = [place for place, found in own.items() if page.pop(place, None) != found]
+            rest = yield from _doubtful(standby, suspects, differing)
+            undecided += len(rest)
+        rest = yield from _doubtful(standby, [*page], differing)
+        undecided += len(rest)
+
+    yield from _compare(standby, 1, settle)
+    return Compared(keys, tuple(differing[:DIFFERENCES_MAX]), undecided)
+
+
+def _doubtful(standby: Standby, places: list[bytes], differing: list[bytes]) -> Asking:
+    """Add the keys that differ at one moment; return those that were never seen at one."""
+    for _ in range(TRIES):
+        if not places:
+            break
+        lsn, theirs = yield from _ask(FINGERPRINTS, places)
+        own_lsn = standby.lsn
+        with translated(), standby.reading() as transaction:
+            own = fingerprints(transaction, places)
+        places = [place for place, a, b in zip(places, theirs, own, strict=True) if a != b]
+        changed = yield from _ask(CHANGED, min(lsn, own_lsn))
+        if changed is not None:
+            differing += [place for place in places if place not in changed]
+            places = [place for place in places if place in changed]
+    return places
 
 
 Settling: TypeAlias = Callable[[Standby, bytes, "bytes | None", dict[bytes, bytes]], Asking]
@@ -304,7 +372,9 @@ def _follow(standby: Standby, lsn: int, end: int) -> Asking:
 
 def _put_aside(standby: Standby, part: int) -> Asking:
     """Write what this store has alone since its transaction `part` into `diverged/`."""
-    standby.put_diverged([record for record in standby.records() if record.lsn >= part], {}, part)
+    records = standby.records_since(part)
+    standby.put_diverged(records, part)
+    is_first = not records
     with translated(), standby.reading() as transaction:
         firsts = _changed_streams(transaction, part)
     places = [*firsts]
@@ -314,12 +384,14 @@ def _put_aside(standby: Standby, part: int) -> Asking:
         places = places[len(rows) :]
 
     def settle(standby: Standby, after: bytes, until: bytes | None, page: dict[bytes, bytes]) -> Asking:
+        nonlocal is_first
         for own in _own_pages(standby, after, until):
             differing = [place for place, found in own.items() if page.get(place) != found]
             with translated(), standby.reading() as transaction:
                 alone = _alone(transaction, differing, firsts, part)
                 for step in alone:
-                    standby.put_diverged((), step, part)
+                    standby.put_diverged(step, part, is_first=is_first)
+                    is_first = is_first and not step
         yield from ()
 
     yield from _compare(standby, 1, settle)
@@ -364,8 +436,8 @@ def _alone(
         kind, identifier, sequence = split_key(place)
         value = transaction.get(place) or b""
         stream = key(STREAM, identifier)
-        is_chunk = kind == CHUNK and stream in firsts and sequence >= firsts[stream]
-        if is_chunk or (kind == BLOCK and _lsn_of(decode_lsn, value) >= part):
+        is_stream = stream in firsts and (kind == STREAM or (kind == CHUNK and sequence >= firsts[stream]))
+        if is_stream or (kind == BLOCK and _lsn_of(decode_lsn, value) >= part):
             step[place] = bytes(value)
             size += len(value)
         if size > STEP_BYTES:

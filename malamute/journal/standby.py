@@ -36,13 +36,12 @@ from malamute.journal.directory import (
     translated,
 )
 from malamute.journal.format import ASIDE, META, Meta, key
-from malamute.journal.pair_record import PairRecord, Timelines, parting
+from malamute.journal.pair_record import ALONE, PairRecord, Timelines, parting
 from malamute.journal.states import newest_lsn, read_states
 from malamute.journal.tail import Item, LogRecord
 from malamute.journal.write_ahead import (
     FILE,
     FILE_BYTES_MAX,
-    Record,
     WriteAheadFile,
     find_records,
     read_header,
@@ -226,11 +225,14 @@ class Standby:
 
     def _put_records_aside(self, lsn: int) -> None:
         """Put what the log alone has aside: the primary of the new timeline has begun it without that."""
-        self.put_diverged([record for record in self.records() if record.lsn >= lsn], {}, lsn)
+        self.put_diverged(self.records_since(lsn), lsn)
 
-    def records(self) -> Sequence[Record]:
-        """Return the records of the log that LMDB lacks."""
-        return find_records(read_log(self.path), self.meta).records
+    def records_since(self, lsn: int) -> dict[bytes, bytes]:
+        """Return the records of the log from `lsn` on that LMDB lacks, as blocks."""
+        found = find_records(read_log(self.path), self.meta).records
+        return {
+            key(ASIDE, 0, number): encode_block(entries, number) for number, entries in found if number >= lsn
+        }
 
     def follow(self, timelines: Timelines) -> None:
         """Note the history of the primary that is followed from now on.
@@ -281,16 +283,18 @@ class Standby:
         self._put_record(self.record._replace(timelines=timelines, whole=True))
         self.synced = self.lsn
 
-    def put_diverged(self, records: Sequence[Record], values: Mapping[bytes, bytes], lsn: int) -> None:
-        """Write what this store alone has into `diverged/`, durably, before it is overwritten."""
-        if not records and not values:
+    def put_diverged(self, values: Mapping[bytes, bytes], lsn: int, *, is_first: bool = True) -> None:
+        """Write what this store alone has since `lsn` into `diverged/`, durably, before it is overwritten.
+
+        The `is_first` of these values replace those of a pass that was broken off.
+        """
+        if not values:
             return
-        changes = {**values, **{key(ASIDE, 0, lsn): encode_block(entries, lsn) for lsn, entries in records}}
         directory = self.path / DIVERGED
         directory.mkdir(exist_ok=True)
-        timeline = self.record.timelines[-1][0] if self.record.timelines else 0
-        with open(directory / f"{timeline}-{lsn}", "ab") as file:
-            file.write(encode(WriteSet(self.meta.broker_id, lsn, self.synced, changes)))
+        timeline = self.record.timelines[-1][0] if self.record.timelines else ALONE
+        with open(directory / f"{timeline}-{lsn}", "wb" if is_first else "ab") as file:
+            file.write(encode(WriteSet(self.meta.broker_id, lsn, self.synced, values)))
             file.flush()
             os.fsync(file.fileno())
         sync_directory(directory)

@@ -113,6 +113,17 @@ def decode(data: bytes) -> WriteSet:
     return WriteSet(store, after, lsn, dict(_changes(body)))
 
 
+def decode_all(data: bytes) -> Iterator[WriteSet]:
+    """Yield write sets that stand one behind the other. Raises: StoreCorrupt, StoreTooNew."""
+    place = 0
+    while place < len(data):
+        if len(data) - place < HEADER_SIZE:
+            raise StoreCorrupt("write set with a damaged header")
+        end = place + HEADER_SIZE + _HEADER.unpack_from(data, place)[-2]
+        yield decode(data[place:end])
+        place = end
+
+
 def _changes(body: bytes) -> Iterator[tuple[bytes, bytes | None]]:
     start = 0
     while start < len(body):

@@ -8,11 +8,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import record_store
 from depth import DEPTH
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from pair_stores import FIRST, PAIR, SECOND, make_member, record_in, set_record, values
+from pair_stores import FIRST, PAIR, SECOND, make_member, set_record, values
 from stores import MIB, append, firsts, put
 from test_store_model import LoggedStores
 from test_write_ahead import Failing
@@ -20,8 +21,10 @@ from test_write_sets import FAULT
 
 from malamute.errors import StorageFull, StoreCorrupt, StoreError
 from malamute.journal import catch_up as catching
-from malamute.journal.catch_up import PIECE_BYTES, catch_up
+from malamute.journal.catch_up import PIECE_BYTES, Compared, catch_up, compare
 from malamute.journal.disk import DiskStore
+from malamute.journal.diverged import diverged_files, diverged_messages
+from malamute.journal.format import CHUNK, key
 from malamute.journal.pair_record import PairRecord, parting
 from malamute.journal.standby import DIVERGED, Standby
 from malamute.journal.tail import LogRecord, Tail
@@ -128,14 +131,10 @@ class Pair:
 class PairedStores(LoggedStores):
     """A primary in any life, a standby that follows now and then, and takeovers."""
 
-    @staticmethod
-    def place():
-        return tempfile.TemporaryDirectory(dir=TMPFS)
-
     def opened(self):
         if not hasattr(self, "pair"):
             self.directory.cleanup()
-            self.directory = self.place()
+            self.directory = tempfile.TemporaryDirectory(dir=TMPFS)
             options = {"streams_budget": self.budget, "preallocate": True}
             self.pair = Pair(Path(self.directory.name), MIB, bytes_max=60_000, **options)
             self.expected, self.takes_over = {0: None}, False
@@ -234,12 +233,13 @@ TestPairedStores = PairedStores.TestCase
 
 
 @pytest.fixture
-def pair(tmp_path):
-    pair = Pair(tmp_path, 32 * MIB)
-    pair.open().recover()
-    pair.join()
-    yield pair
-    pair.close()
+def pair():
+    with tempfile.TemporaryDirectory(dir=TMPFS) as directory:
+        pair = Pair(Path(directory), 32 * MIB)
+        pair.open().recover()
+        pair.join()
+        yield pair
+        pair.close()
 
 
 def test_a_record_is_synced_by_the_standby_and_there_after_its_takeover(pair):
@@ -262,7 +262,7 @@ def test_what_a_takeover_of_the_log_brings_needs_no_record(pair):
     items = pair.tail.since(pair.standby.lsn)
     assert [type(one) for one in items] == [LogRecord, WriteSet, LogRecord]
     pair.standby.take(items)
-    assert [one.lsn for one in pair.standby.records()] == [pair.store.lsn]
+    assert len(pair.standby.records_since(0)) == len(pair.standby.records_since(pair.store.lsn)) == 1
     before = pair.standby.path / FILE
     assert before.read_bytes().count(b"MWAL") == 1
 
@@ -328,55 +328,37 @@ def test_what_the_log_of_a_former_primary_has_alone_is_put_aside(pair):
 
 
 def test_what_a_former_primary_has_alone_is_put_aside_before_it_is_overwritten(pair):
+    chunk, message = record_store.chunk, record_store.put
     for n in range(1, 50):
-        pair.store.write([append(n, payload=b"shared" * 999)])
-    pair.store.write([put(1, record=b"shared message")])
+        pair.store.write([chunk("weather", n, "shared")])
+    pair.store.write([message("mailbox", "bob", 1)])
+    pair.store.take_over()
     pair.follow()
     for n in range(50, 60):
-        pair.store.write([append(n, payload=b"alone" * 999), append(n, stream="new", payload=b"new")])
-    pair.store.write([put(2, record=b"alone message")])
+        pair.store.write([chunk("weather", n, "alone", sizes=[20_000]), chunk("new", n, "alone")])
+    pair.store.write([message("mailbox", "bob", 2)])
     pair.store.take_over()
+    pair.store.write([chunk("weather", 60, "in the log")])
     pair.take_over()
     pair.store.recover()
-    pair.store.write([append(50, payload=b"another" * 99)])
+    pair.store.write([chunk("weather", 50, "another")])
     pair.follow()
-    (aside,) = (pair.standby.path / DIVERGED).iterdir()
-    data = aside.read_bytes()
-    assert data.count(b"alone" * 999) == 10
-    assert b"alone message" in data
-    assert b"sharedshared" not in data
-    assert pair.standby.record == record_of(pair.store, SECOND if pair.timeline == 1 else FIRST)
-
-
-def record_of(store, replica):
-    return store.pair_record._replace(replica=replica)
-
-
-def test_a_catch_up_that_is_broken_off_at_any_message_is_never_started(pair, monkeypatch):
-    monkeypatch.setattr(catching, "KEYS_MAX", 20)
-    monkeypatch.setattr(catching, "STEP_BYTES", 3000)
-    for n in range(1, 40):
-        pair.store.write([append(n, payload=bytes(500)), put(n)])
-    pair.store.take_over()
-    total = run(pair.standby, pair.source)
-    assert total > 8
-    for count in range(total):
-        pair.standby.begin_catch_up()
-        standby = pair.directories[1]
-        changes = {
-            place: None for place in values(pair.standby._environment) if place[0] > 1 and place[-1] % 2
-        }
-        pair.standby.change(changes)
-        run(pair.standby, pair.source, messages=count)
-        pair.standby.close()
-        pair.standby = None
-        is_whole = record_in(standby).whole
-        if not is_whole:
-            with pytest.raises(StoreError, match="half a copy"):
-                DiskStore.open(standby, size=pair.size, timeline=2)
-        assert not is_whole or count > total - 2
-        pair.reopen()
-    pair.follow()
+    directory = pair.standby.path
+    (file,) = diverged_files(directory)
+    assert file[1:3] == (1, pair.store.pair_record.timelines[-1][1])
+    found = [*diverged_messages(directory, file.name)]
+    assert sorted((m.kind, m.name, m.sequence, m.subject) for m in found) == [
+        ("mailbox", "bob", 2, "subject"),
+        *(("stream", "new", n, "alone") for n in range(50, 60)),
+        *(("stream", "weather", n, "alone") for n in range(50, 60)),
+        ("stream", "weather", 60, "in the log"),
+    ]
+    assert {
+        (m.sender, len(m.body), *m.headers) for m in found if m.name == "weather" and m.sequence < 60
+    } == {("alice", 20_000, "n")}
+    assert pair.standby.record == pair.store.pair_record._replace(replica=FIRST)
+    with pytest.raises(StoreError, match="no file"):
+        next(diverged_messages(directory, "../data.mdb"))
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
@@ -446,3 +428,54 @@ def test_a_damaged_copy_catches_up_by_itself(pair):
     assert not pair.standby.record.whole
     pair.follow()
     assert pair.standby.record.whole
+
+
+def compared(pair, *, meanwhile=lambda: None):
+    asking, answer = compare(pair.standby), None
+    while True:
+        try:
+            answer = pair.source.answer(asking.send(answer))
+        except StopIteration as end:
+            return end.value
+        meanwhile()
+
+
+def test_a_comparison_names_what_differs_at_one_moment_while_both_go_on(pair):
+    pair.store.write([append(n, payload=bytes(900)) for n in range(1, 60)])
+    pair.follow()
+    numbers = iter(range(100, 10_000))
+
+    def write_and_follow():
+        pair.store.write([append(next(numbers)), put(1)])
+        pair.store.take_over()
+        pair.follow(0.5)
+
+    assert compared(pair, meanwhile=write_and_follow)[1:] == ((), 0)
+    pair.follow()
+    places = [place for place in values(pair.standby._environment) if place[0] == CHUNK]
+    with pair.standby._environment.begin(write=True) as transaction:
+        transaction.delete(places[3])
+        transaction.put(places[5], b"another")
+        transaction.put(key(CHUNK, 77, 1), b"more")
+    expected = {places[3], places[5], key(CHUNK, 77, 1)}
+    found = compared(pair, meanwhile=write_and_follow)
+    assert (set(found.differing), found.undecided) == (expected, 0)
+    pair.standby.begin_catch_up()
+    with pytest.raises(StoreError, match="half a copy"):
+        compared(pair)
+
+
+def test_a_key_that_never_stands_still_is_told_as_undecided(pair):
+    pair.store.write([append(1)])
+    pair.follow()
+    numbers = iter(range(2, 10_000))
+
+    def write():
+        pair.store.write([append(next(numbers))])
+        pair.store.take_over()
+
+    write()
+    found = compared(pair, meanwhile=write)
+    assert found.differing == ()
+    assert found.undecided > 0
+    assert isinstance(found, Compared)
