@@ -239,6 +239,9 @@ class ResultBackend(KeyValueStoreBackend):
                 for key in waiting & found.keys():
                     meta = self.decode_result(found[key])
                     if meta["status"] in ready:
+                        if on_interval is not None and meta["status"] in states.PROPAGATE_STATES:
+                            # Celery raises the error of a parent there, which is the cause of this one.
+                            on_interval()
                         waiting.discard(key)
                         yield key, meta
                 if is_late and waiting:

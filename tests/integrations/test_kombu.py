@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -319,6 +320,15 @@ def test_results_by_key_as_celery_wants_them(app: celery.Celery, name: str) -> N
     assert backend.get(name) is None
     with pytest.raises(BackendStoreError):
         backend.set(name, b"x" * 1_100_000)
+
+
+def test_a_failure_is_returned_after_a_look_for_that_of_a_parent(app: celery.Celery, name: str) -> None:
+    # `AsyncResult.get` raises the error of a parent there: a chord's own one names the cause in words alone.
+    looks = Mock()
+    for state, value in (("SUCCESS", 7), ("FAILURE", ValueError("in the header"))):
+        app.backend.store_result(f"{name}.{state}", value, state)
+        app.backend.wait_for(f"{name}.{state}", timeout=30, on_interval=looks)
+        assert looks.call_count == (state == "FAILURE")
 
 
 def test_a_result_is_there_as_soon_as_it_is_stored_or_not_in_time(app: celery.Celery) -> None:

@@ -28,7 +28,7 @@ CELERY = [
 
 
 def _environment(sources: Path) -> dict[str, str]:
-    paths = [str(sources), str(HERE), *PATHS, str(HERE.parents[1])]
+    paths = [str(sources), str(HERE), str(HERE / "processes"), *PATHS, str(HERE.parents[1])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "default"}
 
 

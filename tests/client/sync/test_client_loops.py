@@ -137,7 +137,7 @@ def acks_of(client: malamute.Client | malamute.aio.Client) -> list[int]:
     take = outbox.sent
 
     def sent() -> None:
-        command = decode([bytes(frame) for frame in outbox.next_to_send()])
+        command = decode([bytes(frame) for frame in outbox.next_to_send() or ()])
         counts.extend([sum(b - a + 1 for a, b in command.ranges)] if isinstance(command, wire.Ack) else [])
         take()
 
