@@ -19,7 +19,7 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import BackendStoreError
 from celery.exceptions import TimeoutError as ResultTimeout
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.url import url_to_parts
+from kombu.utils.url import parse_url
 
 from malamute import Bucket, Client, LinkError, MalamuteError, NotAsExpected, TimedOut, TooLarge, TryLater
 from malamute.integrations.kombu import CONNECT_OPTIONS, Transport, check_options, connect
@@ -77,12 +77,8 @@ class ResultBackend(KeyValueStoreBackend):
     @property
     def _bucket(self) -> Bucket:
         if self._connected is None:
-            parts = url_to_parts(self.url)
-            named = {
-                "hostname": parts.hostname, "port": parts.port, "userid": parts.username,
-                "password": parts.password, "virtual_host": parts.path,
-            }  # fmt: skip
-            self._connected = connect(named, self._options, None)
+            first, *others = self.url.split(";")
+            self._connected = connect(parse_url(first), others, self._options, None)
         # Made anew, since the client of a forked child is another one.
         return self._connected.bucket(self._name)
 

@@ -22,6 +22,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport.virtual.exchange import TopicExchange
 from kombu.utils.json import dumps, loads
+from kombu.utils.url import parse_url
 
 import malamute
 from malamute import (
@@ -109,26 +110,36 @@ def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
         raise InvalidValue(f"invalid transport option prefix {prefix!r}: expected text such as 'shop.'")
 
 
-def connect(parts: Mapping[str, Any], options: Mapping[str, Any], timeout: float | None) -> Client:
-    """Connect to the broker of a URL that kombu has parsed.
-
-    Raises:
-        InvalidValue: the URL has a path.
-    """
+def _address(parts: Mapping[str, Any]) -> str:
     if (path := parts.get("virtual_host") or "/") != "/":
         raise InvalidValue(
             f"unexpected path {path!r} in a URL: expected malamute://host:9999; "
             "for several applications at one broker use the transport option prefix"
         )
     host = parts.get("hostname") or "127.0.0.1"
+    host = f"[{host}]" if ":" in host else host
+    return f"tcp://{host}:{parts.get('port') or 9999}"
+
+
+def connect(
+    parts: Mapping[str, Any], others: Iterable[str], options: Mapping[str, Any], timeout: float | None
+) -> Client:
+    """Connect to the broker of a URL that kombu has parsed, or else to one of the other URLs.
+
+    The client itself goes to another broker after a lost connection, too.
+
+    Raises:
+        InvalidValue: a URL has a path.
+    """
+    parsed = (parse_url(url) for url in others)
+    urls = [_address(parts), *(_address(other) for other in parsed if other["transport"] == "malamute")]
     chosen = {name: options[name] for name in CONNECT_OPTIONS & options.keys()}
     for option, part in (("user", "userid"), ("password", "password")):
         if parts.get(part):
             chosen.setdefault(option, parts[part])
     if timeout is not None:
         chosen.setdefault("timeout", timeout)
-    host = f"[{host}]" if ":" in host else host
-    return malamute.connect(f"tcp://{host}:{parts.get('port') or 9999}", threads="any", **chosen)
+    return malamute.connect([*dict.fromkeys(urls)], threads="any", **chosen)
 
 
 class Bindings:
@@ -633,9 +644,8 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         """Connect. The first channel is that of the connection, as with other virtual transports."""
         client = self.client
-        # Of several brokers none may take up the whole time.
-        timeout = (client.connect_timeout or CONNECT_SECONDS) / max(1, len(client.alt or ()))
-        self._connected = connect(client.info(), client.transport_options, timeout)
+        timeout = client.connect_timeout or CONNECT_SECONDS
+        self._connected = connect(client.info(), client.alt or (), client.transport_options, timeout)
         self._process = os.getpid()
         self.bindings = Bindings(self._connected, f"{self.prefix}kombu")
         result: Transport = super().establish_connection()

@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +19,7 @@ from rig_daemon import Daemon
 from rig_waiting import PATIENCE, eventually
 
 import malamute
+from malamute.bench.machine import cpu_seconds
 
 pytest.importorskip("celery", reason="celery is not installed: see the extra celery")
 
@@ -210,3 +213,51 @@ assert all(os.waitpid(child, 0)[1] == 0 for child in children)
     eventually(lambda: site.mailbox()["messages"] == 0, "all are done")
     assert site.mailbox()["dead_letters"] == 0
     assert len(site.runs()) == 1 + 5 * 200
+
+
+@nightly
+def test_the_task_of_a_killed_worker_begins_elsewhere(site: Site) -> None:
+    took = []
+    for name in (f"killed-{n}" for n in range(5)):
+        first = site.worker("-c", "1").ready()
+        site.send("work", name, 3600.0)
+        eventually(lambda name=name: site.runs(name), "it has begun")  # type: ignore[misc]
+        second = site.worker("-c", "1").ready()
+        start = time.monotonic()
+        first.kill()
+        eventually(lambda name=name: len(site.runs(name)) > 1, "it begins elsewhere")  # type: ignore[misc]
+        took.append(time.monotonic() - start)
+        first.close()
+        second.close()
+        eventually(lambda: site.mailbox()["ready"] == 1, "it is back")
+        assert site.app.control.purge() == 1
+    print(f"begun elsewhere after {median(took):.2f} s (median of five), {max(took):.2f} s at most")
+
+
+@nightly
+def test_a_hundred_thousand_delayed_tasks_cost_a_worker_nothing(site: Site) -> None:
+    worker = site.worker("-c", "1", "--without-gossip", "--without-mingle").ready()
+    inspect = site.app.control.inspect(timeout=PATIENCE, limit=1)
+    assert site.send("work", "before").get(timeout=PATIENCE) == "before"
+    before, start = _used(worker.process.pid), time.monotonic()
+    # Sent as quickly as possible: a message says nothing of its assurance.
+    site.app.conf.broker_transport_options = {"assurance": "none"}
+    year = datetime.now(UTC) + timedelta(days=365)
+    with site.app.producer_or_acquire() as producer:
+        for number in range(100_000):
+            site.send("work", f"year-{number}", eta=year, producer=producer, ignore_result=True)
+    eventually(lambda: site.mailbox()["delayed"] == 100_000, "all are there", 600.0)
+    after, seconds = _used(worker.process.pid), time.monotonic() - start
+    print(
+        f"the main process of a worker: {before[0] / 2**20:.1f} MiB, then {after[0] / 2**20:.1f} MiB; "
+        f"{1e3 * (after[1] - before[1]) / seconds:.1f} ms of processor time a second"
+    )
+    assert [*inspect.scheduled().values()] == [*inspect.reserved().values()] == [[]]
+    assert after[0] - before[0] < 2 * 2**20
+    assert site.send("work", "after").get(timeout=PATIENCE) == "after"
+
+
+def _used(pid: int) -> tuple[int, float]:
+    """The resident bytes of a process, and the seconds of its processor time."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE"), cpu_seconds(pid)

@@ -301,6 +301,33 @@ def test_a_broker_that_is_away_is_an_operational_error_and_the_message_is_not_se
             assert got.payload == "after"  # the broker is in memory: what was before is gone, too
 
 
+@pytest.mark.parametrize("both_at_first", [True, False])
+def test_the_next_of_several_brokers_takes_over_for_messages_and_results(
+    name: str, both_at_first: bool
+) -> None:
+    with Broker() as one, Broker() as two:
+        urls = ";".join(broker.url.replace("tcp", "malamute") for broker in (one, two))
+        if not both_at_first:
+            one.stop()
+        app = celery.Celery("app", broker=urls, backend=urls, set_as_current=False)
+        with app.connection() as connection, connection.SimpleQueue(name) as queue:
+            if both_at_first:
+                queue.put("first")
+                assert queue.get(timeout=30).payload == "first"
+                app.backend.store_result(name, 1, "SUCCESS")
+                one.stop()
+                # A connection that is lost is made again, by kombu or by the client.
+                connection.ensure(queue, queue.put, max_retries=100, interval_start=0.01)("second")
+            else:
+                queue.put("second")
+            with malamute.connect(two.url) as client:
+                assert client.query("mailbox", name=name)["messages"] == 1
+                app.backend.store_result(name, 2, "SUCCESS")
+                assert celery.result.AsyncResult(name, app=app).get(timeout=30) == 2
+        app.close()
+        app.backend._connected.close()
+
+
 # Results
 
 
