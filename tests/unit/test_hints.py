@@ -80,3 +80,45 @@ def test_a_hint_names_no_file_that_a_wheel_lacks(error: type[MalamuteError]) -> 
 )
 def test_the_test_sees_what_it_is_for(text: str, named: list[str]) -> None:
     assert NAMED.findall(text) == named
+
+
+ABOUT_VALUES = {
+    *("InvalidValue", "InvalidName", "InvalidSelector", "InvalidRule"),
+    *("ConfigError", "LinkError", "NotInstalled", "TooLarge"),
+}
+"""Errors about something that a caller gave, or left out."""
+
+SAYS_MORE = re.compile(r"expected|: \S|; \S")
+"""An expectation, or advice."""
+
+
+def _words(node: ast.AST) -> str | None:
+    """Return a text with its values left out; None if it is made elsewhere."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+    return None
+
+
+def _faults_without_expectation(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Raise) and isinstance(call := node.exc, ast.Call) and call.args:
+            text = _words(call.args[0])
+            if ast.unparse(call.func) in ABOUT_VALUES and text is not None and not SAYS_MORE.search(text):
+                yield text
+
+
+def test_every_fault_of_a_value_is_said_with_the_expectation() -> None:
+    """`hint`, which each error has, is the next step."""
+    found = {
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in PACKAGE.rglob("*.py")
+        for text in _faults_without_expectation(path.read_text(encoding="utf-8"))
+    }
+    assert sorted(found) == []
+
+
+def test_a_fault_alone_would_be_found() -> None:
+    assert [*_faults_without_expectation('raise InvalidValue(f"bad {x}")')] == ["bad {}"]
+    assert [*_faults_without_expectation('raise InvalidValue(f"bad {x}: expected y")')] == []

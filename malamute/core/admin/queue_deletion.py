@@ -142,7 +142,7 @@ def _check(feeds: Feeds, queue: Queue) -> None:
     """Raise the reason against the deletion of a queue, with or without its dependents."""
     place = Place(queue.kind, queue.name)
     if queue.name.startswith(RESERVED_PREFIX):
-        raise InvalidValue(f"{place} is a client's own, and ends with its session")
+        raise InvalidValue(f"{place} is a client's own: expected another one, as it ends with its session")
     feeds.check_no_target(place)
     if feeds.changes(place):
         raise TryLater(f"a feed from {place} is being changed: retry after its answer")

@@ -132,7 +132,7 @@ def changed_rules(rules: Iterable[AccessRule], wanted: UserSet | GroupSet, owner
     found = [*rules]
     for rule in map(AccessRule.parse, wanted.removed_rules):
         if rule not in found:
-            raise InvalidValue(f"{owner} has no rule {str(rule)!r}")
+            raise InvalidValue(f"{owner} has no rule {str(rule)!r}: expected one that it has")
         found.remove(rule)
     return found + [rule for rule in map(AccessRule.parse, wanted.added_rules) if rule not in found]
 

@@ -154,7 +154,8 @@ class RestMS:
         async with self.change():
             if name and (known := await self._known(client, name)):
                 if (known.type, known.storage) != (kind, storage):
-                    raise InvalidValue(f"feed {name[:100]!r} is there, and of type {known.type or 'none'!r}")
+                    words = f"feed {name[:100]!r} exists as {known.type or 'none'!r} in {known.storage!r}"
+                    raise InvalidValue(f"{words}: expected these, or another name")
                 return known, False
             self.registry.check_room(owner)
             feed = RestFeed(
