@@ -105,7 +105,7 @@ class AheadWriter:
                 except Exception:
                     # The records of the log do not fail because of other operations.
                     self.take_over()
-            self._transact(operations, records=1)
+            self._transact(operations, records=self._records + 1)
 
     def take_over(self) -> None:
         """Store all records of the log in LMDB. Raises StoreError; the log keeps them then."""
@@ -224,6 +224,7 @@ class AheadWriter:
             except OSError:
                 self._give_up(file)
                 self._is_doubtful = True
+                self._records += 1  # a standby may have the record: its number has no other content
                 return False
         if not self._pending:
             self._due = time.monotonic() + BEHIND_SECONDS

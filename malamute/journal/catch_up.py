@@ -47,12 +47,16 @@ from malamute.journal.pair_record import PLACE, Timelines, parting, refuse_half
 from malamute.journal.standby import Standby
 from malamute.journal.tail import Tail
 from malamute.journal.write_set import WriteSet, decode, encode
+from malamute.protocol.batch import pack_plain
 
 PIECE_BYTES = 1024 * 1024
 """The most bytes of a message."""
 
 KEYS_MAX = 8192
 """Keys that one step compares."""
+
+VALUES_MAX = 512
+"""Values that one request asks for."""
 
 STEP_BYTES = 8 * 1024 * 1024
 """Bytes of values that one transaction of the standby puts."""
@@ -139,7 +143,7 @@ class CatchUpSource:
                 found = self._answers[kind](*arguments)
             except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
                 raise StoreError(f"invalid request of a catch-up: {error!r}") from error
-            self._rest = memoryview(msgpack.packb(found))
+            self._rest = memoryview(pack_plain(found))
         size = PIECE_BYTES - 1
         piece, self._rest = self._rest[:size], self._rest[size:]
         return (_MORE if self._rest else _LAST) + piece
@@ -230,7 +234,7 @@ def catch_up(standby: Standby) -> Asking:
 
 
 def _ask(*request: Any) -> Asking:
-    piece = yield msgpack.packb(request)
+    piece = yield pack_plain(request)
     pieces = [piece[1:]]
     while piece[:1] == _MORE:
         piece = yield b""
@@ -347,7 +351,7 @@ def _settle(standby: Standby, after: bytes, until: bytes | None, page: dict[byte
                 del page[place]
     places, changes, size = [*page], dict[bytes, bytes | None](), 0
     while places:
-        rows = yield from _ask(VALUES, places)
+        rows = yield from _ask(VALUES, places[:VALUES_MAX])
         changes |= dict(rows)
         size += sum(len(value or b"") for _, value in rows)
         places = places[len(rows) :]
@@ -379,7 +383,7 @@ def _put_aside(standby: Standby, part: int) -> Asking:
         firsts = _changed_streams(transaction, part)
     places = [*firsts]
     while places:
-        rows = yield from _ask(VALUES, places)
+        rows = yield from _ask(VALUES, places[:VALUES_MAX])
         firsts |= {place: _first(value) for place, value in rows}
         places = places[len(rows) :]
 

@@ -479,3 +479,26 @@ def test_a_key_that_never_stands_still_is_told_as_undecided(pair):
     assert found.differing == ()
     assert found.undecided > 0
     assert isinstance(found, Compared)
+
+
+def test_a_number_has_one_content_even_if_both_log_and_lmdb_refuse_a_group(pair, monkeypatch):
+    pair.follow()
+    store = pair.store._store
+    environment = store.environment
+
+    def fail(descriptor):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("malamute.journal.write_ahead.os.fdatasync", fail)
+        patch.setattr(store, "environment", Failing(environment, FAULT))
+        with pytest.raises(StorageFull):
+            pair.store.write([append(1, payload=b"refused")])
+    (handed,) = pair.tail.since(pair.standby.lsn)
+    pair.follow()
+    assert pair.standby.synced == handed.lsn
+    pair.store.write([append(1, payload=b"stored")])
+    assert pair.store.lsn > handed.lsn
+    pair.follow()
+    pair.take_over()
+    assert [chunk.payload for chunk in pair.store.read("s", 1, bytes_max=MIB).found] == [b"stored"]
