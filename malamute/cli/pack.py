@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from malamute.cli.options import ConnectionOptions, connects, examples, json_opt
 from malamute.cli.signals import echo_if_read
 from malamute.cli.units import DurationRange
 from malamute.version import __version__
+
+if TYPE_CHECKING:
+    from malamute.pack.discovery import Discovered
 
 
 @click.group("pack")
@@ -28,6 +31,8 @@ _interfaces = click.option(
     help="The address of a network interface to use for announcements. Default: all of them.",
 )
 
+_zre = click.option("--zre", is_flag=True, help="By ZRE, too, the protocol of Zyre.")
+
 
 @pack.command(
     epilog=examples(
@@ -41,6 +46,7 @@ _interfaces = click.option(
 )
 @click.option("--advertise", "urls", multiple=True, metavar="URL", help="A URL of the broker to announce.")
 @_interfaces
+@_zre
 @connects
 @json_option
 def run(
@@ -48,6 +54,7 @@ def run(
     announce: str,
     urls: tuple[str, ...],
     interfaces: tuple[str, ...],
+    zre: bool,
     connection: ConnectionOptions,
     as_json: bool,
 ) -> None:
@@ -73,7 +80,7 @@ def run(
     logging.getLogger("malamute.pack").setLevel(logging.INFO)
     software = f"malamute-pack/{__version__}"
     options: Any = {"timeout": connection.timeout_seconds, "software": software, **connection.credentials}
-    shown = runner.Announcement(announce, urls, interfaces) if announce else None
+    shown = runner.Announcement(announce, urls, interfaces, zre) if announce else None
     asyncio.run(runner.run(connection.url, options, started, shown))
 
 
@@ -87,14 +94,13 @@ def run(
     help="How long to look.",
 )
 @_interfaces
+@_zre
 @json_option
-def discover(*, wait: float, interfaces: tuple[str, ...], as_json: bool) -> None:
+def discover(*, wait: float, interfaces: tuple[str, ...], zre: bool, as_json: bool) -> None:
     """List the brokers that are announced on the network. Anybody can announce one: nothing is proved."""
     import asyncio
 
-    from malamute.pack import discovery
-
-    found = asyncio.run(discovery.discover(wait, interfaces))
+    found = asyncio.run(_discovered(wait, interfaces, zre=zre))
     if found.left_out:
         report(f"{found.left_out} announcements are of no broker")
     rows = [{**broker._asdict(), "urls": [*broker.urls]} for broker in found.brokers]
@@ -103,3 +109,16 @@ def discover(*, wait: float, interfaces: tuple[str, ...], as_json: bool) -> None
         "brokers",
         as_json=as_json,
     )
+
+
+async def _discovered(wait: float, interfaces: tuple[str, ...], *, zre: bool) -> Discovered:
+    """Return the brokers of all ways of discovery."""
+    import asyncio
+
+    from malamute.pack import discovery
+    from malamute.pack import zre as by_zre
+
+    ways = [discovery.discover(wait, interfaces), *([by_zre.discover(wait)] if zre else [])]
+    every = await asyncio.gather(*ways)
+    brokers = sorted({broker for found in every for broker in found.brokers})
+    return discovery.Discovered(brokers, sum(found.left_out for found in every))

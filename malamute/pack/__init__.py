@@ -8,5 +8,5 @@ A runner keeps nothing. How far a link has come is asked of the target at each b
 command, so a runner may die at any moment, and several may run.
 
 The modules: `runner` follows the definitions, `carrier` carries the messages of one link, `credentials` finds
-the proofs for sources, `discovery` announces the broker and finds others.
+the proofs for sources, `discovery` and `zre` announce the broker and find others.
 """

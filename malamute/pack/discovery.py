@@ -59,6 +59,23 @@ def found_broker(properties: dict[bytes, bytes | None]) -> FoundBroker | None:
     return FoundBroker(name, broker, urls) if good else None
 
 
+def record_of(name: str, broker: str, urls: Sequence[str]) -> dict[bytes, bytes]:
+    """Return the announcement of a broker by its keys. Raises `InvalidValue` if it would be left out."""
+    record = {b"name": name.encode(), b"id": broker.encode(), b"urls": ",".join(urls).encode()}
+    # A text of a TXT record has at most 255 bytes, with its key.
+    if found_broker({**record}) is None or len(record[b"urls"]) > 250:
+        raise InvalidValue(
+            f"{name!r} at {', '.join(urls)}: expected a name, and URLs such as tcp://HOST:9999"
+        )
+    return record
+
+
+def one_of_each(found: Sequence[FoundBroker | None]) -> Discovered:
+    """Return each of the brokers once, and the number of announcements that are none."""
+    brokers = {broker._replace(urls=tuple(broker.urls)) for broker in found if broker is not None}
+    return Discovered(sorted(brokers), found.count(None))
+
+
 @asynccontextmanager
 async def announced(
     name: str, broker: str, urls: Sequence[str], interfaces: Sequence[str]
@@ -68,12 +85,7 @@ async def announced(
     Raises:
         InvalidValue: a broker cannot have this name, or these URLs.
     """
-    properties = {b"name": name.encode(), b"id": broker.encode(), b"urls": ",".join(urls).encode()}
-    # A text of a TXT record has at most 255 bytes, with its key.
-    if found_broker(dict(properties)) is None or len(properties[b"urls"]) > 250:
-        raise InvalidValue(
-            f"{name!r} at {', '.join(urls)}: expected a name, and URLs such as tcp://HOST:9999"
-        )
+    properties = record_of(name, broker, urls)
     zeroconf = _library()
     port = int(re.sub(r"\D", "", urls[0].rpartition(":")[2]) or 0) % 65536
     async with _opened(interfaces) as net:
@@ -117,13 +129,7 @@ async def discover(seconds: float, interfaces: Sequence[str]) -> Discovered:
             await asyncio.gather(*(info.async_request(net.zeroconf, ANSWER_SECONDS * 1000) for info in infos))
         finally:
             await browser.async_cancel()
-    found = [found_broker(info.properties) for info in infos]
-    brokers = sorted({broker for broker in map(_hashable, found) if broker is not None})
-    return Discovered(brokers, found.count(None))
-
-
-def _hashable(found: FoundBroker | None) -> FoundBroker | None:
-    return None if found is None else found._replace(urls=tuple(found.urls))
+    return one_of_each([found_broker(info.properties) for info in infos])
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ from malamute.client.aio.client import Client
 from malamute.client.aio.driver import AioDriver
 from malamute.client.link.client import open_driver
 from malamute.errors import ConnectTimeout, MalamuteError, TryLater
+from malamute.pack import discovery, zre
 from malamute.pack.carrier import Carrier
-from malamute.pack.discovery import announced
 from malamute.protocol.admin import LinkRow, LinksQuery
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Announcement(NamedTuple):
     name: str
     urls: Sequence[str]
     interfaces: Sequence[str]
+    by_zre: bool = False
+    """Whether it is a peer of the network by ZRE, too."""
 
 
 async def run(
@@ -52,8 +54,11 @@ async def run(
     async with AsyncExitStack() as stack:
         stack.callback(driver.close)
         if announcement is not None:
-            name, urls, interfaces = announcement
-            await stack.enter_async_context(announced(name, driver.session.broker.hex(), urls, interfaces))
+            name, urls, interfaces, by_zre = announcement
+            known = name, driver.session.broker.hex(), urls
+            await stack.enter_async_context(discovery.announced(*known, interfaces))
+            if by_zre:
+                await stack.enter_async_context(zre.announced(*known))
         started()
         await _carry(Runner(url, options, Client(driver), driver.check), over)
 
