@@ -73,7 +73,7 @@ class Passage(NamedTuple):
     time_ns: int
 
 
-class Look(NamedTuple):
+class Survey(NamedTuple):
     """The answers of the source and of the target to a look at a link."""
 
     origin: LinkOrigin
@@ -167,7 +167,7 @@ class Carrier:
 
     # Of one pair of sessions
 
-    async def look(self, source: Client, lag_of: Callable[[int], tuple[int, int]]) -> Look:
+    async def look(self, source: Client, lag_of: Callable[[int], tuple[int, int]]) -> Survey:
         """Ask the source for its ways, and report them. Raises `Ended` if the link may not carry on.
 
         `lag_of` returns the lag in messages and in milliseconds by the end of the source.
@@ -183,7 +183,7 @@ class Carrier:
         known = StorePosition.parse(verdict.position)
         if known is not None and known.broker != origin.broker:
             await self.stop_at(origin.broker, known.broker)
-        return Look(origin, verdict)
+        return Survey(origin, verdict)
 
     async def advance(self, after: str, upto: str, gap: str = "") -> None:
         """Move the link without a message."""
@@ -343,7 +343,7 @@ class Voyage:
         if self._source.session.outbox.queue:
             self._source.send()
 
-    async def _look_again(self, client: Client, stream: StreamSource, look: Look) -> None:
+    async def _look_again(self, client: Client, stream: StreamSource, look: Survey) -> None:
         """Report again and again: soon while messages come, or ways change, and seldom at rest."""
         wait = REPORT_SECONDS
         while True:

@@ -531,6 +531,12 @@ MUTANTS = {
         "",
         "test_what_matches_is_passed_on_to_every_kind_of_place",
     ),
+    "WP52": Mutant(
+        "pack/discovery.py",
+        "good = rule_of(Name).holds(name) and rule_of(Urls)",
+        "good = rule_of(Urls)",
+        "test_a_broker_is_found_while_it_is_announced_and_a_forgery_is_left_out",
+    ),
     "WP54": Mutant(
         "../tests/bench/lab/match.py",
         '"a message, 500,000 messages a second", 2.0, "µs"',

@@ -29,6 +29,7 @@ CONSOLE = {
         "templates/door.html",
         "templates/explain.html",
         "templates/feeds.html",
+        "templates/links.html",
         "templates/history.html",
         "templates/overview.html",
         "templates/parts.html",
