@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -28,22 +28,6 @@ if TYPE_CHECKING:
     from malamute.access import Account, Accounts
 
 Row = dict[str, Any]
-
-
-class Book(Protocol):
-    """A store of accounts. The fields are those of the change `user.set`."""
-
-    def add(self, name: str, **fields: Any) -> Row:
-        """Add an account."""
-
-    def set(self, name: str, **fields: Any) -> Row:
-        """Change those fields of an account that are not None."""
-
-    def remove(self, name: str, *, dry_run: bool) -> Row:
-        """Remove an account, or make a dry run."""
-
-    def list(self) -> Iterable[Row]:
-        """Return all accounts, by name."""
 
 
 @dataclass
@@ -138,6 +122,10 @@ class FileBook:
         accounts.put(account)
         save_accounts(accounts, self.path)
         return _row(account)
+
+
+Book = BrokerBook | FileBook
+"""A store of accounts. The fields of a change are those of `user.set`; None leaves one as it is."""
 
 
 def _account(accounts: Accounts, name: str) -> Account:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,16 +194,8 @@ def test_the_audit_of_a_removed_group_has_what_was_stored_of_it():
     bench.settle()
     found: list[Any] = []
     core, wanted = bench.core, GroupRemove(name="a")
-    remove_group(
-        core.effects,
-        core.access,
-        core.groups,
-        core.recovery,
-        None,  # type: ignore[arg-type]
-        wanted,
-        lambda _, before: found.append(before),
-        None,  # type: ignore[arg-type]
-    )
+    outcome: Any = SimpleNamespace(answered=lambda _, before: found.append(before))
+    remove_group(core.effects, core.access, core.groups, core.recovery, wanted, outcome)
     assert [(row.source, row.access_rules) for row in found] == [("store", ["publish stream/stored"])]
 
 

@@ -3,9 +3,9 @@
 A change is a value of `protocol.admin`, and so is its answer: the outcome, once it is stored. With `dry_run`
 the answer is the expected outcome, and nothing is done.
 
-A change stores its operations in the iteration in which it calls `answered`, with its outcome and its record
-in the audit. A change of several commits reports at each of them its outcome so far, with `final=False`, and
-the outcome `otherwise`, should this one fail.
+A change stores its operations in the iteration in which it calls `ChangeOutcome.answered`, with its outcome
+and its record in the audit. A change of several commits reports at each of them its outcome so far, with
+`final=False`, and the outcome `otherwise`, should this one fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 from posixpath import join, normpath
 from typing import TYPE_CHECKING, Any
 
-from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.clients import session_of
 from malamute.core.admin.deletion import delete_stream
 from malamute.core.admin.feeds import delete_feed, disable_feed, enable_feed, set_feed
@@ -28,6 +27,7 @@ from malamute.core.admin.links import (
     set_link,
     stop_link,
 )
+from malamute.core.admin.outcome import ChangeOutcome
 from malamute.core.admin.queue_deletion import delete_queue
 from malamute.core.admin.queue_settings import set_queue
 from malamute.core.admin.queues import queue_of
@@ -38,7 +38,7 @@ from malamute.core.queue import purge as purging
 from malamute.core.queue import redrive as redriving
 from malamute.core.queue.browse import choose
 from malamute.core.queue.mailbox import EVERYTHING
-from malamute.core.reports.audit import DONE, FAILED, PARTIAL, REFUSED, who
+from malamute.core.reports.audit import who
 from malamute.core.stream.deletion import purge as purge_history
 from malamute.core.stream.message_deletion import DeletedRange, Doomed
 from malamute.core.stream.start import locate, one_position, removed
@@ -71,7 +71,6 @@ from malamute.protocol.admin import (
     QueueChanged,
     QueuePurge,
     QueueRedrive,
-    Row,
     StreamCreate,
     StreamDeleteMessages,
     StreamKept,
@@ -79,7 +78,6 @@ from malamute.protocol.admin import (
     StreamPurge,
     StreamPurged,
     StreamRetain,
-    encode,
 )
 from malamute.protocol.messages import Change
 from malamute.protocol.names import Place
@@ -92,9 +90,7 @@ if TYPE_CHECKING:
     from malamute.core.identity.access import AccessControl
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.settings import ConfigurationInForce, ConfigurationLoaded
-    from malamute.core.iteration.stage import StoreStage
     from malamute.core.queue.table import QueueTables
-    from malamute.core.session.confirmations import Confirmations
     from malamute.core.session.session import Session
     from malamute.core.session.sessions import Sessions
     from malamute.core.stream.message_deletion import MessageDeletions
@@ -133,74 +129,31 @@ class Changes:
             self._confirmations.begin_change(session, number)
 
         record = partial(self._audit.record, who(session), message.topic, message.arguments)
-        outcome = _Outcome(self._effects.stage, self._confirmations, session, number, record)
+        outcome = ChangeOutcome(self._effects.stage, self._confirmations, session, number, record)
         with self._effects.failing(outcome.failed):
-            self.makers[message.topic](session, wanted, outcome.answered, outcome.failed)
+            self.makers[message.topic](wanted, outcome)
         self._effects.work -= CHANGE_WORK
 
 
-class _Outcome:
-    """The outcome of a change that is being made, with its record in the audit."""
-
-    def __init__(
-        self,
-        stage: StoreStage,
-        confirmations: Confirmations,
-        session: Session,
-        number: int,
-        record: Callable[..., None],
-    ) -> None:
-        self._stage = stage
-        self._confirmations = confirmations
-        self._session = session
-        self._number = number
-        self._record = record
-
-    def answered(
-        self, value: Row, *, final: bool = True, otherwise: Row | None = None, before: Any = None
-    ) -> None:
-        """Store the outcome of the change with this iteration."""
-        outcome, after = DONE if final else PARTIAL, None if before is value else value
-        self._record(outcome, before=before, after=after, bound=True)
-        if final:
-            self._stage.when_stored(partial(self._stored, otherwise), awaited=False)
-        self._confirmations.decide_change(
-            self._session, self._number, encode(value), final=final, otherwise=encode(otherwise)
-        )
-
-    def _stored(self, otherwise: Row | None, error: MalamuteError | None) -> None:
-        if error is not None and otherwise is None:
-            self._record(FAILED, error=error)
-        elif error is not None:
-            self._record(DONE, after=otherwise)
-
-    def failed(self, error: MalamuteError) -> None:
-        """Note why the change is refused after all."""
-        self._record(REFUSED, error=error)
-        self._confirmations.fail_change(self._session, self._number, error)
-
-
-def set_cursor(
-    streams: Streams, session: Session, wanted: CursorSet, answered: Answered, failed: Failed
-) -> None:
+def set_cursor(streams: Streams, wanted: CursorSet, outcome: ChangeOutcome) -> None:
     """Set a cursor so that its reader, who may be named as its `owner`, goes on at `start`."""
-    name, cursor, user = wanted.stream, wanted.cursor, session.may.principal.user
+    name, cursor, user = wanted.stream, wanted.cursor, outcome.session.may.principal.user
     stream = stream_of(streams, name)
     for owner in (stream.cursors.owners.get(cursor, ""), wanted.owner or ""):
-        session.may.require_cursor("admin", name, cursor, owner)
+        outcome.session.may.require_cursor("admin", name, cursor, owner)
     stream.cursors.check(cursor, wanted.owner or user)
     where = one_position(wanted.start, "a cursor", streams.broker)
     stream.flush()
 
     def located(position: Position) -> None:
         if streams.by_name.get(name) is not stream:
-            failed(removed(name))
+            outcome.failed(removed(name))
             return
         try:
             # Others may have come meanwhile.
             stream.cursors.check(cursor, wanted.owner or user)
         except (TooMany, QuotaExceeded) as error:
-            failed(error)
+            outcome.failed(error)
             return
         before, sequence = stream.cursors.get(cursor), position.first - 1
         if not wanted.dry_run:
@@ -208,14 +161,12 @@ def set_cursor(
                 stream.cursors.give(cursor, wanted.owner)
             stream.cursors.commit(cursor, sequence, user)
         value = CursorChanged(stream=name, cursor=cursor, before=before, sequence=sequence)
-        answered(value, before={"sequence": before})
+        outcome.answered(value, before={"sequence": before})
 
     locate(stream, where, Group(0, EVERYTHING), located)
 
 
-def delete_cursor(
-    streams: Streams, session: Session, wanted: CursorDelete, answered: Answered, failed: Failed
-) -> None:
+def delete_cursor(streams: Streams, wanted: CursorDelete, outcome: ChangeOutcome) -> None:
     """Forget a cursor.
 
     Raises:
@@ -224,22 +175,16 @@ def delete_cursor(
     stream, cursor = stream_of(streams, wanted.stream), wanted.cursor
     if cursor not in stream.cursors and cursor not in stream.cursors.lost:
         raise NotFound(f"there is no cursor {cursor!r} in the stream {wanted.stream!r}")
-    session.may.require_cursor("admin", stream.name, cursor, stream.cursors.owners.get(cursor, ""))
+    outcome.session.may.require_cursor("admin", stream.name, cursor, stream.cursors.owners.get(cursor, ""))
     before = stream.cursors.get(cursor)
     if not wanted.dry_run:
         stream.cursors.delete(cursor)
     value = CursorDeleted(stream=wanted.stream, cursor=cursor, before=before)
-    answered(value, before=value)
+    outcome.answered(value, before=value)
 
 
 def create_stream(
-    effects: Effects,
-    streams: Streams,
-    feeds: Feeds,
-    session: Session,
-    wanted: StreamCreate,
-    answered: Answered,
-    failed: Failed,
+    effects: Effects, streams: Streams, feeds: Feeds, wanted: StreamCreate, outcome: ChangeOutcome
 ) -> None:
     """Make a stream, and set how much of it is kept if any limit is given; 0 is no limit.
 
@@ -252,7 +197,7 @@ def create_stream(
     limited = (wanted.bytes, wanted.count, wanted.age) != (None, None, None)
     found = streams.by_name.get(name)
     if limited or found is not None:
-        session.may.require("admin", "stream", name)
+        outcome.session.may.require("admin", "stream", name)
     if found is not None:
         found.flush()
         if not found.unused:
@@ -262,24 +207,18 @@ def create_stream(
         if found.journaled and not wanted.journal:
             raise InUse(f"stream {name!r} exists with a journal: delete it, and create it without one")
     if not wanted.dry_run:
-        made = _made(effects, streams, feeds, name, session, journal=wanted.journal)
+        made = _made(effects, streams, feeds, name, outcome.session, journal=wanted.journal)
         made.store_maker()
         if not wanted.journal:
             made.store_without_journal()
         effects.stage.store(Reserve(name, made.progress.reserved))
         if limited:
             made.retain(kept)
-    answered(_kept(name, kept) if limited else StreamKept(stream=name))
+    outcome.answered(_kept(name, kept) if limited else StreamKept(stream=name))
 
 
 def set_retention(
-    effects: Effects,
-    streams: Streams,
-    feeds: Feeds,
-    session: Session,
-    wanted: StreamRetain,
-    answered: Answered,
-    failed: Failed,
+    effects: Effects, streams: Streams, feeds: Feeds, wanted: StreamRetain, outcome: ChangeOutcome
 ) -> None:
     """Set how much of a stream is kept, making the stream if needed; 0 is no limit.
 
@@ -293,8 +232,8 @@ def set_retention(
     given = (wanted.bytes, wanted.count, wanted.age)
     kept = StreamRetention.of([own if one is None else one for one, own in zip(given, before, strict=True)])
     if not wanted.dry_run:
-        _made(effects, streams, feeds, wanted.stream, session).retain(kept)
-    answered(_kept(wanted.stream, kept), before=_kept(wanted.stream, before))
+        _made(effects, streams, feeds, wanted.stream, outcome.session).retain(kept)
+    outcome.answered(_kept(wanted.stream, kept), before=_kept(wanted.stream, before))
 
 
 def _in_words(kept: StreamRetention) -> str:
@@ -329,13 +268,7 @@ def _made(
 
 
 def purge_stream(
-    effects: Effects,
-    streams: Streams,
-    feeds: Feeds,
-    session: Session,
-    wanted: StreamPurge,
-    answered: Answered,
-    failed: Failed,
+    effects: Effects, streams: Streams, feeds: Feeds, wanted: StreamPurge, outcome: ChangeOutcome
 ) -> None:
     """Drop the history of a stream. Its readers, its cursors, its retention and its sequences go on."""
     name = wanted.stream
@@ -347,16 +280,11 @@ def purge_stream(
         what = f"stream.purged.{name}"
         purge_history(streams, stream, lambda: effects.event(what, first=purged.first, last=purged.last))
         feeds.put_again(name)
-    answered(purged, before=purged)
+    outcome.answered(purged, before=purged)
 
 
 def delete_messages(
-    streams: Streams,
-    deletions: MessageDeletions,
-    session: Session,
-    wanted: StreamDeleteMessages,
-    answered: Answered,
-    failed: Failed,
+    streams: Streams, deletions: MessageDeletions, wanted: StreamDeleteMessages, outcome: ChangeOutcome
 ) -> None:
     """Delete messages of a stream: one, or those with a subject, up to a sequence or both.
 
@@ -371,10 +299,10 @@ def delete_messages(
     def report(deleted: DeletedRange) -> None:
         value = StreamMessagesDeleted(stream=stream.name, **deleted._asdict())
         # The messages are deleted, even if the disk refuses the outcome.
-        answered(value, otherwise=value, before=value)
+        outcome.answered(value, otherwise=value, before=value)
 
     begin = deletions.count if wanted.dry_run else deletions.begin
-    begin(stream, doomed, report, failed)
+    begin(stream, doomed, report, outcome.failed)
 
 
 def _doomed(stream: Stream, wanted: StreamDeleteMessages) -> Doomed:
@@ -394,12 +322,7 @@ def _doomed(stream: Stream, wanted: StreamDeleteMessages) -> Doomed:
 
 
 def redrive(
-    configuration: ConfigurationInForce,
-    queues: QueueTables,
-    session: Session,
-    wanted: QueueRedrive,
-    answered: Answered,
-    failed: Failed,
+    configuration: ConfigurationInForce, queues: QueueTables, wanted: QueueRedrive, outcome: ChangeOutcome
 ) -> None:
     """Send dead letters again, as new messages: those that are named or found, or all.
 
@@ -424,22 +347,20 @@ def redrive(
 
         def report(count: int, before: int = 0, *, final: bool = True) -> None:
             otherwise = value(before) if before else None
-            answered(value(count), final=final, otherwise=otherwise, before=there)
+            outcome.answered(value(count), final=final, otherwise=otherwise, before=there)
 
         if wanted.dry_run:
             report(total)
             return
         try:
-            redriving.redrive(queue, sequences, report, failed, body)
+            redriving.redrive(queue, sequences, report, outcome.failed, body)
         except MalamuteError as error:
-            failed(error)
+            outcome.failed(error)
 
     choose(queue, found, dead=True, sequences=wanted.sequences, where=wanted.where, limit=wanted.limit)
 
 
-def purge(
-    queues: QueueTables, session: Session, wanted: QueuePurge, answered: Answered, failed: Failed
-) -> None:
+def purge(queues: QueueTables, wanted: QueuePurge, outcome: ChangeOutcome) -> None:
     """Drop messages of a queue, or dead letters: those that are named or found, or all."""
     queue = queue_of(queues, wanted.kind, wanted.name)
     there = {"messages": queue.dead_letters.count if wanted.dead else len(queue.entries)}
@@ -447,7 +368,7 @@ def purge(
     def report(count: int, before: int = 0, *, final: bool = True, partial: bool = False) -> None:
         otherwise = _queue_changed(wanted, before, partial=True) if before else None
         value = _queue_changed(wanted, count, partial=partial or not final)
-        answered(value, final=final, otherwise=otherwise, before=there)
+        outcome.answered(value, final=final, otherwise=otherwise, before=there)
 
     def found(sequences: list[int]) -> None:
         if wanted.dry_run:
@@ -455,7 +376,7 @@ def purge(
         elif wanted.dead:
             report(queue.dead_letters.purge(sequences))
         else:
-            purging.purge(queue, sequences, report, failed)
+            purging.purge(queue, sequences, report, outcome.failed)
 
     choose(
         queue,
@@ -472,27 +393,23 @@ def _queue_changed(wanted: QueueRedrive | QueuePurge, messages: int, *, partial:
     return QueueChanged(kind=wanted.kind, name=wanted.name, messages=messages, partial=partial)
 
 
-def disconnect(
-    sessions: Sessions, session: Session, wanted: ClientDisconnect, answered: Answered, failed: Failed
-) -> None:
+def disconnect(sessions: Sessions, wanted: ClientDisconnect, outcome: ChangeOutcome) -> None:
     """End a session; its messages return to the queues, and its client does not reconnect by itself."""
     session = session_of(sessions, wanted.id)
     value = ClientDisconnected(
-        id=session.ident, address=session.address, connected=session.open, holding=session.holding
+        id=session.ident,
+        address=session.address,
+        connected=session.open,
+        holding=session.holding,
     )
     if not wanted.dry_run:
         sessions.dismiss(session, Disconnected("session ended by an operator"), "operator")
     # The session has ended, even if the disk refuses the outcome.
-    answered(value, otherwise=value, before=value)
+    outcome.answered(value, otherwise=value, before=value)
 
 
 def back_up(
-    effects: Effects,
-    configuration: ConfigurationInForce,
-    session: Session,
-    wanted: JournalBackup,
-    answered: Answered,
-    failed: Failed,
+    effects: Effects, configuration: ConfigurationInForce, wanted: JournalBackup, outcome: ChangeOutcome
 ) -> None:
     """Copy the store into a new directory below that of the backups, while the broker runs.
 
@@ -509,29 +426,22 @@ def back_up(
             f"backup directory {place} is not allowed: expected one below {below} (storage.backups)"
         )
     if wanted.dry_run:
-        answered(BackupMade(directory=place))
+        outcome.answered(BackupMade(directory=place))
     else:
         # The backup is there, even if the disk refuses the outcome.
-        effects.ask(Backup(place, below), lambda made: answered(made, otherwise=made), failed)
+        effects.ask(Backup(place, below), lambda made: outcome.answered(made, otherwise=made), outcome.failed)
 
 
-def reload(
-    effects: Effects,
-    access: AccessControl,
-    session: Session,
-    wanted: BrokerReload,
-    answered: Answered,
-    failed: Failed,
-) -> None:
+def reload(effects: Effects, access: AccessControl, wanted: BrokerReload, outcome: ChangeOutcome) -> None:
     """Read the configuration again, and go by it if it is good as a whole."""
-    principal = session.may.principal
+    principal = outcome.session.may.principal
 
     def loaded(result: ConfigurationLoaded) -> None:
         settings = result.settings
         loses = not access.would_allow(principal, Change(0, wanted.topic, {}), settings)
         value = reloaded(result, loses_right=loses)
         # The configuration is in force, even if the disk refuses the outcome.
-        answered(value, otherwise=value)
+        outcome.answered(value, otherwise=value)
 
     effects.ask(LoadConfiguration(wanted.dry_run), loaded)
 
@@ -543,15 +453,10 @@ def reloaded(result: ConfigurationLoaded, *, loses_right: bool = False) -> Broke
     )
 
 
-def makers(core: Engines) -> dict[str, Callable[[Session, Any, Answered, Failed], None]]:
+def makers(core: Engines) -> dict[str, Callable[[Any, ChangeOutcome], None]]:
     """Return the function of each change."""
-    effects, configuration, access, streams, feeds = (
-        core.effects,
-        core.configuration,
-        core.access,
-        core.streams,
-        core.feeds,
-    )
+    effects, configuration, access = core.effects, core.configuration, core.access
+    streams, feeds = core.streams, core.feeds
     of_queues = effects, core.sessions, core.sources, core.queues, feeds
     of_groups = effects, access, core.groups, core.recovery
     return {

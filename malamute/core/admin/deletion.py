@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from malamute.core.admin.answered import Answered, Failed
+from malamute.core.admin.outcome import ChangeOutcome
 from malamute.core.admin.streams import stream_of
 from malamute.core.iteration.workflow import GO_ON, Stored, Workflow, run_workflow
 from malamute.core.stream.deletion import delete
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from malamute.core.feed.table import Feeds
     from malamute.core.iteration.effects import Effects
     from malamute.core.link.table import Links
-    from malamute.core.session.session import Session
     from malamute.core.stream.stream import Stream
     from malamute.core.stream.table import Streams
 
@@ -48,10 +47,8 @@ def delete_stream(
     streams: Streams,
     feeds: Feeds,
     links: Links,
-    session: Session,
     wanted: StreamDelete,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Remove a stream with its history, and with all that hangs on it to `cascade`."""
     stream = stream_of(streams, wanted.stream)
@@ -62,9 +59,9 @@ def delete_stream(
     if not wanted.cascade:
         _check_unused(stream, gone)
     if wanted.dry_run:
-        answered(gone, before=gone)
+        outcome.answered(gone, before=gone)
     else:
-        run_workflow(effects, _deletion(effects, streams, feeds, links, stream, gone, answered))
+        run_workflow(effects, _deletion(effects, streams, feeds, links, stream, gone, outcome))
 
 
 def _deletion(
@@ -74,9 +71,9 @@ def _deletion(
     links: Links,
     stream: Stream,
     gone: StreamDeleted,
-    answered: Answered,
+    outcome: ChangeOutcome,
 ) -> Workflow:
-    place, answer = Place("stream", stream.name), partial(answered, before=gone)
+    place, answer = Place("stream", stream.name), partial(outcome.answered, before=gone)
     feeds_only = replace(gone, partial=True)
     otherwise = yield from end_feeds(feeds, place, feeds_only, answer)
     try:

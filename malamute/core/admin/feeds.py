@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from malamute.core.admin.answered import Answered, Failed
+from malamute.core.admin.outcome import ChangeOutcome
 from malamute.core.admin.pages import PAGE_ROWS, ROW_WORK, page
 from malamute.core.feed.key import FeedKey
 from malamute.core.feed.rule import FeedName, FeedRule
@@ -66,10 +66,8 @@ def set_feed(
     selectors: SelectorBudget,
     streams: Streams,
     feeds: Feeds,
-    session: Session,
     wanted: FeedSet,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Set a feed; without a `start` it continues, or begins at the head.
 
@@ -80,7 +78,7 @@ def set_feed(
         has a start that its source has not. NotFound, TooMany, TryLater: the feed is not possible.
     """
     name = FeedName(Place.parse(wanted.source), wanted.feed)
-    rule = _rule(wanted, session)
+    rule = _rule(wanted, outcome.session)
     _check(feeds, selectors, streams, name, rule)
     taken = feeds.allowed(name.source, rule)
     selectors.check(taken)
@@ -95,16 +93,16 @@ def set_feed(
         limited=taken != rule.selector,
     )
     if wanted.dry_run:
-        answered(value(created=name not in feeds.values))
+        outcome.answered(value(created=name not in feeds.values))
         return
     before = _row(feeds, name)
     target, source = _ends(feeds, name.source, rule)
 
     def report(sequence: int | None, *, created: bool) -> None:
-        answered(value(created=created, sequence=sequence), before=before)
+        outcome.answered(value(created=created, sequence=sequence), before=before)
 
     def refused(error: MalamuteError) -> None:
-        failed(error)
+        outcome.failed(error)
         feeds.drop_unused(target, source)
 
     def located(position: Position | None) -> None:
@@ -196,28 +194,17 @@ def _check(feeds: Feeds, selectors: SelectorBudget, streams: Streams, name: Feed
         raise InvalidValue(f"stream {name.source.name!r} has no journal: a feed needs one")
 
 
-def enable_feed(
-    feeds: Feeds, session: Session, wanted: FeedEnable, answered: Answered, failed: Failed
-) -> None:
+def enable_feed(feeds: Feeds, wanted: FeedEnable, outcome: ChangeOutcome) -> None:
     """Resume a feed at its position."""
-    _switch(feeds, wanted, answered, failed, enabled=True)
+    _switch(feeds, wanted, outcome, enabled=True)
 
 
-def disable_feed(
-    feeds: Feeds, session: Session, wanted: FeedDisable, answered: Answered, failed: Failed
-) -> None:
+def disable_feed(feeds: Feeds, wanted: FeedDisable, outcome: ChangeOutcome) -> None:
     """Let a feed rest where it is, until it is enabled or set again."""
-    _switch(feeds, wanted, answered, failed, enabled=False)
+    _switch(feeds, wanted, outcome, enabled=False)
 
 
-def _switch(
-    feeds: Feeds,
-    wanted: FeedEnable | FeedDisable,
-    answered: Answered,
-    failed: Failed,
-    *,
-    enabled: bool,
-) -> None:
+def _switch(feeds: Feeds, wanted: FeedEnable | FeedDisable, outcome: ChangeOutcome, *, enabled: bool) -> None:
     name = FeedName(Place.parse(wanted.source), wanted.feed)
     before = _row(feeds, name)
     if before is None:
@@ -225,26 +212,26 @@ def _switch(
 
     def report(sequence: int | None, *, created: bool = False) -> None:
         value = FeedSwitched(source=wanted.source, feed=wanted.feed, enabled=enabled, sequence=sequence)
-        answered(value, before=before)
+        outcome.answered(value, before=before)
 
     if wanted.dry_run:
         report(feeds.position(name))
     else:
-        feeds.switch(name, report, failed, enabled=enabled)
+        feeds.switch(name, report, outcome.failed, enabled=enabled)
 
 
-def delete_feed(
-    feeds: Feeds, session: Session, wanted: FeedDelete, answered: Answered, failed: Failed
-) -> None:
+def delete_feed(feeds: Feeds, wanted: FeedDelete, outcome: ChangeOutcome) -> None:
     """Delete a feed; passed messages stay."""
     name = FeedName(Place.parse(wanted.source), wanted.feed)
     before = _row(feeds, name)
 
     def report(sequence: int | None, *, created: bool = False) -> None:
-        answered(FeedDeleted(source=wanted.source, feed=wanted.feed, sequence=sequence), before=before)
+        outcome.answered(
+            FeedDeleted(source=wanted.source, feed=wanted.feed, sequence=sequence), before=before
+        )
 
     if not wanted.dry_run:
-        feeds.delete(name, report, failed)
+        feeds.delete(name, report, outcome.failed)
     elif name not in feeds.values:
         raise name.missing
     else:

@@ -20,12 +20,11 @@ from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.admin import GroupAdd, GroupRemove, GroupRemoved, GroupRow, GroupSet, GroupsQuery
 
 if TYPE_CHECKING:
-    from malamute.core.admin.answered import Answered, Failed
+    from malamute.core.admin.outcome import ChangeOutcome
     from malamute.core.identity.access import AccessControl
     from malamute.core.identity.groups import GroupDirectory
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.recovery import Recovery
-    from malamute.core.session.session import Session
     from malamute.errors import MalamuteError
 
 
@@ -59,10 +58,8 @@ def add_group(
     access: AccessControl,
     groups: GroupDirectory,
     recovery: Recovery,
-    session: Session,
     wanted: GroupAdd,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Add a group.
 
@@ -75,16 +72,8 @@ def add_group(
     groups.check(name, access.policy)
     if name in groups.stored or name in groups.unreadable:
         raise InvalidValue(f"there is a group {name!r} already: change it, or remove it first")
-    _put(
-        effects,
-        access,
-        groups,
-        recovery,
-        name,
-        _parsed(wanted.access_rules),
-        answered,
-        dry_run=wanted.dry_run,
-    )
+    rules = _parsed(wanted.access_rules)
+    _put(effects, access, groups, recovery, name, rules, outcome, dry_run=wanted.dry_run)
 
 
 def set_group(
@@ -92,10 +81,8 @@ def set_group(
     access: AccessControl,
     groups: GroupDirectory,
     recovery: Recovery,
-    session: Session,
     wanted: GroupSet,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Change the rules of a group.
 
@@ -113,17 +100,8 @@ def set_group(
     else:
         rules = [*groups.known(name)]
     rules = changed_rules(rules, wanted, f"the group {name!r}")
-    _put(
-        effects,
-        access,
-        groups,
-        recovery,
-        name,
-        rules,
-        answered,
-        _row(access, groups, name),
-        dry_run=wanted.dry_run,
-    )
+    before = _row(access, groups, name)
+    _put(effects, access, groups, recovery, name, rules, outcome, before, dry_run=wanted.dry_run)
 
 
 def _parsed(rules: Sequence[str]) -> list[AccessRule]:
@@ -137,7 +115,7 @@ def _put(
     recovery: Recovery,
     name: str,
     rules: Sequence[AccessRule],
-    answered: Answered,
+    outcome: ChangeOutcome,
     before: GroupRow | None = None,
     *,
     dry_run: bool,
@@ -150,7 +128,7 @@ def _put(
     if not dry_run:
         groups.put(name, rules)
         effects.stage.when_stored(partial(_settled, recovery, name), awaited=False)
-    answered(_row_of(name, rules), before=before)
+    outcome.answered(_row_of(name, rules), before=before)
 
 
 def remove_group(
@@ -158,10 +136,8 @@ def remove_group(
     access: AccessControl,
     groups: GroupDirectory,
     recovery: Recovery,
-    session: Session,
     wanted: GroupRemove,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Remove a group: its users lose its rights. Raises `NotFound`, or `InvalidValue`."""
     name = wanted.name
@@ -173,7 +149,7 @@ def remove_group(
     if not wanted.dry_run:
         groups.remove(name)
         effects.stage.when_stored(partial(_settled, recovery, name), awaited=False)
-    answered(GroupRemoved(name=name), before=before)
+    outcome.answered(GroupRemoved(name=name), before=before)
 
 
 def _settled(recovery: Recovery, name: str, error: MalamuteError | None) -> None:

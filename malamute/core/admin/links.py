@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from malamute.core.admin.answered import Answered, Failed
+from malamute.core.admin.outcome import ChangeOutcome
 from malamute.core.admin.pages import page
 from malamute.core.link.rule import LinkRule
 from malamute.errors import InvalidValue, NotAsExpected
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from malamute.core.iteration.effects import Effects
     from malamute.core.link.table import Links
     from malamute.core.session.selectors import SelectorBudget
-    from malamute.core.session.session import Session
     from malamute.core.stream.table import Streams
 
 
@@ -58,20 +57,13 @@ def link_origin(streams: Streams, links: Links, query: LinkOriginQuery) -> LinkO
     return LinkOrigin(broker=streams.broker, last=last, ways=ways)
 
 
-def set_link(
-    selectors: SelectorBudget,
-    links: Links,
-    session: Session,
-    wanted: LinkSet,
-    answered: Answered,
-    failed: Failed,
-) -> None:
+def set_link(selectors: SelectorBudget, links: Links, wanted: LinkSet, outcome: ChangeOutcome) -> None:
     """Set a link with the rights of the user of this session.
 
     Raises:
         InvalidValue, InvalidSelector, TooMany: the link is not possible.
     """
-    principal = session.may.principal.lasting
+    principal = outcome.session.may.principal.lasting
     rule = LinkRule(
         wanted.urls,
         wanted.remote,
@@ -92,7 +84,7 @@ def set_link(
     before = None if created else links.row(wanted.link)
     if not wanted.dry_run:
         rule = links.set(wanted.link, rule)
-    answered(_changed(links, wanted.link, rule, created=created), before=before)
+    outcome.answered(_changed(links, wanted.link, rule, created=created), before=before)
 
 
 def _check_start(text: str) -> None:
@@ -117,7 +109,7 @@ def _changed(links: Links, name: str, rule: LinkRule, *, created: bool = False) 
 def _change(
     links: Links,
     wanted: LinkPause | LinkResume | LinkRemove | LinkStop | LinkAdvance,
-    answered: Answered,
+    outcome: ChangeOutcome,
     make: Callable[[], object],
     generation: int = 0,
 ) -> None:
@@ -125,39 +117,33 @@ def _change(
     rule, before = links.found(wanted.link, wanted.stream, generation), links.row(wanted.link)
     if not wanted.dry_run:
         make()
-    answered(_changed(links, wanted.link, links.rules.get(wanted.link, rule)), before=before)
+    outcome.answered(_changed(links, wanted.link, links.rules.get(wanted.link, rule)), before=before)
 
 
-def pause_link(links: Links, session: Session, wanted: LinkPause, answered: Answered, failed: Failed) -> None:
+def pause_link(links: Links, wanted: LinkPause, outcome: ChangeOutcome) -> None:
     """Pause a link at its position."""
-    _change(links, wanted, answered, partial(links.pause, wanted.link))
+    _change(links, wanted, outcome, partial(links.pause, wanted.link))
 
 
-def resume_link(
-    links: Links, session: Session, wanted: LinkResume, answered: Answered, failed: Failed
-) -> None:
+def resume_link(links: Links, wanted: LinkResume, outcome: ChangeOutcome) -> None:
     """Resume a paused link. Raises `NotFound`, and `InvalidValue` for one that is stopped."""
     rule = links.found(wanted.link, wanted.stream)
     if rule.stopped:
         raise InvalidValue(f"link {wanted.link!r} is stopped, as {rule.stopped}: set it again")
-    _change(links, wanted, answered, partial(links.resume, wanted.link))
+    _change(links, wanted, outcome, partial(links.resume, wanted.link))
 
 
-def remove_link(
-    links: Links, session: Session, wanted: LinkRemove, answered: Answered, failed: Failed
-) -> None:
+def remove_link(links: Links, wanted: LinkRemove, outcome: ChangeOutcome) -> None:
     """Remove a link; its messages stay."""
-    _change(links, wanted, answered, partial(links.remove, wanted.link))
+    _change(links, wanted, outcome, partial(links.remove, wanted.link))
 
 
-def stop_link(links: Links, session: Session, wanted: LinkStop, answered: Answered, failed: Failed) -> None:
+def stop_link(links: Links, wanted: LinkStop, outcome: ChangeOutcome) -> None:
     """Stop a link for the reason of its runner."""
-    _change(links, wanted, answered, partial(links.stop, wanted.link, wanted.reason), wanted.generation)
+    _change(links, wanted, outcome, partial(links.stop, wanted.link, wanted.reason), wanted.generation)
 
 
-def advance_link(
-    links: Links, session: Session, wanted: LinkAdvance, answered: Answered, failed: Failed
-) -> None:
+def advance_link(links: Links, wanted: LinkAdvance, outcome: ChangeOutcome) -> None:
     """Move a link forward without a message.
 
     Raises:
@@ -167,4 +153,4 @@ def advance_link(
     if rule.rests:
         raise NotAsExpected(f"link {wanted.link!r} is {rule.rests}: expected one that is running")
     move = partial(links.advance, wanted.link, wanted.after, wanted.upto, wanted.gap)
-    _change(links, wanted, answered, move, wanted.generation)
+    _change(links, wanted, outcome, move, wanted.generation)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from malamute.core.admin.answered import Answered, Failed
 from malamute.core.admin.deletion import END_WORK, end_feeds, hanging
+from malamute.core.admin.outcome import ChangeOutcome
 from malamute.core.admin.queues import queue_of
 from malamute.core.iteration.workflow import GO_ON, STORED, Workflow, run_workflow
 from malamute.core.queue.queue import Queue
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from malamute.core.feed.table import Feeds
     from malamute.core.iteration.effects import Effects
     from malamute.core.queue.table import QueueTables
-    from malamute.core.session.session import Session
     from malamute.core.session.sessions import Sessions
     from malamute.core.sources import Sources
 
@@ -40,10 +39,8 @@ def delete_queue(
     sources: Sources,
     queues: QueueTables,
     feeds: Feeds,
-    session: Session,
     wanted: QueueDelete,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Remove a mailbox or a service with all that is in it, and with all that hangs on it to `cascade`."""
     queue = queue_of(queues, wanted.kind, wanted.name)
@@ -52,12 +49,12 @@ def delete_queue(
     if not wanted.cascade:
         _check_unused(queue, gone)
     if wanted.dry_run:
-        answered(gone, before=gone)
+        outcome.answered(gone, before=gone)
     else:
         run_workflow(
             effects,
             _deletion(
-                effects, sessions, sources, queues, feeds, queue, gone, answered, cascade=wanted.cascade
+                effects, sessions, sources, queues, feeds, queue, gone, outcome, cascade=wanted.cascade
             ),
         )
 
@@ -70,13 +67,13 @@ def _deletion(
     feeds: Feeds,
     queue: Queue,
     gone: QueueDeleted,
-    answered: Answered,
+    outcome: ChangeOutcome,
     *,
     cascade: bool,
 ) -> Workflow:
     place = Place(queue.kind, queue.name)
     some = replace(gone, partial=True)
-    answer = partial(answered, before=gone)
+    answer = partial(outcome.answered, before=gone)
     otherwise = yield from end_feeds(feeds, place, some, answer)
     end = queue.next_sequence, queue.dead_letters.next_sequence
     while _purge(queue, *end):

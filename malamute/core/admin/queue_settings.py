@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from malamute.core.admin.answered import Answered, Failed
+from malamute.core.admin.outcome import ChangeOutcome
 from malamute.core.admin.queues import queue_of, settings_of
 from malamute.errors import InvalidValue
 from malamute.protocol.admin import QueueSet, QueueSettingsRow
@@ -14,13 +14,10 @@ from malamute.store.policies import QueueSettings
 if TYPE_CHECKING:
     from malamute.core.queue.queue import Queue
     from malamute.core.queue.table import QueueTables
-    from malamute.core.session.session import Session
     from malamute.errors import MalamuteError
 
 
-def set_queue(
-    queues: QueueTables, session: Session, wanted: QueueSet, answered: Answered, failed: Failed
-) -> None:
+def set_queue(queues: QueueTables, wanted: QueueSet, outcome: ChangeOutcome) -> None:
     """Set the attempts, the backoff and the time-out of a queue; `reset` takes back earlier settings.
 
     Raises:
@@ -45,7 +42,7 @@ def set_queue(
     if not wanted.dry_run:
         limits.set(*name, settings if settings.given else None)
         _apply(queues, queue)
-    answered(_row(queue, settings), before=before)
+    outcome.answered(_row(queue, settings), before=before)
 
 
 def _apply(queues: QueueTables, queue: Queue) -> None:

@@ -16,7 +16,7 @@ from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.admin import UserAdd, UserRemove, UserRemoved, UserRow, UserSet, UsersQuery
 
 if TYPE_CHECKING:
-    from malamute.core.admin.answered import Answered, Failed
+    from malamute.core.admin.outcome import ChangeOutcome
     from malamute.core.identity.access import AccessControl
     from malamute.core.identity.accounts import AccountDirectory
     from malamute.core.identity.quotas import QuotaTable
@@ -68,10 +68,8 @@ def add_user(
     configuration: ConfigurationInForce,
     access: AccessControl,
     accounts: AccountDirectory,
-    session: Session,
     wanted: UserAdd,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Add a user who may log in.
 
@@ -85,17 +83,15 @@ def add_user(
     if accounts.named(name) is not None or name in accounts.unreadable:
         raise InvalidValue(f"there is an account {name!r} already: change it, or remove it first")
     rules = tuple(map(AccessRule.parse, wanted.access_rules or ()))
-    _put(accounts, configuration.settings, access, session, Account(name, rules=rules), wanted, answered)
+    _put(accounts, configuration.settings, access, Account(name, rules=rules), wanted, outcome)
 
 
 def set_user(
     configuration: ConfigurationInForce,
     access: AccessControl,
     accounts: AccountDirectory,
-    session: Session,
     wanted: UserSet,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Change a user who may log in. None leaves a field as it is.
 
@@ -110,16 +106,8 @@ def set_user(
         raise _no_account(accounts, wanted.name)
     rules = before.rules if wanted.access_rules is None else map(AccessRule.parse, wanted.access_rules)
     whole = changed_rules(rules, wanted, f"the account {wanted.name!r}")
-    _put(
-        accounts,
-        configuration.settings,
-        access,
-        session,
-        before._replace(rules=tuple(whole)),
-        wanted,
-        answered,
-        _row_of(before),
-    )
+    account = before._replace(rules=tuple(whole))
+    _put(accounts, configuration.settings, access, account, wanted, outcome, _row_of(before))
 
 
 def changed_rules(rules: Iterable[AccessRule], wanted: UserSet | GroupSet, owner: str) -> list[AccessRule]:
@@ -141,23 +129,22 @@ def _put(
     accounts: AccountDirectory,
     settings: Settings,
     access: AccessControl,
-    session: Session,
     before: Account,
     wanted: UserAdd | UserSet,
-    answered: Answered,
+    outcome: ChangeOutcome,
     row_before: UserRow | None = None,
 ) -> None:
     given = {name: value for name, value in asdict(wanted).items() if value is not None}
     fields = {**before._asdict(), "rules": tuple(map(str, before.rules)), **given}
     account = Account.of(*(fields[name] for name in Account._fields))
     accounts.check(account, settings.limits.accounts)
-    if account.rules and not _begins_rules(access, session, account):
+    if account.rules and not _begins_rules(access, outcome.session, account):
         check_first_rule(access)
     else:
         check_last_rule(access, user=account.name)
     if not wanted.dry_run:
         accounts.put(account)
-    answered(_row_of(account), before=row_before)
+    outcome.answered(_row_of(account), before=row_before)
 
 
 def _begins_rules(access: AccessControl, session: Session, account: Account) -> bool:
@@ -198,10 +185,8 @@ def remove_user(
     access: AccessControl,
     accounts: AccountDirectory,
     recovery: Recovery,
-    session: Session,
     wanted: UserRemove,
-    answered: Answered,
-    failed: Failed,
+    outcome: ChangeOutcome,
 ) -> None:
     """Remove a user who may log in; the user's sessions end. Raises `NotFound`, or `InvalidValue`."""
     name = wanted.name
@@ -213,7 +198,7 @@ def remove_user(
     if not wanted.dry_run:
         accounts.remove(name)
         effects.stage.when_stored(partial(_removed, recovery, name), awaited=False)
-    answered(UserRemoved(name=name), before=_row_of(before) if before else _row(accounts, name))
+    outcome.answered(UserRemoved(name=name), before=_row_of(before) if before else _row(accounts, name))
 
 
 def _removed(recovery: Recovery, name: str, error: MalamuteError | None) -> None:

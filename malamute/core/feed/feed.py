@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from malamute.core.feed.rule import FeedName, FeedRule
-    from malamute.core.feed.target import FeedTarget
+    from malamute.core.feed.target import FeedPlace
     from malamute.core.iteration.effects import Effects
     from malamute.core.iteration.timers import Timers
     from malamute.core.session.selectors import SelectorBudget
@@ -43,7 +43,7 @@ class Feed:
     """Its selector, compiled for very many messages."""
 
     def __init__(
-        self, feeds: FeedOwner, name: FeedName, rule: FeedRule, target: FeedTarget, effects: Effects
+        self, feeds: FeedOwner, name: FeedName, rule: FeedRule, target: FeedPlace, effects: Effects
     ) -> None:
         self.feeds = feeds
         self.name = name
@@ -96,7 +96,7 @@ class Feed:
         self.resting = False
         self.unblock()
 
-    def _go_by(self, rule: FeedRule, target: FeedTarget) -> None:
+    def _go_by(self, rule: FeedRule, target: FeedPlace) -> None:
         """Go by another rule than before."""
         target.hold()
         self.target.release()

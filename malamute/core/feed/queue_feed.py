@@ -32,7 +32,7 @@ from malamute.protocol.batch import headers_of
 
 if TYPE_CHECKING:
     from malamute.core.feed.rule import FeedName, FeedRule
-    from malamute.core.feed.target import FeedTarget
+    from malamute.core.feed.target import FeedPlace
     from malamute.core.identity.quotas import QuotaUsages
     from malamute.core.queue.entry import Entry
     from malamute.core.queue.options import Options
@@ -100,7 +100,7 @@ class QueueFeed(Feed):
     """One queue's messages on their way to one target."""
 
     def __init__(
-        self, feeds: FeedOwner, name: FeedName, rule: FeedRule, queue: Queue, target: FeedTarget
+        self, feeds: FeedOwner, name: FeedName, rule: FeedRule, queue: Queue, target: FeedPlace
     ) -> None:
         super().__init__(feeds, name, rule, target, queue.effects)
         self.queue = queue
@@ -126,7 +126,7 @@ class QueueFeed(Feed):
         self._ahead = self.queue.entries.all_sequences()
         self.effects.later(self.unblock)
 
-    def change(self, rule: FeedRule, target: FeedTarget) -> None:
+    def change(self, rule: FeedRule, target: FeedPlace) -> None:
         """Go by another rule from now on."""
         self._compile(rule)
         self._go_by(rule, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from malamute.core.feed.queue_feed import QueueFeed
 from malamute.core.feed.rule import FeedName, FeedRule
@@ -13,35 +13,7 @@ from malamute.store.tables import CURSORS
 
 if TYPE_CHECKING:
     from malamute.core.feed.feed import Feed, FeedOwner
-    from malamute.core.feed.target import FeedPlace, FeedTarget, QueueTarget, StreamTarget
-
-
-class FeedStart(Protocol):
-    """A feed from one place that is being set. `done` is the last sequence that it is done with, if any."""
-
-    done: int | None
-    source: FeedPlace
-
-    def hold(self) -> None:
-        """Keep its source, and the room that it needs there, until `release`."""
-
-    def release(self) -> None:
-        """Release the hold: the feed is set, or refused."""
-
-    def plan(self, rule: FeedRule, value: bytes | None, done: int | None, *, at_work: bool) -> FeedRule:
-        """Return the rule to store. The store has `value` of an existing feed, which may be `at_work`.
-
-        `done` is its position, if that is known.
-        """
-
-    def stored(self) -> tuple[Operation, ...]:
-        """The operations to store beside the rule."""
-
-    def make(self, feeds: FeedOwner, rule: FeedRule, target: FeedTarget) -> Feed:
-        """The disk has it: begin."""
-
-    def change(self, feed: Feed, rule: FeedRule, target: FeedTarget) -> None:
-        """The disk has it: go on."""
+    from malamute.core.feed.target import FeedPlace, QueueTarget, StreamTarget
 
 
 class StreamStart:
@@ -66,7 +38,11 @@ class StreamStart:
         self._stream.cursors.release(self._name.cursor)
 
     def plan(self, rule: FeedRule, value: bytes | None, done: int | None, *, at_work: bool) -> FeedRule:
-        """Return the rule to store, with its beginning in the past, if any."""
+        """Return the rule to store, with its beginning in the past, if any.
+
+        The store has `value` of an existing feed, which may be `at_work`; `done` is its position, if that is
+        known.
+        """
         stream = self._stream
         if self._position is None and not at_work:
             # One that could not be taken up goes on where it was.
@@ -89,7 +65,7 @@ class StreamStart:
         self._stream.cursors[self._name.cursor] = self.done
         self._stream.cursors.lost.discard(self._name.cursor)
 
-    def make(self, feeds: FeedOwner, rule: FeedRule, target: FeedTarget) -> Feed:
+    def make(self, feeds: FeedOwner, rule: FeedRule, target: FeedPlace) -> Feed:
         """Begin at its position."""
         assert self._position is not None, "a new feed has one"
         self._commit()
@@ -100,7 +76,7 @@ class StreamStart:
         feed.head = self._head
         return feed
 
-    def change(self, feed: Feed, rule: FeedRule, target: FeedTarget) -> None:
+    def change(self, feed: Feed, rule: FeedRule, target: FeedPlace) -> None:
         """Go on at its position, or where it is."""
         assert isinstance(feed, StreamFeed), "it is from a stream"
         self._commit()
@@ -135,13 +111,17 @@ class QueueStart:
         """Nothing but the rule."""
         return ()
 
-    def make(self, feeds: FeedOwner, rule: FeedRule, target: FeedTarget) -> Feed:
+    def make(self, feeds: FeedOwner, rule: FeedRule, target: FeedPlace) -> Feed:
         """Begin with all that is there."""
         feed = QueueFeed(feeds, self._name, rule, self._queue, target)
         feed.begin()
         return feed
 
-    def change(self, feed: Feed, rule: FeedRule, target: FeedTarget) -> None:
+    def change(self, feed: Feed, rule: FeedRule, target: FeedPlace) -> None:
         """Go on."""
         assert isinstance(feed, QueueFeed), "it is from a queue"
         feed.change(rule, target)
+
+
+FeedStart = StreamStart | QueueStart
+"""A feed that is being set. `done` is the last sequence that it is done with, if any."""

@@ -17,7 +17,7 @@ from malamute.protocol.batch import headers_of
 
 if TYPE_CHECKING:
     from malamute.core.feed.rule import FeedName, FeedRule
-    from malamute.core.feed.target import FeedTarget
+    from malamute.core.feed.target import FeedPlace
     from malamute.core.stream.chunk_part import ChunkPart
     from malamute.core.stream.stream import Stream
     from malamute.errors import MalamuteError
@@ -31,7 +31,7 @@ class StreamFeed(Reader, Feed):
     stream: Stream
 
     def __init__(
-        self, feeds: FeedOwner, name: FeedName, rule: FeedRule, stream: Stream, target: FeedTarget
+        self, feeds: FeedOwner, name: FeedName, rule: FeedRule, stream: Stream, target: FeedPlace
     ) -> None:
         Feed.__init__(self, feeds, name, rule, target, stream.effects)
         self._token = 0
@@ -81,7 +81,7 @@ class StreamFeed(Reader, Feed):
         del self.stream.replay.patient[id(self)]
         super().cancel()
 
-    def change(self, rule: FeedRule, target: FeedTarget, position: Position | None) -> None:
+    def change(self, rule: FeedRule, target: FeedPlace, position: Position | None) -> None:
         """Go by another rule from now on, and from elsewhere if a position is given."""
         self._go_by(rule, target)
         self._take(rule.selector)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from malamute.core.queue.entry import ASKED, ENTRY_BYTES, PROPERTY_BYTES, Entry
 from malamute.core.queue.options import Options
@@ -40,66 +40,11 @@ FED_BYTES = ENTRY_BYTES + PROPERTY_BYTES * len(origin(Place("stream", ""), 0))
 """Bytes that a message made by a feed counts in a queue beyond its subject and its record."""
 
 
-class FeedTarget(Protocol):
-    """The target of a feed."""
-
-    place: Place
-
-    def hold(self) -> None:
-        """A feed puts something there from now on, so that it is not removed."""
-
-    def release(self) -> None:
-        """That feed does not any more."""
-
-    def room(self, sizes: Sequence[int]) -> int:
-        """How many of the messages that take so many bytes each have room there now, from the first on."""
-
-    def never_fits(self, size_bytes: int) -> bool:
-        """Whether there is no room for such a message even if nothing else is there."""
-
-    def resume_at(self, size_bytes: int) -> float:
-        """How many messages may be there at most before one is to be put again that has no room now."""
-
-    @property
-    def held(self) -> int:
-        """How many messages are there that take room."""
-
-    @property
-    def credit(self) -> int:
-        """For how many more messages there is room; -1 without limit."""
-
-    @property
-    def keeps_options(self) -> bool:
-        """Whether options of a message hold there."""
-
-    @property
-    def keeps_outcomes(self) -> bool:
-        """Whether a message that is tracked may come."""
-
-    def size_of(self, entry: Entry) -> int:
-        """Return the bytes that a queued message counts in the limits there."""
-
-    def put(self, columns: Columns, source: Place, keys: Sequence[str] = ()) -> None:
-        """Put messages there, with all else of this iteration. There is room for them."""
-
-    def move(
-        self,
-        entries: Sequence[Entry],
-        records: Records,
-        source: Place,
-        asked: Mapping[int, Options],
-        counted: Mapping[int, QuotaUsages],
-    ) -> None:
-        """Put queued messages with their `asked` options, by their sequences at the source.
-
-        `counted` has the quotas that some of them count for.
-        """
-
-
 class QueueTarget:
     """The queue of a mailbox or a service."""
 
     keeps_options = True
+    """Whether options of a message hold there."""
 
     def __init__(self, queue: Queue, *, moves: bool = False) -> None:
         """`moves`: the messages are in a queue already, and have their part of the room of all."""
@@ -107,6 +52,7 @@ class QueueTarget:
         self.place = Place(queue.kind, queue.name)
         self._others = not moves
         self.keeps_outcomes = not queue.usage.in_memory
+        """Whether a message that is tracked may come."""
 
     def hold(self) -> None:
         """A feed puts something there from now on, so that it is not removed."""
@@ -173,7 +119,10 @@ class QueueTarget:
         asked: Mapping[int, Options],
         counted: Mapping[int, QuotaUsages],
     ) -> None:
-        """Put queued messages there, with their `asked` options, by their sequences at the source."""
+        """Put queued messages there, with their `asked` options, by their sequences at the source.
+
+        `counted` has the quotas that some of them count for.
+        """
         queue, first = self.queue, self.queue.next_sequence
         made = [
             Entry(
