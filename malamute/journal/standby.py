@@ -49,6 +49,8 @@ from malamute.journal.write_ahead import (
 )
 from malamute.journal.write_set import WriteSet, encode
 
+DAMAGED_WORDS = "the copy has damaged values: expected it to follow a primary, which has it catch up"
+
 DIVERGED = "diverged"
 """The directory beside the store for what a former primary alone had."""
 
@@ -65,7 +67,7 @@ class Standby:
         self._environment = environment
         self._lock = lock
         self._file: WriteAheadFile | None = None
-        self._is_failed = False
+        self._is_failed = self._is_damaged = False
         self.record = record
         self.lsn = self.synced = 0
         with environment.begin() as transaction:
@@ -84,8 +86,8 @@ class Standby:
     ) -> Standby:
         """Open the copy in a directory; one that `joins` a pair gets its record, and is not whole at first.
 
-        A copy with damaged values is not whole from then on. Raises the errors of `DiskStore.open`,
-        StoreError for a directory in no pair.
+        Nothing of a copy is changed by that, so a primary opens its directory before it serves, too. Raises
+        the errors of `DiskStore.open`, StoreError for a directory in no pair.
         """
         path = Path(directory)
         if joins is None and not (path / "data.mdb").is_file():
@@ -120,13 +122,11 @@ class Standby:
         try:
             found = find_records(written, self.meta)
         except StoreCorrupt:
-            self.begin_catch_up()
+            self._is_damaged = True
             return
-        if states.repairs or found.later:
-            self.begin_catch_up()
-        elif found.records:
+        self._is_damaged = bool(states.repairs or found.later)
+        if found.records:
             self.synced = max(self.synced, found.records[-1].lsn)
-            self._open_log(written[: found.end])
 
     # --- following a primary
 
@@ -172,17 +172,14 @@ class Standby:
             synced = header.lsn
         if not new:
             return
-        if self._file is None:
-            self._open_log()
-        written = b"".join(new)
-        if self._file is None or not self._file.has_room(len(written)):
+        written, file = b"".join(new), self._opened_log()
+        if not file.has_room(len(written)):
             raise StoreError(f"{FILE} has no room for the records of one take-over")
         try:
-            self._file.append(written)
+            file.append(written)
         except OSError as error:
-            self._is_failed = True
-            self._file.give_up()
-            self._file = None
+            self._is_failed, self._file = True, None
+            file.give_up()
             raise StoreError(f"cannot write {self.path / FILE}: {error.strerror}") from error
         self.synced = synced
 
@@ -198,6 +195,8 @@ class Standby:
             self.apply(write_sets[middle:])
 
     def _apply(self, write_sets: Sequence[WriteSet]) -> None:
+        if self.record.whole:
+            self._check_usable()
         lsn, meta = self.lsn, self.meta
         begins = {first for _, first in self.record.timelines}
         with translated(), self._environment.begin(write=True) as transaction:
@@ -215,10 +214,13 @@ class Standby:
         is_taken = meta.taken > self.meta.taken
         self.lsn, self.meta = lsn, meta
         self.synced = lsn if is_taken else max(lsn, self.synced)
-        if is_taken and self._file is not None:
+        if is_taken:
             # Without the bytes of messages that were deleted meanwhile.
             try:
-                self._file.restart(is_cleared=True)
+                if self._file is not None:
+                    self._file.restart(is_cleared=True)
+                else:
+                    (self.path / FILE).unlink(missing_ok=True)
             except OSError as error:
                 self._is_failed = True
                 raise StoreError(f"cannot write {self.path / FILE}: {error.strerror}") from error
@@ -237,8 +239,11 @@ class Standby:
     def follow(self, timelines: Timelines) -> None:
         """Note the history of the primary that is followed from now on.
 
-        Raises StoreError if this store has more than its beginning, or is not whole: it has to catch up.
+        Raises StoreError if this store has more than its beginning, or is not whole: it has to catch up. A
+        damaged copy is not whole from then on.
         """
+        if self._is_damaged:
+            self.begin_catch_up()
         self._check_usable()
         part = parting(self.record.timelines, timelines)
         if part is not None and part <= self.lsn:
@@ -282,6 +287,7 @@ class Standby:
             raise StoreCorrupt(f"the copy is at {found}: expected {self.lsn}; the primary has damaged values")
         self._put_record(self.record._replace(timelines=timelines, whole=True))
         self.synced = self.lsn
+        self._is_damaged = False
 
     def put_diverged(self, values: Mapping[bytes, bytes], lsn: int, *, is_first: bool = True) -> None:
         """Write what this store alone has since `lsn` into `diverged/`, durably, before it is overwritten.
@@ -292,7 +298,8 @@ class Standby:
             return
         directory = self.path / DIVERGED
         directory.mkdir(exist_ok=True)
-        timeline = self.record.timelines[-1][0] if self.record.timelines else ALONE
+        before = [number for number, first in self.record.timelines if first < lsn]
+        timeline = before[-1] if before else ALONE
         with open(directory / f"{timeline}-{lsn}", "wb" if is_first else "ab") as file:
             file.write(encode(WriteSet(self.meta.broker_id, lsn, self.synced, values)))
             file.flush()
@@ -318,16 +325,22 @@ class Standby:
             pair_record.put(transaction, record)
         self.record = record
 
-    def _open_log(self, records: bytes = b"") -> None:
-        try:
-            self._file = WriteAheadFile(self.path, FILE_BYTES_MAX, records)
-        except OSError as error:
-            raise StoreError(f"cannot write {self.path / FILE}: {error.strerror}") from error
+    def _opened_log(self) -> WriteAheadFile:
+        """Return the log; a file that another process has left is replaced by one with its records."""
+        if self._file is None:
+            written = read_log(self.path)
+            found = find_records(written, self.meta)
+            try:
+                self._file = WriteAheadFile(self.path, FILE_BYTES_MAX, written[: found.end])
+            except OSError as error:
+                raise StoreError(f"cannot write {self.path / FILE}: {error.strerror}") from error
+        return self._file
 
     def _check_usable(self) -> None:
         pair_record.refuse_half(self.record)
-        if self._is_failed:
-            raise StoreError(f"{self.path / FILE} has failed: expected the directory to be opened again")
+        if self._is_failed or self._is_damaged:
+            fault = "has failed: expected the directory to be opened again"
+            raise StoreError(f"{self.path / FILE} {fault}" if self._is_failed else DAMAGED_WORDS)
 
 
 def _change(transaction: lmdb.Transaction, changes: Mapping[bytes, bytes | None]) -> None:

@@ -424,6 +424,14 @@ def test_a_damaged_copy_catches_up_by_itself(pair):
     data = bytearray(path.read_bytes())
     data[60] ^= 1
     path.write_bytes(data)
+    for _ in range(2):
+        pair.reopen()
+        assert pair.standby.record.whole, "it may be the primary's own directory"
+    assert path.read_bytes() == data
+    with pytest.raises(StoreError, match="damaged values"):
+        pair.standby.take(pair.tail.since(pair.standby.lsn))
+    with pytest.raises(StoreError, match="half a copy"):
+        pair.standby.follow(pair.store.pair_record.timelines)
     pair.reopen()
     assert not pair.standby.record.whole
     pair.follow()
