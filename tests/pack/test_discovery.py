@@ -23,8 +23,9 @@ def test_a_broker_is_found_while_it_is_announced_and_a_forgery_is_left_out() -> 
     async def look() -> None:
         async with announced("centre", BROKER, urls, HERE):
             net = aio.AsyncZeroconf(interfaces=list(HERE))
+            wrong = {**TXT, b"name": b"a\nb"}
             forged = aio.AsyncServiceInfo(
-                SERVICE, f"x.{SERVICE}", parsed_addresses=[*HERE], port=1, properties={"name": "a\nb"}
+                SERVICE, f"x.{SERVICE}", parsed_addresses=[*HERE], port=1, properties=wrong
             )
             await (await net.async_register_service(forged))
             found = await discover(2.5, HERE)

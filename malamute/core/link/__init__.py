@@ -15,10 +15,10 @@ refused. A generation is the time of the setting, and grows, so that of several 
 A link acts with the rights of the user who has set it, as a feed does, and is stopped when they end.
 
 Records carry nothing of where they have been. In place of that the runner tells, before it carries and every
-few seconds, by which *ways* messages come to the source: over all its links and feeds, each of which is
-notified of the same. A link that finds its own stream there is in a circle, and the newest link of a circle
-is stopped, since it has closed it. So a circle of links that are set one after the other never passes a
-message, and links that are set at once go round for the few seconds that the ways take.
+few seconds while it does, by which *ways* messages come to the source: over all its links and feeds, each of
+which is notified of the same. A link that finds its own stream there is in a circle, and the newest link of a
+circle is stopped, since it has closed it. So a circle of links that are set one after the other never passes
+a message, and links that are set at once go round for the few seconds that the ways take.
 
 The modules: `rule` is a stored link, `ways` finds circles, `table` has all links and the changes of
 operators.
