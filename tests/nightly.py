@@ -53,6 +53,10 @@ LONG_RUNS = {
     "deep": LongRun(
         "deep.py", lambda seed, part: ["--seed", f"{seed}", "--depth", f"{max(2, int(25 * part))}"]
     ),
+    "export-kills": LongRun(
+        "torture/export_kills.py",
+        lambda seed, part: ["--seed", f"{seed}", "--kills", f"{max(3, int(200 * part))}"],
+    ),
     "newcomer": LongRun("newcomer/newcomer.py", lambda seed, part: []),
     "mutants": LongRun("mutants/run_mutants.py", lambda seed, part: []),
 }

@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 
 from malamute.errors import ConfigError, InvalidValue, StoreError
 from malamute.protocol.batch import Columns
+from malamute.protocol.time_units import NS_PER_SECOND
 from malamute.spark.columns import DAY_NS, Gatherer
 from malamute.spark.dependencies import need
 from malamute.spark.export import Exported, Progress
 from malamute.spark.history import ExportGap, HistorySource, range_of, sequence_at
-from malamute.spark.layout import quoted
+from malamute.spark.layout import date_of, quoted
 from malamute.spark.maintenance import OPEN_FILES, Joined, Left
 from malamute.spark.schema import KINDS, PREFIX, Kind, Promoted, arrow_schema
 
@@ -353,16 +354,20 @@ def _append(
     )
 
 
+def _day(time_ns: int) -> date:
+    return date.fromisoformat(date_of(time_ns))
+
+
 def maintain(
     table: HistoryTable, stream: str, *, compact: bool = False, age_seconds: float | None = None
 ) -> tuple[Left, Joined]:
     """Remove the days of a table that ended `age_seconds` ago, join small files, and forget old versions."""
     if table.load() is None:
         return Left(stream, 0, 0, 0), Joined(stream, 0, 0, 0)
-    today = datetime.now(UTC).date()
-    before = table.files()
+    now = time.time_ns()
+    today, before = _day(now), table.files()
     if age_seconds is not None:
-        oldest = (datetime.now(UTC) - timedelta(seconds=age_seconds)).date()
+        oldest = _day(now - int(age_seconds * NS_PER_SECOND))
         if any(file.day < oldest for file in before):
             table.remove_before(oldest)
     kept = table.files()
