@@ -16,15 +16,13 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from malamute.errors import InvalidValue
-from malamute.protocol.time_units import NS_PER_SECOND
 from malamute.spark import partial_aggregates
-from malamute.spark.analyze_tables import AnalyzeOptions, Tables, folds, known, seconds, tables
+from malamute.spark.analyze_tables import AnalyzeOptions, Tables, folds, known, tables
 from malamute.spark.final_aggregates import SPREAD, WHOLE, whole
 from malamute.spark.native import plain_reader, read_files
-from malamute.spark.scan import ExportDamage, ExportedHistory, HistoryPart, fold
+from malamute.spark.scan import ExportedHistory, fold
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 TOGETHER = 4
@@ -102,28 +100,6 @@ def _whole(engine: SparkEngine, parts: DataFrame) -> DataFrame:
     else:
         parts = parts.coalesce(1)  # without an exchange
     return parts.mapInArrow(lambda batches: whole(batches, facts), from_arrow_schema(WHOLE))
-
-
-def volume(spark: SparkSession, history: ExportedHistory, window_seconds: int) -> DataFrame:
-    """Return messages and bytes by stream, window and subject, and nothing else."""
-    from pyspark.sql import functions as f
-
-    window_ns = window_seconds * NS_PER_SECOND
-
-    def task(found: Iterator[HistoryPart | ExportDamage]) -> Iterator[pa.RecordBatch]:
-        for part in found:
-            if isinstance(part, ExportDamage):
-                yield partial_aggregates.damage_row(part)
-            else:
-                yield partial_aggregates.volumes(part, window_ns)
-
-    columns = ("time_ns", "subject", "size")
-    parts = fold(spark, history, history.pieces, columns, task, partial_aggregates.SCHEMA)
-    grouped = parts.where("kind = 'subject'").groupBy("stream", "slot", f.col("name").alias("subject"))
-    summed = grouped.agg(f.sum("messages").alias("messages"), f.sum("bytes").alias("bytes"))
-    return summed.selectExpr(
-        "stream", seconds("slot", "window").format(div="div"), "subject", "messages", "bytes"
-    )
 
 
 def messages(spark: SparkSession, history: ExportedHistory, streams: Sequence[str] = ()) -> DataFrame:

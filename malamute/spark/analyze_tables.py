@@ -5,29 +5,36 @@ Every table is a query in SQL that Spark and DuckDB both run (an `Engine`), over
 
     streams         messages, bytes, rates, gaps, duplicates, and how far apart messages are
     volume          messages and bytes of each window and subject prefix
-    subjects        messages and bytes of each subject
+    subjects        messages and bytes of each subject, and when there were any
+    growth          subjects that are new in each window, and how many there are then
     senders         the same of each sender, how far apart its messages are, and its longest silence
     sender_volume   messages and bytes of each window and sender
     intervals       how often messages were how far apart: the buckets behind the percentiles
     gaps            ranges of sequences that are not there
     headers         how many of which type; minimum, maximum, mean and deviation of numbers
     header_values   the most frequent values
+    schema          types of each header, and when there were any
+    changes         types of headers that came later than the stream, or are there no longer
     queues          services and mailboxes: how often which outcome, and redeliveries    ┐
     queue_times     queue time, processing time, and the total of both                   │ from `$sys`
+    settlements     messages settled in each window, and how long they waited and lasted │
     consumers       subscriptions that fell behind or missed something                   │
+    lag             the same in each window                                              │
     events          counts of events                                                     ┘
     damage          unreadable parts
     measures        numbers that the caller has asked for, each by groups of its own
 
-A sender is *late* when its longest silence, the one that lasts to the end of its stream included, is `LATE`
-times as long as 99 of 100 others of its silences, and a window long at least: silences too short for the
-report are not late.
+A type of a header is a *change* when its stream had none before, or after, for a window and `LATE` times as
+long as there was from one to the next. A sender is *late* when its longest silence, the one that lasts to the
+end of its stream included, is `LATE` times as long as 99 of 100 others of its silences, and a window long at
+least: silences too short for the report are not late.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from malamute.errors import InvalidValue
@@ -99,6 +106,14 @@ def seconds(column: str, name: str) -> str:
 _EXTENT = (seconds("first_time", "begin"), seconds("last_time", "end"))
 _SUMS = ("messages", "bytes")
 _PER_SECOND = f"messages * {NS_PER_SECOND} / (last_time - first_time)"
+
+
+def _sum(column: str, name: str = "") -> str:
+    return f"cast(sum({column}) as bigint) as {name or column}"
+
+
+_BEHIND = (_sum("first", "fell_behind"), _sum("last", "gaps"), _sum("messages", "missed"))
+_MEANS = (("first", "mean_wait"), ("last", "mean_total"))
 _SILENCE = f"silence / {NS_PER_SECOND}"
 
 TABLES = {
@@ -110,7 +125,7 @@ TABLES = {
         *_EXTENT,
     ),
     "volume": ("kind = 'prefix'", "stream", seconds("slot", "window"), "name as prefix", *_SUMS),
-    "subjects": ("kind = 'subject'", "stream", "name as subject", *_SUMS),
+    "subjects": ("kind = 'subject'", "stream", "name as subject", *_SUMS, *_EXTENT),
     "senders": (
         "kind = 'sender_total'",
         *("stream", "name as sender", *_SUMS, *_EXTENT, *PERCENTS),
@@ -126,7 +141,16 @@ TABLES = {
         *("low", "high", "mean", "deviation", "total", *TYPES),
     ),
     "header_values": ("kind = 'value'", "stream", "name as header", "value", "messages", "within"),
-    "queues": ("kind = 'queue'", "name as queue", "value as outcome", "messages", "bytes as redeliveries"),
+    "schema": ("kind = 'type'", "stream", "name as header", "value as type", "messages", *_EXTENT),
+    "queues": (
+        "kind = 'queue' group by name, value",
+        *("name as queue", "value as outcome", _sum("messages"), _sum("bytes", "redeliveries")),
+    ),
+    "settlements": (
+        "kind = 'queue' group by name, value, slot",
+        *("name as queue", seconds("slot", "window"), "value as outcome", _sum("messages")),
+        *(f"cast(sum({at}) as double) / 1000 / sum(messages) as {name}" for at, name in _MEANS),
+    ),
     "queue_times": (
         "kind in ('queue_time', 'processing_time', 'total_time')",
         "name as queue",
@@ -134,14 +158,12 @@ TABLES = {
         *PERCENTS,
     ),
     "consumers": (
-        "kind = 'consumer'",
-        *(
-            "name as stream",
-            "value as consumer",
-            "first as fell_behind",
-            "last as gaps",
-            "messages as missed",
-        ),
+        "kind = 'consumer' group by name, value",
+        *("name as stream", "value as consumer", *_BEHIND),
+    ),
+    "lag": (
+        "kind = 'consumer' group by name, value, slot",
+        *("name as stream", seconds("slot", "window"), "value as consumer", *_BEHIND),
     ),
     "events": ("kind = 'event'", "name as event", "value as name", "messages as times"),
     "damage": (
@@ -155,6 +177,29 @@ TABLES = {
 }
 """The tables: their kinds of rows of `final_aggregates`, and their columns."""
 
+GROWTH = f"""
+    select stream, {seconds("slot", "window")}, new,
+        cast(sum(new) over (partition by stream order by slot) as bigint) as subjects
+    from (
+        select stream, first_time - first_time % {{window_ns}} as slot, count(*) as new
+        from {{rows}} where kind = 'subject' group by 1, 2
+    ) as begun
+"""
+CHANGES = f"""
+    select stream, header, type, change, {seconds("moment", "time")} from (
+        select typed.stream as stream, typed.name as header, typed.value as type, change,
+            if(change = 'came', typed.first_time, typed.last_time) as moment,
+            if(change = 'came', typed.first_time - whole.first_time, whole.last_time - typed.last_time)
+                as away,
+            (typed.last_time - typed.first_time) / typed.messages as step
+        from {{rows}} as typed join {{rows}} as whole on whole.stream = typed.stream
+        cross join (select 'came' as change union all select 'left' as change) as both_ways
+        where typed.kind = 'type' and whole.kind = 'stream'
+    ) as found
+    where away >= {{window_ns}} and away > {LATE} * step
+"""
+DERIVED = {"growth": GROWTH, "changes": CHANGES}
+"""Tables that are more than a choice of rows."""
 
 KNOWN = """
     select kind, stream, name, cast(sum(many) as bigint) as many, max(till) as till, max(high) as high,
@@ -209,7 +254,8 @@ def folds(
         lambda found: partial_aggregates.partial_tables(found, window_ns, options.depth),
     )
     if system := history.of(analyze_events.STREAM):
-        yield system, analyze_events.COLUMNS, analyze_events.partial_tables
+        work = partial(analyze_events.partial_tables, window_ns=window_ns)
+        yield system, analyze_events.COLUMNS, work
 
 
 def known(engine: Engine, parts: Any) -> tuple[Known, int]:
@@ -230,6 +276,9 @@ def tables(engine: Engine, rows: Any, options: AnalyzeOptions) -> Tables:
     for name, (condition, *columns) in TABLES.items():
         shown = ", ".join(columns).format(window=options.window_seconds, div=engine.div)
         made[name] = engine.sql(f"select {shown} from {{rows}} where {condition}", rows=rows)
+    for name, query in DERIVED.items():
+        shown = query.format(window_ns=options.window_seconds * NS_PER_SECOND, div=engine.div, rows="{rows}")
+        made[name] = engine.sql(shown, rows=rows)
     crossed = engine.rows(engine.sql("select stream from {rows} where crossed", rows=rows))
     if crossed:
         made |= _exact(engine, made, [row["stream"] for row in crossed])

@@ -14,9 +14,9 @@ except of kinds that are only added up (`SPREAD`), of which equal rows are enoug
     queue_time  queue    p50, p95, p99; and so `processing_time` and `total_time`
     gap       -          first, last, between row groups as well
 
-and `prefix`, `sender`, `subject`, `interval`, `queue`, `event` and `consumer` added up, and `damage` as it
-was. A stream is `crossed` when row groups hold the same sequences; then its gaps and duplicates are to be
-found otherwise. Percentiles are in seconds.
+and `prefix`, `sender`, `subject`, `interval`, `type`, `queue`, `event` and `consumer` added up, and `damage`
+as it was. A stream is `crossed` when row groups hold the same sequences; then its gaps and duplicates are to
+be found otherwise. Percentiles are in seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from malamute.protocol.time_units import NS_PER_SECOND
-from malamute.spark.partial_aggregates import EACH_DOUBLING, SCHEMA, buckets
+from malamute.spark.partial_aggregates import ADDED, EACH_DOUBLING, SCHEMA, buckets
 from malamute.spark.schema import KINDS
 
 PERCENTILES = (0.50, 0.95, 0.99)
@@ -39,8 +39,8 @@ TIMES = ("queue_time", "processing_time", "total_time")
 SPREAD = ("prefix", "sender", "subject", "value", "queue", "event", "consumer", "gap")
 """Kinds of which the rows of a name may be divided among tasks by their `value`, `slot` and `first`."""
 
-SUMMED = (*SPREAD[:-1], "interval", *TIMES)
-COUNTED = (*SPREAD[:-1], "interval")
+COUNTED = (*SPREAD[:-1], "interval", "type")
+SUMMED = (*COUNTED, *TIMES)
 
 PERCENTS = tuple(f"p{round(100 * share)}" for share in PERCENTILES)
 _INTEGERS = ("gaps", "missing", "duplicates", "most", "silence", "within", *TYPES)
@@ -126,9 +126,9 @@ def _numbers(table: pa.Table, name: str) -> Numbers:
 
 
 def _summed(table: pa.Table) -> pa.Table:
-    by, sums = ["kind", "stream", "name", "value", "slot"], ["messages", "bytes", "first", "last"]
-    grouped = table.group_by(by, use_threads=False).aggregate([(name, "sum") for name in sums])
-    return grouped.rename_columns([*by, *sums])
+    by, sums = ["kind", "stream", "name", "value", "slot"], [*ADDED, ("first", "sum"), ("last", "sum")]
+    grouped = table.group_by(by, use_threads=False).aggregate(sums)
+    return grouped.rename_columns([*by, *(name for name, _ in sums)])
 
 
 def _within(table: pa.Table, known: Known) -> pa.Table:

@@ -6,14 +6,15 @@ row groups as far as their sums can be added, and yields the others:
     kind      name       slot             the others
     prefix    prefix     window's start   messages, bytes
     sender    sender     window's start   messages, bytes
-    subject   subject    -                messages, bytes; or by window, if nothing else is asked for
+    subject   subject    -                messages, bytes, first_time, last_time
     window    -          window's start   messages
     run       -          duplicates       messages, bytes, first, last, first_time, last_time, count: of gaps
     gap       -          -                first, last: sequences that are not there
     span      sender     silent since     as `run`, and high: the longest silence; no count
     interval  sender     bucket           messages; for the whole stream, the name is null
     header    header     -                messages; of finite numbers: count, low, high, total, squares
-    type      header     -                messages; value: text, integer, number, flag or none
+    type      header     -                messages, first_time, last_time; value: text, integer, number, flag
+                                          or none
     value     header     -                messages; value: as text
     rest      header     -                messages, of other values; high: the most that one of them has
     damage    path       row group        messages, as far as known; value: the reason
@@ -53,7 +54,9 @@ VALUES_MAX = 250
 """Values of a header that one row group lists; others are only counted."""
 
 SUMS = ("prefix", "sender", "subject", "window", "interval", "type", "value")
-"""Kinds of rows with messages and bytes alone, so that those of several row groups can be added."""
+"""Kinds of rows of which those of several row groups can be added: messages and bytes, in an extent."""
+
+ADDED = (("messages", "sum"), ("bytes", "sum"), ("first_time", "min"), ("last_time", "max"))
 
 ROWS_MAX = 50_000
 """Maximum rows that a task holds before it yields them."""
@@ -113,9 +116,7 @@ def _sum(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     mask = pc.is_in(table.column("kind"), pa.array(SUMS))
     by = ["kind", "stream", "name", "value", "slot"]
     sums = table.filter(mask).group_by(by, use_threads=False)
-    summed = sums.aggregate([("messages", "sum"), ("bytes", "sum")]).rename_columns(
-        [*by, "messages", "bytes"]
-    )
+    summed = sums.aggregate(ADDED).rename_columns([*by, *(name for name, _ in ADDED)])
     return pa.concat_tables(
         [table.filter(pc.invert(mask)), summed], promote_options="default"
     ).combine_chunks()
@@ -177,11 +178,6 @@ def _counts(keys: Numbers, most: int, weights: Numbers | None) -> Numbers:
     return np.bincount(keys, weights, most).astype(np.int64)
 
 
-def volumes(part: HistoryPart, window_ns: int) -> pa.RecordBatch:
-    """Return messages and bytes, by window and subject."""
-    return _by_window(part, window_ns, "subject", *_codes(part.batch, "subject"))
-
-
 def _volumes(part: HistoryPart, window_ns: int, depth: int) -> Iterator[pa.RecordBatch]:
     """Yield messages and bytes, by window and prefix, by window and sender, and by subject."""
     codes, names = _codes(part.batch, "subject")
@@ -194,7 +190,11 @@ def _volumes(part: HistoryPart, window_ns: int, depth: int) -> Iterator[pa.Recor
     windows = {name: senders.column(name) for name in ("slot", "messages")}
     yield rows("window", part.stream, senders.num_rows, **windows)
     found, (counts, size_bytes) = _tally(codes, len(names), _ints(part.batch, "size"))
+    times, first, last = _ints(part.batch, "time_ns"), *np.zeros((2, len(names)), np.int64)
+    # Of several values for one place the last one stays.
+    first[codes[::-1]], last[codes] = times[::-1], times
     columns = {"name": names.take(pa.array(found)), "messages": counts, "bytes": size_bytes}
+    columns |= {"first_time": first[found], "last_time": last[found]}
     yield rows("subject", part.stream, len(found), **columns)
 
 
@@ -284,12 +284,30 @@ def _headers(part: HistoryPart) -> Iterator[pa.RecordBatch]:
     fields["alone"] = pc.if_else(fields["integer"].is_null(), fields["number"], None)
     used = {kind: column for kind, column in fields.items() if column.null_count < len(column)}
     names = headers.keys.dictionary.to_pylist()
+    of_rows = _ints(part.batch, "time_ns")[part.batch.column("headers").is_valid().to_numpy(False)]
+    times = np.repeat(of_rows, np.diff(headers.offsets.to_numpy()))
     for code, places in places_by(headers.keys.indices.to_numpy(), len(names)):
-        taken = {kind: column.take(pa.array(places)).drop_null() for kind, column in used.items()}
-        yield from _header(part.stream, names[code], len(places), taken)
+        found = {kind: column.take(pa.array(places)) for kind, column in used.items()}
+        extents = {kind: _extent(column, times[places]) for kind, column in found.items()}
+        taken = {kind: column.drop_null() for kind, column in found.items()}
+        yield from _header(part.stream, names[code], len(places), taken, extents)
 
 
-def _header(stream: str, name: str, count: int, taken: dict[str, pa.Array]) -> Iterator[pa.RecordBatch]:
+def _extent(column: pa.Array, times: Numbers) -> tuple[int, int] | None:
+    """Return the times of the first and the last value; None without one."""
+    if not column.null_count:
+        return int(times[0]), int(times[-1])
+    places = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    return (int(times[places[0]]), int(times[places[-1]])) if len(places) else None
+
+
+def _header(
+    stream: str,
+    name: str,
+    count: int,
+    taken: dict[str, pa.Array],
+    extents: dict[str, tuple[int, int] | None],
+) -> Iterator[pa.RecordBatch]:
     summary = _summary(taken["number"]) if "number" in taken else {"count": [0]}
     yield rows("header", stream, 1, name=[name], messages=[count], **summary)
     typed: dict[str, Any] = {kind: taken.get("alone" if kind == "number" else kind, ()) for kind in KINDS}
@@ -297,6 +315,8 @@ def _header(stream: str, name: str, count: int, taken: dict[str, pa.Array]) -> I
     counts["none"] = count - sum(counts.values())
     kinds = [kind for kind, count in counts.items() if count]
     columns = {"name": [name] * len(kinds), "value": kinds, "messages": [counts[kind] for kind in kinds]}
+    extent = [extents.get("alone" if kind == "number" else kind) or (None, None) for kind in kinds]
+    columns |= dict(zip(("first_time", "last_time"), zip(*extent, strict=True), strict=True))
     yield rows("type", stream, len(kinds), **columns)
     for values in filter(len, typed.values()):
         yield from _values(stream, name, values)

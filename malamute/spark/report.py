@@ -28,8 +28,10 @@ ROWS = 200
 """Maximum rows of a shown table."""
 
 RATE = "messages a second; times are UTC"
+NEW = "new subjects a second; times are UTC"
 
 Row = Mapping[str, Any]
+Section = Callable[["Ask", "Facts"], str]
 
 
 class Facts(NamedTuple):
@@ -114,27 +116,29 @@ def _cards(streams: Sequence[Row]) -> str:
 # Sections: each makes its part of the page, or nothing where there is nothing to show.
 
 
-def _listed(query: str) -> Callable[[Ask, Facts], str]:
+def _listed(query: str) -> Section:
     """Return the maker of a section with the first rows of a query."""
     return lambda ask, facts: _table(ask(f"{query} limit {ROWS}"))
 
 
-def _over_time(ask: Ask, facts: Facts) -> str:
-    summed = _summed(ask, "stream", facts)
-    return lines(*summed, RATE) if summed[0] else ""
+def _over_time(name: str, unit: str, table: str = "volume", what: str = "messages") -> Section:
+    """Return the maker of a section with a line for each name."""
 
+    def made(ask: Ask, facts: Facts) -> str:
+        summed = _summed(ask, name, facts, table, what)
+        return lines(*summed, unit) if summed[0] else ""
 
-def _by_prefix(ask: Ask, facts: Facts) -> str:
-    summed = _summed(ask, "concat_ws(' ', stream, prefix)", facts)
-    return lines(*summed, RATE) if summed[0] else ""
+    return made
 
 
 _AT = "cast(floor(unix_micros(`window`) / 1000000) as bigint)"
 
 
-def _summed(ask: Ask, name: str, facts: Facts) -> tuple[dict[str, list[tuple[float, float]]], list[Tick]]:
-    """Messages a second of each name over the time, in windows as wide as the page can show."""
-    [ends] = ask(f"select min({_AT}) as begin, max({_AT}) as until from {{volume}}")
+def _summed(
+    ask: Ask, name: str, facts: Facts, table: str, what: str
+) -> tuple[dict[str, list[tuple[float, float]]], list[Tick]]:
+    """A number a second of each name over the time, in windows as wide as the page can show."""
+    [ends] = ask(f"select min({_AT}) as begin, max({_AT}) as until from {{{table}}}")
     if ends["begin"] is None:
         return {}, []
     width = width_of_points(ends["until"] - ends["begin"], facts.window_seconds)
@@ -142,11 +146,11 @@ def _summed(ask: Ask, name: str, facts: Facts) -> tuple[dict[str, list[tuple[flo
     span = ends["until"] - first + facts.window_seconds
     # The largest names alone: each would be a line.
     rows = ask(
-        f"select volume.name as name, place, cast(sum(volume.messages) as bigint) as messages from ("
-        f"  select {name} as name, cast(floor(({_AT} - {first}) / {width}) as bigint) as place, messages"
-        f"  from {{volume}}) as volume join ("
-        f"  select {name} as name, sum(messages) as messages from {{volume}}"
-        f"  group by 1 order by 2 desc, 1 limit {COLOURS}) as most on most.name = volume.name group by 1, 2"
+        f"select placed.name as name, place, cast(sum(placed.many) as bigint) as messages from ("
+        f"  select {name} as name, cast(floor(({_AT} - {first}) / {width}) as bigint) as place,"
+        f"  {what} as many from {{{table}}}) as placed join ("
+        f"  select {name} as name, sum({what}) as many from {{{table}}}"
+        f"  group by 1 order by 2 desc, 1 limit {COLOURS}) as most on most.name = placed.name group by 1, 2"
     )
     series: dict[str, dict[int, int]] = {}
     for row in rows:
@@ -229,7 +233,14 @@ def _queues(ask: Ask, facts: Facts) -> str:
     return outcomes(ask, facts) + _listed("select * from {queue_times} order by queue, time")(ask, facts)
 
 
-SECTIONS: Sequence[tuple[str, str, Callable[[Ask, Facts], str]]] = (
+def _settlements(ask: Ask, facts: Facts) -> str:
+    chart = _over_time("concat_ws(' ', queue, outcome)", RATE, "settlements")(ask, facts)
+    return chart + _listed("select * from {settlements} order by mean_wait desc, queue, `window`, outcome")(
+        ask, facts
+    )
+
+
+SECTIONS: Sequence[tuple[str, str, Section]] = (
     (
         "Damage",
         "Files and groups of rows that could not be read; -1 is a whole file.",
@@ -240,9 +251,10 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Ask, Facts], str]]] = (
         "p50, p95 and p99 are of the time from one message to the next.",
         _listed("select * from {streams} order by stream"),
     ),
-    ("Messages over time", "", _over_time),
-    ("By subject prefix", "", _by_prefix),
+    ("Messages over time", "", _over_time("stream", RATE)),
+    ("By subject prefix", "", _over_time("concat_ws(' ', stream, prefix)", RATE)),
     ("Top subjects", "", _subjects),
+    ("New subjects", "Subjects that come for the first time.", _over_time("stream", NEW, "growth", "new")),
     ("Senders", "p50, p95 and p99 are of the time from one message of the sender to the next.", _senders),
     (
         "Late senders",
@@ -259,16 +271,32 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Ask, Facts], str]]] = (
         _listed("select * from {gaps} order by messages desc, stream, first, last"),
     ),
     ("Headers", "", _listed("select * from {headers} order by stream, header")),
+    (
+        "Types of headers",
+        "When a header had values of a type.",
+        _listed("select * from {schema} order by stream, header, type"),
+    ),
+    (
+        "Changes of headers",
+        "Types that came later than the stream, or are there no longer.",
+        _listed("select * from {changes} order by stream, time, header, type, change"),
+    ),
     ("Frequent values of headers", "The last column is how many more there may be.", _values),
     (
         "Queues",
         "Queue time ends with the first delivery; processing time follows, up to the settlement.",
         _queues,
     ),
+    ("Settlements over time", "Windows with the longest waits come first.", _settlements),
     (
         "Slow consumers",
         "Who fell behind, or missed messages that had been confirmed.",
         _listed("select * from {consumers} order by fell_behind desc, stream, consumer"),
+    ),
+    (
+        "Lag over time",
+        "When consumers fell behind.",
+        _listed("select * from {lag} order by `window`, stream, consumer"),
     ),
     ("Events of the broker", "", _listed("select * from {events} order by times desc, event, name")),
 )
@@ -304,7 +332,7 @@ def _class(right: bool) -> str:
     return " class=n" if right else ""
 
 
-SECONDS = frozenset({"p50", "p95", "p99", "longest_silence"})
+SECONDS = frozenset({"p50", "p95", "p99", "longest_silence", "mean_wait", "mean_total"})
 """Columns of durations."""
 
 
@@ -351,4 +379,10 @@ PAGE_STYLE = (
     "table{border-collapse:collapse;font-size:13px;margin:8px 0}"
     "th,td{padding:4px 8px;border-bottom:1px solid var(--faint);text-align:left;white-space:nowrap}"
     "th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}.n{text-align:right}td.n{font-variant-numeric:tabular-nums}"
+    "@media(max-width:480px){main{padding:16px 10px 40px}h2{margin-top:28px}.cards{gap:8px}"
+    ".cards div{padding:8px 12px}.cards b{font-size:19px}.table{max-height:420px}nav{line-height:2}}"
+    "@media print{:root{" + _LIGHT + "}body{font-size:11px}main{max-width:none;padding:0}nav{display:none}"
+    ".table{overflow:visible;max-height:none}table{font-size:8px}thead th{position:static}"
+    "th,td{padding:2px 4px;white-space:normal;overflow-wrap:anywhere}tr,figure,.cards{break-inside:avoid}"
+    "h2{break-after:avoid}*{print-color-adjust:exact}}"
 )

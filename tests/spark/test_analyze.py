@@ -19,7 +19,7 @@ from malamute.errors import InvalidValue, NotFound
 from malamute.protocol.batch import pack
 from malamute.spark import analyze_tables, local, partial_aggregates
 from malamute.spark.analyze import SparkEngine, analysed
-from malamute.spark.analyze_tables import LATE, TABLES, AnalyzeOptions, Measure
+from malamute.spark.analyze_tables import DERIVED, LATE, TABLES, AnalyzeOptions, Measure
 from malamute.spark.partial_aggregates import EACH_DOUBLING, VALUES_MAX, buckets, partial_tables
 from malamute.spark.report import Facts, page
 from malamute.spark.scan import ExportedHistory, HistoryBounds, HistoryPart, read
@@ -73,6 +73,15 @@ def test_everything_is_counted_as_by_hand(whole: Whole) -> None:
     } == volume
     assert {r["subject"]: r["messages"] for r in tables["subjects"]} == Counter(m.subject for m in messages)
     assert sum(row["bytes"] for row in tables["sender_volume"]) == size
+    begins = {m.subject: m.time_ns for m in reversed(messages)}
+    ends = {m.subject: m.time_ns for m in messages}
+    for row in tables["subjects"]:
+        extent = [row["begin"].timestamp() * 10**6, row["end"].timestamp() * 10**6]
+        assert extent == [begins[row["subject"]] // 1000, ends[row["subject"]] // 1000]
+    grown = Counter((time - BEGIN) // (60 * 10**9) for time in begins.values())
+    growth = sorted(tables["growth"], key=lambda row: row["window"])
+    assert [row["new"] for row in growth] == [grown[window] for window in sorted(grown)]
+    assert growth[-1]["subjects"] == len(begins)
 
     for sender in ("alice", "bob", ""):
         times = [m.time_ns for m in messages if m.sender == sender]
@@ -103,6 +112,24 @@ def test_everything_is_counted_as_by_hand(whole: Whole) -> None:
     units = {r["value"]: r["messages"] for r in tables["header_values"] if r["header"] == "unit"}
     assert units == Counter(m.headers["unit"] for m in messages if m.headers)
     assert tables["damage"] == tables["gaps"] == tables["queues"] == []
+
+
+def test_changes_of_headers(tmp_path: Path) -> None:
+    """A type came late, another one left, and a rare one did neither."""
+
+    def headers(n: int) -> dict[str, Any]:
+        always = {"old": "x"} if n <= 600 else {"old": 7}
+        return {**always, **({"rare": 1} if n % 300 == 0 else {})}
+
+    messages = [Sent(n, headers=headers(n), seconds=n) for n in range(1, 1001)]
+    write(tmp_path / "h", "s", messages, rows=90)
+    tables = analysis(tmp_path / "h")
+    changes = sorted((row["header"], row["type"], row["change"]) for row in tables["changes"])
+    assert changes == [("old", "integer", "came"), ("old", "text", "left")]
+    at = {row["change"]: row["time"].timestamp() for row in tables["changes"]}
+    assert at["came"] - at["left"] == 1
+    found = {(row["header"], row["type"]): row["messages"] for row in tables["schema"]}
+    assert found == {("old", "text"): 600, ("old", "integer"): 400, ("rare", "integer"): 3}
 
 
 def test_many_sums_are_finished_in_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +301,7 @@ def test_bounds(tmp_path: Path) -> None:
 def test_an_empty_range_has_empty_tables(tmp_path: Path) -> None:
     write(tmp_path / "h", "s", [Sent(1)])
     tables = analysis(tmp_path / "h", AnalyzeOptions(HistoryBounds(first=100)))
-    assert tables.keys() == TABLES.keys()
+    assert tables.keys() == {*TABLES, *DERIVED}
     assert all(rows == [] for rows in tables.values())
 
 
@@ -394,6 +421,15 @@ def test_what_the_broker_reports(together: Rows) -> None:
         {"stream": "s", "consumer": "service a.b", "fell_behind": 1, "gaps": 1, "missed": 1},
         {"stream": "s", "consumer": "slow", "fell_behind": 1, "gaps": 1, "missed": 4},
     ]
+    assert [{**row, "window": 0} for row in sorted(tables["lag"], key=lambda row: row["consumer"])] == [
+        {**row, "window": 0} for row in consumers
+    ]
+    waits = {(row["queue"], row["outcome"]): row for row in tables["settlements"]}
+    assert {key: row["messages"] for key, row in waits.items()} == {
+        (row["queue"], row["outcome"]): row["messages"] for row in tables["queues"]
+    }
+    assert waits["mailbox bob", "acknowledged"]["mean_wait"] == 0
+    assert [waits["service a.b", "dead-lettered"][name] for name in ("mean_wait", "mean_total")] == [4, 10]
     assert one(tables["events"], event="client.connected")["times"] == 1
     assert one(tables["events"], event="mailbox.expired")["times"] == 3
 

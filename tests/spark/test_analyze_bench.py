@@ -30,7 +30,7 @@ def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch
     rows = list(bench.measure(spark, bench.SparkBenchOptions(COUNT, 20, 30, 1, 2, tmp_path)))
     assert list(tmp_path.iterdir()) == []
     whats = [row.what for row in rows]
-    assert len(set(whats)) == len(whats) >= 9
+    assert len(set(whats)) == len(whats) >= 8
     assert {row.messages for row in rows} == {COUNT, COUNT // 4, COUNT // 10}
     for row in rows:
         assert row.extent[0] <= row.per_second <= row.extent[1]
@@ -51,17 +51,12 @@ def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch
 
 
 @nightly
-def test_the_history_is_whole_and_both_count_the_same(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_history_is_whole(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "FILE_ROWS", 10_000)
     bench.make(tmp_path / "h", COUNT, 20)
     history = ExportedHistory(str(tmp_path / "h"))
-    ours = analyze.volume(spark, history, bench.MINUTE_SECONDS)
-    counted = {(r["subject"], int(r["window"].timestamp()) // 60, r["messages"]) for r in ours.collect()}
     plain = bench._plain_counts(analyze.messages(spark, history))
-    assert counted == {(r["subject"], r["minute"], r["count(1)"]) for r in plain.collect()}
-    assert sum(count for _, _, count in counted) == COUNT
+    assert sum(row["count(1)"] for row in plain.collect()) == COUNT
     found = match(spark, history, bench.subscriptions(50, by_headers=True), 1)
     assert 0 < found.hits.count() <= 50
     found.release()

@@ -46,9 +46,9 @@ BASE = 20_000 * 86_400 * 10**9
 FAST = 86_400
 """Times go so many times as fast."""
 
-DAYS_KEPT = 40
-FIRST_SECONDS, LIFE_SECONDS = 1.0, 4.0
-"""An exporter is killed when it has run as long as the first, and up to the second more."""
+DAYS_KEPT = 90
+FIRST_SECONDS, LIFE_SECONDS = 0.5, 6.0
+"""An exporter is killed when it has worked as long as the first, and up to the second more."""
 
 
 class Counted(NamedTuple):
@@ -84,13 +84,14 @@ def export(form: str, target: str, data: str, begun_ns: int, *more: str) -> None
     clock = SimpleNamespace(time_ns=lambda: fast(time.time_ns()))
     maintenance.time = table_formats.time = clock  # type: ignore[assignment,attr-defined]
     care = (*(("--compact", "--expire", f"{DAYS_KEPT}d") if more else ()), *more)
+    print("ready", flush=True)
     cli(["journal", "export", "--data", data, "--stream", STREAM, "--to", target, "--format", form, *care])
 
 
 def exporter(form: str, target: str, data: Path, begun_ns: int, *more: str) -> subprocess.Popen[bytes]:
     """Start the command, which this script runs with another clock."""
     words = ["--export", form, target, str(data), str(begun_ns), *more]
-    return subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.DEVNULL)
+    return subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE)
 
 
 # The counting
@@ -189,15 +190,20 @@ def play(kills: int, seed: int, root: Path) -> tuple[str, bool]:
             for number in range(kills):
                 form = FORMS[number % len(FORMS)]
                 process = exporter(form, targets[form], data, begun_ns, "--follow", "--every", "0.1")
+                assert process.stdout is not None
+                process.stdout.readline()
                 time.sleep(FIRST_SECONDS + chance.random() * LIFE_SECONDS)
                 process.send_signal(signal.SIGKILL)
                 done[form] += process.wait() == -signal.SIGKILL
+                process.stdout.close()
                 print(f"{number + 1} kills, {publisher.count:,} published", end="\r", flush=True)
         finally:
             publisher.stop.set()
             publisher.join()
         for form in FORMS:
-            assert exporter(form, targets[form], data, begun_ns).wait() == 0, form
+            process = exporter(form, targets[form], data, begun_ns)
+            process.communicate()
+            assert process.returncode == 0, form
     faults = []
     for form in FORMS:
         one, other = counted(form, targets[form])

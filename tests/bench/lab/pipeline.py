@@ -170,9 +170,6 @@ def _works(broker: BrokerProcess, place: Path, spark: SparkSession | None) -> Ma
     from malamute.spark import analyze
 
     return works | {
-        "counts by subject and minute, Spark": lambda _: analyze.volume(
-            spark, ExportedHistory(whole), MINUTE_SECONDS
-        ).count(),
         "analyze by Spark": lambda name: analyze.analyze(
             spark, ExportedHistory(whole), str(place / name), minute
         ),

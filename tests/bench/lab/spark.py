@@ -253,7 +253,6 @@ def _runs(
     subjects = subscriptions(options.subscriptions, by_headers=False)
     headers = subscriptions(options.subscriptions, by_headers=True)
     yield "counts and bytes by subject and minute, plain Spark", 1, lambda count: _plain_counts(plain).count()
-    yield "the same", 1, lambda count: analyze.volume(spark, history(count), MINUTE_SECONDS).count()
     if (duckdb := _duckdb()) is not None:
         yield "the same, DuckDB", 1, lambda count: _duckdb_counts(duckdb, directory, options.cores)
     yield (
