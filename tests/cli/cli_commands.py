@@ -1,4 +1,4 @@
-"""What the tests of the command line share beside fixtures."""
+"""Helpers of the tests of the command line, beside fixtures."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def client(broker: Broker) -> Iterator[malamute.Client]:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a command in this process. It finds the broker, if the test has one."""
+    """Run a command in this process. The command finds the broker, if the test has one."""
     return _runner(cli, "malamute", request)
 
 

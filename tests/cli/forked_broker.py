@@ -42,14 +42,14 @@ def _command(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    # What the server of forks has made of these is not theirs.
+    # The streams that the server of forks has made are not theirs.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     cli(list(arguments), prog_name="malamute")
 
 
 class ForkedBroker:
-    """What `malamute.server.process` uses of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `malamute.server.process` uses."""
 
     def __init__(
         self, command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **options: Any

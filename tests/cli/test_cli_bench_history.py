@@ -22,7 +22,7 @@ from malamute.journal.disk import DiskStore
 
 @pytest.fixture
 def measured(run_lab: Run, tmp_path: Path, forked: None) -> Any:
-    """Run a benchmark, whose parameters and rows are returned. It leaves nothing behind."""
+    """Run a benchmark, whose parameters and rows are returned. The benchmark leaves nothing behind."""
 
     def measured(name: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         shown = json.loads(run_lab(name, "--json", "--data", str(tmp_path), *arguments).stdout)

@@ -56,7 +56,7 @@ def _measure(peer: str, work: str, place: Path) -> PeersRow:
     return row
 
 
-# What needs no other server
+# Measurements that need no other server
 
 
 @nightly

@@ -1,4 +1,4 @@
-"""What a shell can complete: commands, options, and names that the broker knows."""
+"""Completions of a shell: commands, options, and names that the broker knows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from malamute.cli.root import cli
 
 
 def _completed(*words: str) -> list[str]:
-    """What would stand in the place of the last word."""
+    """Return the completions of the last word."""
     *before, last = words
     return [item.value for item in ShellComplete(cli, {}, "malamute", "").get_completions(before, last)]
 

@@ -1,4 +1,4 @@
-"""What can be found out without a broker: help, versions, errors, and what is loaded for it."""
+"""Commands that need no broker: help, versions, errors, and what is loaded for it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_an_argument_that_looks_like_an_option_is_refused_with_how_it_is_given(r
 
 
 SLOW = {"pyspark", "pyarrow", "pandas", "lmdb", "textual", "zmq", "msgpack", "structlog", "rich", "asyncio"}
-"""What no help needs."""
+"""Modules that no help needs."""
 
 
 def _loaded(code: str) -> set[str]:
@@ -138,7 +138,7 @@ def test_the_help_loads_nothing_that_is_slow() -> None:
 
 
 def test_the_help_of_no_command_loads_anything_that_is_slow() -> None:
-    # What one of them needs, this would load: so none of them needs it.
+    # A module that any of them needs would be loaded here, so none needs one.
     quick = [name for name in cli.list_commands(click.Context(cli)) if name not in ("bench", "demo")]
     load = "import click; from malamute.cli.root import cli; c = click.Context(cli)"
     assert not _loaded(f"{load}; [cli.get_command(c, name) for name in {quick}]") & SLOW

@@ -359,7 +359,7 @@ def test_work_needs_a_command(run: Run) -> None:
     assert "no command: give it after --" in run("work", "s", exit_code=2).stderr
 
 
-# What there is
+# Lists
 
 
 def test_what_a_broker_has(run: Run, client: malamute.Client) -> None:

@@ -1,4 +1,4 @@
-"""What an operator asks of mailboxes, services and clients, and changes in them."""
+"""Queries and changes of mailboxes, services and clients."""
 
 from __future__ import annotations
 

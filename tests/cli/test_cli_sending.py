@@ -128,7 +128,7 @@ def test_the_outcome_of_a_request_is_reported_beside_its_replies(
 
 def test_the_outcome_of_a_request_that_nobody_answers_is_exit_code_4(run: Run, broker: Broker) -> None:
     asked = ("request", "nobody", "a", *OUTCOME, "--wait", str(TIMEOUT), "--ttl", "10ms")
-    # It may have expired before it is looked whether anybody works.
+    # The request may have expired before the command asks for workers.
     assert run(*asked, exit_code=4).stderr.splitlines()[-1] == "expired"
     shown = run(*asked, "--json", exit_code=4)
     said = json.loads(shown.stderr.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What an operator asks of streams and cursors, and changes in them."""
+"""Queries and changes of streams and cursors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other people wrote, on a terminal: it shows all of it and obeys none of it."""
+"""Text of other people on a terminal, which shows all of it and obeys none of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from malamute.errors import AccessRefused, Disconnected, MalamuteError
 from malamute.testing import Broker
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\x08\rfake\x00"
-"""It sets the title, clears the screen, turns the text around and goes back to write over what is there."""
+"""Text that sets the title, clears the screen, turns the text around and goes back to write over it."""
 
 OBEYED = ("\x1b]0;owned", "\x07", "\x1b[2J", "\x9b", "\u202e", "\u2066", "\x08", "\rfake", "\x00")
 
@@ -244,7 +244,7 @@ OFFLINE = [
     ("journal", "repair"),
     ("journal", "restore", "saved", "again"),
 ]
-"""Those that are given the data directory of a broker that has stopped."""
+"""Commands that are given the data directory of a broker that has stopped."""
 
 ELSEWHERE = {
     ("request",): "below, with a worker who is a stranger",

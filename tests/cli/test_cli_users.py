@@ -118,7 +118,7 @@ def test_accounts_of_a_running_broker_are_changed_and_listed(run: Run, broker: B
     run("user", "add", "ann", "--password", "-g", "a", stdin="secret\n")
     run("user", "set", "ann", "--uid", "7")
     run("user", "disable", "ann")
-    # What the environment says of a file is for the broker that is started there.
+    # A file named in the environment is for the broker that is started there.
     listed = run("user", "list", "--json", "--url", broker.url, MALAMUTE_ACCESS__ACCOUNTS=str(path)).stdout
     (row,) = json.loads(listed)
     assert row == {

@@ -1,4 +1,4 @@
-"""What the client gives to the field's tools: logs for programs, and a broker for tests."""
+"""Logs for programs, and a broker for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program gives to a client, taken for what it means or refused before it is sent."""
+"""Arguments of calls are taken for their meaning, or refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "half a call at a time": lambda client: client.service("s", concurrency=1.5),
     "an outcome of a handler": lambda client: client.on_mail(on_error=[]),
 }
-"""What each is refused for."""
+"""The fault of each."""
 
 
 REFUSALS = (malamute.InvalidValue, malamute.InvalidName, malamute.TooLarge)

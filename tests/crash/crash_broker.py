@@ -1,7 +1,7 @@
 """The broker, with a mark in the log of its disk for each command that comes and each frame that leaves.
 
-`python crash_broker.py CONFIG` with disk_recorder.c preloaded. What leaves is marked before it does, so what
-was confirmed stands behind what was written and synced for it. `CRASH_FAULT=early` makes it confirm what is
+`python crash_broker.py CONFIG` with disk_recorder.c preloaded. Frames are marked before they leave, so a
+confirmation stands behind the writes and syncs for it. `CRASH_FAULT=early` makes it confirm what is
 not written yet.
 """
 

@@ -1,4 +1,4 @@
-"""What the broker is asked while its disk is recorded: a bit of everything, by a seed."""
+"""The load of a broker whose disk is recorded: a bit of everything, by a seed."""
 
 from __future__ import annotations
 

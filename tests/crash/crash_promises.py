@@ -1,7 +1,7 @@
-"""What a broker has promised by a moment, and whether a store keeps it.
+"""The promises of a broker by a moment, and their check against a store.
 
-It goes by the frames that came and left: by commands, confirmations and deliveries, not by what the store was
-asked to write.
+The record is of the frames that came and left: by commands, confirmations and
+deliveries, not by what the store was asked to write.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Promises:
         self._check_sessions(found, asked)
 
     def asked(self) -> Asked:
-        """What was asked for up to now."""
+        """The requests up to now."""
         return Asked(
             frozenset(self._gone),
             frozenset(self._purged),
@@ -314,7 +314,7 @@ class Promises:
 
 
 class Asked(NamedTuple):
-    """What clients have asked for: what may be gone."""
+    """Requests of clients, which may be gone."""
 
     gone: frozenset[bytes]
     purged: frozenset[Queue]

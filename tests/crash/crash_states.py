@@ -46,7 +46,7 @@ Values = list[tuple[bytes, bytes]]
 
 
 class Count(NamedTuple):
-    """What was tried. `promises` is how often a store was held against all that had been confirmed."""
+    """The tried states. `promises` is how often a store was held against all that had been confirmed."""
 
     moments: int
     states: int

@@ -1,8 +1,8 @@
 """Damages files of an export, in every way and of every kind, and looks what its readers say of it.
 
 `python tests/crash/export_damage.py --count 10000` for many. Each is tried in a child process, as libraries
-in C read the files. What the data source and the jobs read has to be what was exported but for what they
-report, and that has to be the row groups that were damaged and no others. `verify` reports every wrong byte.
+in C read the files. The data source and the jobs have to read all that was exported but for the parts that
+they report, which have to be the damaged row groups and no others. `verify` reports every wrong byte.
 """
 
 from __future__ import annotations
@@ -327,21 +327,21 @@ def case(whole: Mapping[str, Mapping[str, Whole]], number: int, seed: int) -> Ca
 
 
 class Change(NamedTuple):
-    """What a damage is for readers of a data file: all of it, or some row groups."""
+    """The effect of a damage on readers of a data file: all of it, or some row groups."""
 
     groups: Sequence[Group]
     is_whole: bool = False
 
     @property
     def ranges(self) -> Sequence[tuple[int, int]]:
-        """What is lost, as it is reported."""
+        """The loss, as it is reported."""
         if self.is_whole:
             return [(self.groups[0].first, self.groups[-1].last)]
         return [(group.first, group.last) for group in self.groups]
 
 
 def change_of(one: Whole, data: bytes | None, age: str) -> Change:
-    """What is other than before in a data file."""
+    """The changed bytes of a data file."""
     if data == one.data:
         return Change(())
     if data is None or age == OLD:
@@ -402,7 +402,7 @@ def read_jobs(
 
 
 class Expected(NamedTuple):
-    """What both readers read of a stream before any damage."""
+    """The rows that both readers read of a stream before any damage."""
 
     source: pa.Table
     jobs: Mapping[int, Mapping[str, Any]]
@@ -437,7 +437,7 @@ class Trial:
     chance: Random
 
     def outcome(self) -> str:
-        """What comes of it. Raises `AssertionError`."""
+        """Return the outcome. Raises `AssertionError`."""
         streams = {self.whole[path].stream for path in self.one.files}
         is_old = self.one.age == OLD and self.one.kind == MANIFEST
         words = [self._old_manifest(stream) if is_old else self._stream(stream) for stream in streams]
@@ -501,7 +501,7 @@ class Trial:
         assert rows == rest, "the rows of the jobs are other than before"
 
     def _old_manifest(self, stream: str) -> str:
-        """One without a checksum is believed if it can be read. What comes of that are errors of our own."""
+        """One without a checksum is believed if it can be read. The results are errors of our own."""
         try:
             load(ExportLocation(str(self.directory)), stream)
         except MalamuteError:
@@ -571,7 +571,7 @@ def changed(directory: Path, files: Files, whole: Mapping[str, Whole]) -> Iterat
 
 
 class Tried(NamedTuple):
-    """What came of a damage, and the most memory of the process so far."""
+    """The outcome of a damage, and the most memory of the process so far."""
 
     number: int
     way: str

@@ -68,7 +68,7 @@ def make(directory: Path) -> bytes:
 
 
 def kinds(image: bytes) -> dict[int, str]:
-    """What each page of a data file is."""
+    """The kind of each page of a data file."""
     found = dict.fromkeys(range(len(image) // PAGE), FREE)
     with tempfile.TemporaryFile() as file:
         file.write(image)
@@ -90,7 +90,7 @@ def kinds(image: bytes) -> dict[int, str]:
 
 
 class Contents(NamedTuple):
-    """What a broker finds in a store, and how much of it was reported as damaged."""
+    """The contents that a broker finds in a store, and how much was reported as damaged."""
 
     recovered: object
     chunks: dict[str, Sequence[Chunk | Damage]]
@@ -166,7 +166,7 @@ def case(image: bytes, pages: dict[str, list[int]], number: int, seed: int) -> C
 
 
 def outcome(directory: Path, image: bytes, whole: Contents) -> str:
-    """What comes of a damaged file: unharmed, reported, repaired, or refused for good."""
+    """The outcome of a damaged file: unharmed, reported, repaired, or refused for good."""
     (directory / "data.mdb").write_bytes(image)
     _check_reader(directory, whole)
     word = "reported"
@@ -213,7 +213,7 @@ def _check_reader(directory: Path, whole: Contents) -> None:
 
 
 def _check_chunks(found: Mapping[str, Sequence[Chunk | Damage]], whole: Contents) -> None:
-    """What is read is what was stored, and what is not is a damage, or in a gap."""
+    """Each value is read as it was stored, or reported as a damage or a gap."""
     for name, chunks in found.items():
         # A stream whose name is lost has another one.
         names = [name] if name in whole.chunks else [*whole.chunks]

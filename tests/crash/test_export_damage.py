@@ -17,6 +17,6 @@ def test_damage_of_any_place_is_reported_with_its_range(tmp_path: Path) -> None:
     assert not [one for one in found if one.outcome.startswith("FAULT")]
     outcomes = Counter((one.age, one.kind, one.outcome) for one in found)
     assert min(outcomes[age, kind, REPORTED] for age in (NEW, OLD) for kind in KINDS) > 0
-    # What no checksum covers is a manifest of an earlier version; and no reader looks at what begins a file.
+    # No checksum covers a manifest of an earlier version; and no reader looks at the beginning of a file.
     uncovered = {(one.age, one.kind) for one in found if one.outcome == UNCOVERED}
     assert uncovered <= {(OLD, MANIFEST), *((BARE, kind) for kind in KINDS)}

@@ -65,7 +65,7 @@ def gateway_process(
 
 
 def answer_of(connection: socket.socket) -> bytes:
-    """What comes on a connection until the other end closes it, or for the first answer as a whole."""
+    """Return the bytes of a connection until the other end closes it, or the first answer as a whole."""
     found = b""
     while b"\r\n\r\n" not in found:
         part = connection.recv(65_536)

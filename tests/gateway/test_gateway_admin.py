@@ -167,7 +167,7 @@ def test_every_change_has_arguments_here() -> None:
 
 
 def _state(http: httpx.Client) -> list[dict[str, Any]]:
-    """What there is, without the stream of events and what passes with time."""
+    """The state, without the stream of events and values that pass with time."""
     lists = ("streams", "cursors", "feeds", "mailboxes", "services", "groups", "users")
     rows = [row for path in lists for row in http.get(f"{PATH}{path}").json() if row.get("name") != "$sys"]
     return [{name: row[name] for name in row if "rate" not in name and "age" not in name} for row in rows]

@@ -1,6 +1,6 @@
 """Alerts fire in the states that they are for, and in no other: each state is that of a real broker.
 
-A story brings a broker into one state after the other. What its gateway exports in each is recorded, and
+A story brings a broker into one state after the other. The export of its gateway in each is recorded, and
 becomes the series that `promtool` gives to the rules, for some minutes each.
 """
 

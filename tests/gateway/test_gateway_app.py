@@ -1,4 +1,4 @@
-"""What stands before every path: limits and deadlines, hosts and sites, headers, health, and who comes."""
+"""Checks before every path: limits and deadlines, hosts and sites, headers, health, and who comes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_compressed_body_is_refused(http: httpx.Client) -> None:
 
 
 def _talk(gateway: RunningGateway, *parts: bytes, finish: bool = False) -> bytes:
-    """What a raw connection is answered until the gateway ends it."""
+    """Return the answers on a raw connection until the gateway ends it."""
     with socket.create_connection((gateway.host, gateway.port), timeout=60) as sock:
         for part in parts:
             sock.sendall(part)

@@ -1,4 +1,4 @@
-"""What was answered with 201 is there after the broker was killed, each thing once and under its number."""
+"""Each message answered with 201 is there after the broker was killed, once and under its number."""
 
 from __future__ import annotations
 

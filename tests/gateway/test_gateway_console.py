@@ -49,7 +49,7 @@ CSS = static_files()["console.css"].data.decode()
 
 LINK = {"link": "page", "urls": ["tcp://one:9999"], "remote": "news", "stream": "news"}
 HOSTILE = "\"'><script>document.title='run'</script><img src=x onerror=alert(1)>{{7*7}}</textarea>"
-"""What would be run, in one place or another, if it was not escaped."""
+"""Text that would be run, in one place or another, if it was not escaped."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def console(running: RunningGateway) -> Iterator[httpx.Client]:
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page, as far as the tests ask."""
+    """The tags and texts of a page, as far as the tests ask."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -559,7 +559,7 @@ def test_a_queue_shows_what_is_in_flight_and_by_whom(running: RunningGateway, co
         shop.request("stitch", "a.b", b"")
         held = [shared.receive(WAIT_SECONDS), work.receive(WAIT_SECONDS)]
         with eve.mailbox(auto_ack=False) as own:
-            # It is none of a shop's, so it is hers.
+            # The cursor is none of a shop's, so it is hers.
             eve.send("eve", "s", b"")
             held.append(own.receive(WAIT_SECONDS))
             rows = {}
@@ -852,7 +852,7 @@ def test_the_broker_decides_for_each_user(secured: RunningGateway) -> None:
 def test_rules_of_a_group_that_two_operators_change_from_pages_of_before_are_all_there(
     tmp_path: Path,
 ) -> None:
-    """Each adds one from the same page. What is taken away or added twice is refused."""
+    """Each adds one from the same page. A rule that is taken away or added twice is refused."""
     rules = ("admin group/#", "view broker/#")
     with (
         secured_gateway(tmp_path, {"ann": "geheim"}, rules) as gateway,

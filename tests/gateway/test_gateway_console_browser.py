@@ -51,7 +51,7 @@ UNNAMED = """
       || [...(one.labels ?? [])].some((label) => label.textContent.trim())))
   .map((one) => one.outerHTML)
 """
-"""What has no name for those who do not see it."""
+"""Elements without a name for those who do not see them."""
 
 DOUBLE = """
 () => [...document.querySelectorAll("[id]")].map((one) => one.id)
@@ -86,7 +86,7 @@ def running() -> Iterator[RunningGateway]:
 
 @contextmanager
 def _tab(browser: Any, url: str, **options: Any) -> Iterator[Any]:
-    """A page of a browser with nothing in its memory. What its console complains of is an error."""
+    """A page of a browser with nothing in its memory. A complaint of its console is an error."""
     context = browser.new_context(base_url=url, **options)
     context.set_default_timeout(WAIT_SECONDS * 1000)
     # The first page of a tab starts a process of the browser.

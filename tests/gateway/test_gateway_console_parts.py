@@ -1,4 +1,4 @@
-"""What pages of the console are made of: words, forms, the sampled tail, rates, and what is wrong."""
+"""Parts of the console's pages: words, forms, the sampled tail, rates, and faults."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_what_is_wrong_with_readers() -> None:
         (600.0, (1000, 1000), CRITICAL),
         (600.0, (2000, 1000), NOTE),
         (10.0, (1000, 2000), WARNING),
-        # Nobody knows the seconds of one that was sent nothing yet.
+        # The seconds of a reader that was sent nothing yet are unknown.
         (0.0, (9_999, 9_999), None),
         (0.0, (10_000, 10_000), NOTE),
         (None, (100_000, 100_000), WARNING),

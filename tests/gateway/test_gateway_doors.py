@@ -399,7 +399,7 @@ def test_at_the_limit_who_has_waited_longest_goes_and_it_is_said_once(
     table.add(Open("10.0.0.2"))
     assert second.is_over
     assert len(caplog.records) == 1
-    # Those of the address that has the most.
+    # Connections of the address that has the most.
     table.waits(Open("10.0.0.9"))
     table.add(Open("10.0.0.3"))
     assert third.is_over

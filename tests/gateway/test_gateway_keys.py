@@ -38,7 +38,7 @@ def test_another_gateway_and_another_client_know_the_keys(
     for key in ("k", "lines"):
         refused = _post(second, b"other", key)
         assert (refused.status_code, refused.json()["code"]) == (422, 907)
-    # It is another one of another stream, and of another key.
+    # The content is another one in another stream, and under another key.
     assert _post(second, b"x", path="/v1/streams/other/messages").json()["first"] == 1
     assert _post(second, b"x", "new").json()["first"] == 5
     # The broker stores no header for it.

@@ -205,7 +205,7 @@ def test_a_shared_mailbox_is_leased_beside_others(
         first = native.receive(WAIT_SECONDS)
         found = _lease(http, shared="true", limit=5)
         assert {first.body.decode(), *(m["body"] for m in found)} == {"0", "1", "2"}
-        # What is settled makes room for none that nobody has asked for.
+        # A settlement makes room for no message that was not asked for.
         _settle(http, found[0]["lease"], "acknowledge")
         client.send("bob", "s", b"3")
         _settle(http, found[1]["lease"], "release")

@@ -25,7 +25,7 @@ INSTALLED = ".venv/.runs"
 def test_make_run_starts_a_broker_and_its_console_and_prints_where(tmp_path: Path) -> None:
     broker, console = f"tcp://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     options = f"--console {console} --listen {broker} --data {tmp_path}/data --set storage.preallocate=false"
-    # What is set up already is not looked at.
+    # An environment that is set up already is not looked at.
     command = ["make", "--old-file", INSTALLED, "run", f"ARGS={options}"]
     environment = {**os.environ, "MALAMUTE_URL": broker, "MAKEFLAGS": "", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -77,7 +77,7 @@ def test_a_gateway_outlives_no_broker_that_is_killed(tmp_path: Path) -> None:
             assert time.monotonic() < until
             time.sleep(0.1)
         running.kill()
-        # It is served for as long as it takes to end.
+        # The console is served for as long as it takes to end.
         while _is_ready(http):
             assert time.monotonic() < until
 

@@ -1,4 +1,4 @@
-"""What deploy/ asks of `/metrics` is there: each metric and label, with the rights of who scrapes."""
+"""`/metrics` has all that deploy/ asks for: each metric and label, with the rights of who scrapes."""
 
 from __future__ import annotations
 

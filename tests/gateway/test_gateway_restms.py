@@ -61,7 +61,7 @@ def test_zn10_three_messages_of_one_post_arrive_in_order(rest: RestClient) -> No
     feed, pipe = rest.feed("three"), rest.pipe()
     for address in ("address.multi.1", "address.multi.2", "address.multi.3"):
         rest.join(pipe, feed, address)
-    # Nobody can join the default feed, so nobody gets what the example sends there.
+    # The default feed cannot be joined, so messages of the example there reach no pipe.
     for url, counts in (("/restms/feed/default", ["0", "0", "0"]), (feed, ["1", "1", "1"])):
         answer = rest.http.post(url, content=THREE_MESSAGES)
         assert answer.status_code == 200
@@ -87,7 +87,7 @@ def test_the_request_and_response_example_of_3_defaults(rest: RestClient) -> Non
     assert rest.post(feed, message("weather info", reply_to=name)) == ["1"]
     assert rest.post(feed, message("somebody else")) == ["0"]
     [request] = rest.take(service)
-    # What a message is delivered with, its feed is not (ZN5), nor is anybody else's name.
+    # A delivered message has neither its feed (ZN5) nor anybody else's name.
     assert (request.get("reply_to"), request.get("feed")) == (name, "")
     assert rest.post("/restms/feed/default", message(request.get("reply_to"), "rain")) == ["1"]
     [response] = rest.take(requestor)
@@ -137,7 +137,7 @@ def test_zn3_each_type_of_feed_and_join_routes_as_it_says(
     feed, pipe = rest.feed("", kind), rest.pipe()
     rest.join(pipe, feed, address, join_kind, **headers)
     rest.join(pipe, feed, "end", "regexp")
-    # It matches both joins, and comes once (E28).
+    # The message matches both joins, and comes once (E28).
     rest.join(pipe, feed, "end", "prefix")
     counts = rest.post(feed, *(message(name, headers=given) for name, given in POSTS), message("end"))
     assert counts == (["1", "0", "0", "2"] if not kind else [])
@@ -223,7 +223,7 @@ def test_zn15_a_pipe_of_the_type_stream_is_an_answer_without_end(rest: RestClien
     payloads = [part.get_payload(decode=True) for part in parts]  # type: ignore[union-attr]
     found = [read(bytes(payload), RESTMS_XML).children[0] for payload in payloads[:2]]  # type: ignore[arg-type]
     assert [m.get("address") for m in found] == ["1", "2"]
-    # What was written is deleted.
+    # A written message is deleted.
     assert "one" not in rest.http.get(pipe).text
     rest.send("GET", rest.pipe(), status=400, accept="multipart/mixed")
 
@@ -324,7 +324,7 @@ def test_zn6_what_the_broker_has_is_a_feed_that_is_locked(rest: RestClient, rest
         assert rest.post("/restms/feed/default", reply, other) == ["1", "0"]
         [found] = replies
         assert (found.body, found.final, found.headers["n"]) == (b"done", True, "1")
-        # It is answered: a second reply is to nobody, and there is nothing to delete any more.
+        # The request is answered: a second reply is to nobody, and there is nothing to delete any more.
         assert rest.post("/restms/feed/default", reply) == ["0"]
         assert [m.get("async") for m in rest.get(pipe).each("message")] == ["1"]
         rest.send("DELETE", request.get("href"))

@@ -85,7 +85,7 @@ def test_zn8_a_request_waits_until_there_is_a_change(
     feed = rest.feed("watched", title="one")
     page = rest.send("GET", feed)
     etag, date = page.headers["etag"], page.headers["last-modified"]
-    # What holds already is not waited for, and where both are given, both must hold.
+    # A condition that holds already is not waited for, and where both are given, both must hold.
     assert rest.send("GET", feed, when_none_match='"x"', when_modified_after=LONG_AGO).headers["etag"] == etag
     assert waits.empty()
     rest.send("GET", feed, status=504, prefer="wait=0", when_none_match=etag)
@@ -115,10 +115,10 @@ def test_zn8_of_two_conditions_the_one_that_holds_is_not_enough(
         waiting = pool.submit(RestClient(http).send, "GET", feed, status=404, prefer="wait=60", **both)
         waits.get(timeout=WAIT_SECONDS)
         rest.send("PUT", feed, Element("feed", {"title": "two"}))
-        # It has another tag now, and has not been changed tomorrow.
+        # The resource has another tag now, and has not been changed tomorrow.
         waits.get(timeout=WAIT_SECONDS)
         assert not waiting.done()
-        # What is gone is not waited for.
+        # A message that is gone is not waited for.
         rest.send("DELETE", feed)
         waiting.result(WAIT_SECONDS)
 
@@ -146,14 +146,14 @@ def test_a_message_can_be_asked_for_before_it_is_there(
     [to_come] = rest.get(pipe).each("message")
     assert to_come.get("async") == "1"
     rest.send("GET", to_come.get("href"), status=504, prefer="wait=0")
-    # Nobody has seen it, so nobody can delete it.
+    # The message was not seen, so it cannot be deleted.
     rest.send("DELETE", to_come.get("href"), status=404)
     with ThreadPoolExecutor(1) as pool, restms_gateway.client() as http:
         waiting = pool.submit(RestClient(http, media).get, to_come.get("href"), prefer="wait=60")
         rest.post(feed, message("1", "one"), message("2"))
         first = waiting.result(WAIT_SECONDS)
     assert (first.get("address"), content_of(first)) == ("1", "one")
-    # It has its own name, and the one that it had before it came.
+    # The message has its own name, and the one that it had before it came.
     again = rest.send("GET", to_come.get("href"))
     assert again.headers["content-location"] == first.get("href")
     for url in (to_come.get("href"), first.get("href"), first.get("href")):
@@ -304,7 +304,7 @@ def test_bad_joins_and_bodies_are_problems(rest: RestClient) -> None:
     epoch = to_come.get("href").partition(".next.")[2].partition(".")[0]
     for name in ("next", "next.x.1", "next..", f"next.{epoch}.²", "0.99", "0", ".content"):
         rest.send("GET", f"{pipe}.{name}", status=404)
-        # What is not there is deleted already.
+        # A missing message is deleted already.
         rest.send("DELETE", f"{pipe}.{name}", status=403 if name == ".content" else 200)
     rest.send("DELETE", to_come.get("href"), status=404)
 

@@ -57,7 +57,7 @@ def test_zn16_what_is_on_disk_outlives_the_broker_and_what_is_in_memory_does_not
                 if "memory" not in (on_feed, on_pipe):
                     rest.post(feed, message("after"))
                     assert rest.addresses(pipe, 2) == ["before", "after"]
-            # What came through a feed that is gone is kept in a pipe that is not.
+            # A message of a feed that is gone is kept in a pipe that is not.
             assert rest.addresses(paths["memory", "disk"][1], 1) == ["before"]
             path = staged.headers["location"].partition("/restms/")[2]
             assert rest.http.get(f"/restms/{path}").content == b"kept"
@@ -116,7 +116,7 @@ def test_a_user_has_so_much_in_restms_and_takes_nothing_of_others(secured: Runni
     ):
         anns, bobs = RestClient(ann), RestClient(bob)
         feed, pipe = anns.feed("news.ann", "fanout"), anns.pipe()
-        # What was there takes no more room.
+        # Former resources take no more room.
         anns.feed("news.ann", "fanout", status=200)
         second = anns.send("POST", DOMAIN, Element("pipe", {"type": ""}), status=429)
         assert "1 pipes are read by this user: expected at most 1" in second.text
@@ -153,7 +153,7 @@ def test_old_definitions_are_published_again_before_their_stream_forgets_them(tm
                 "join",
                 "pipe",
             ]
-        # It was not changed by that.
+        # The feed was not changed by that.
         with gateway_before(broker) as gateway, gateway.client() as http:
             after = http.get("/restms/feed/old")
             assert after.headers["last-modified"] == before.headers["last-modified"]
@@ -208,7 +208,7 @@ def test_the_rules_of_the_broker_decide_for_the_user_of_a_request(secured: Runni
         name = bobs.get(strange).get("name")
         assert anns.post("/restms/feed/default", message(name, "hi")) == ["1"]
         assert bobs.take(strange)[0].get("user_id") == "ann"
-        # Nobody reads what others get through the default feed.
+        # Replies through the default feed are read by their own pipe alone.
         assert ann.get("/v1/streams/restms.default/messages").status_code == 403
         answer = bob.post(feed, content=b"x", headers={"content-type": "text/plain"})
         assert answer.status_code == 201

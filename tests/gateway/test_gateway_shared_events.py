@@ -31,7 +31,7 @@ def test_pages_that_ask_for_the_same_share_a_subscription(
         assert [next(first), next(second)] == [{"retry": "2000", "id": f"2@{client.store}"}] * 2
         publish_numbers(client, 3, 5)
         assert messages_of(first, 3) == messages_of(second, 3) == [(3, "3"), (4, "4"), (5, "5")]
-        # What is in the buffer is not asked for again.
+        # Events in the buffer are not asked for again.
         with following(http, headers={"last-event-id": "3"}) as third:
             assert messages_of(third, 2) == [(4, "4"), (5, "5")]
             assert len(gateway.state._followed) == 1

@@ -110,7 +110,7 @@ def test_nothing_comes_without_credit_and_all_of_it_with_more(
     assert client.query(StreamQuery(name="a")).switches_to_replay > 0
     page.send("credit", id=1, messages=3)
     assert [body.split()[0] for _, body in page.bodies(3)] == ["1", "2", "3"]
-    # What is answered now was not held up by messages: there is no credit for them.
+    # The present answer was not held up by messages: there is no credit for them.
     page.send("credit", id=9, messages=1)
     assert page.receive()["op"] == "problem"
     page.send("credit", id=1, messages=CREDIT_MAX)

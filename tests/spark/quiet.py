@@ -11,7 +11,7 @@ from malamute.testing import Broker, small_config
 
 
 def quiet_config() -> Config:
-    """What such a broker is configured with."""
+    """The configuration of such a broker."""
     return replace(small_config(), events=EventsConfig(lifecycle=False))
 
 

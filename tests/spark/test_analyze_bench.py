@@ -22,7 +22,7 @@ COUNT = 5_000
 
 @nightly
 def test_everything_is_measured(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It is watched, and done.
+    # The run is watched, and done.
     analysis = create_autospec(analyze.analyze, side_effect=analyze.analyze)
     monkeypatch.setattr(analyze, "analyze", analysis)
     # Java need not be warm for what is looked at here.

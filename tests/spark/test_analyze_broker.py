@@ -55,7 +55,7 @@ def config() -> Config:
 
 
 class Marks:
-    """What time it is at the broker."""
+    """The time at the broker."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -74,7 +74,7 @@ class Marks:
 
 
 class Seen(NamedTuple):
-    """What a client knows of a message: when it came to the broker, and times around the two other ends."""
+    """The times of a message that a client knows: at the broker, and around the two other ends."""
 
     queued: int
     delivered: tuple[int, int]
@@ -103,19 +103,19 @@ class Reader:
         """Hold the next message for a while, and settle it."""
         mail = source.receive(PATIENCE)
         known = self.seen.get(mail.sequence)
-        # It may have come as soon as the one before was settled.
+        # The message may have come as soon as the one before was settled.
         delivered = known.delivered if known else (max(self._free, mail.time_ns), self._marks.now())
         self._marks.pass_ms(10)
         self._free = begun = self._marks.now()
         settle(mail)
         self._client.flush()
-        # What was to be stored for it is stored when the first mark is, and the second one is later.
+        # Its operations are stored when the first mark is, and the second one is later.
         self._marks.now()
         self.seen[mail.sequence] = Seen(mail.time_ns, delivered, (begun, self._marks.now()))
 
 
 class Measured(NamedTuple):
-    """What the clients have measured, and what the broker told them."""
+    """The measurements of the clients, and the reports of the broker."""
 
     times: dict[str, list[Seen]]
     gaps: list[Gap]
@@ -183,7 +183,7 @@ def news(url: str) -> list[Gap]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measured, Path]:
-    """What the clients measured, and the history that was exported then."""
+    """The measurements of the clients, and the history that was exported then."""
     place = tmp_path_factory.mktemp("told")
     with Broker(place / "data", config=config()) as broker:
         seen, service = requests(broker.url)

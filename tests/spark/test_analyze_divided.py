@@ -96,7 +96,7 @@ def test_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Plain(NamedTuple):
-    """What one pass over all messages finds, without partial sums."""
+    """The result of one pass over all messages, without partial sums."""
 
     gaps: list[tuple[int, int]]
     fullest: int

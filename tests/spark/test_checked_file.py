@@ -67,7 +67,7 @@ def test_every_read_has_the_bytes_or_reports_them(sizes: list[int], data: st.Dat
     else:
         assert file.read(size) == whole[start : start + size]
         assert file.tell() == start + size
-    # What is read with the footer is not looked at, and so it is not given either.
+    # Bytes that are read with the footer are not looked at, and so not given either.
     file.seek(-6, 2)
     assert file.read() == b"\0\0tail"
     assert file.read(1) == b""
@@ -104,7 +104,7 @@ def _files(out: Path, stream: str) -> list[Path]:
 
 
 def _column(path: Path, name: str) -> Any:
-    """What the footer says of a column of the first row group."""
+    """The footer of a column of the first row group."""
     group = pq.read_metadata(path).row_group(0)
     columns = [group.column(n) for n in range(group.num_columns)]
     return next(column for column in columns if column.path_in_schema == name)
@@ -181,7 +181,7 @@ def test_a_manifest_that_is_damaged_or_missing_is_reported_and_all_is_read(out: 
     manifest.unlink()
     assert _source(out) == ([*range(1, 21)] * 2, [(1, 0, ".manifest/stream=s.json is not there")])
     assert _jobs(out) == ([*range(1, 21)], [])
-    # What the footers say is less than the whole truth where they are damaged, too.
+    # The footers are incomplete where they are damaged, too.
     one = _files(out, "s")[0]
     one.write_bytes(one.read_bytes()[:-9])
     found = described(ExportLocation(str(out)), "s")
@@ -266,7 +266,7 @@ def test_an_export_makes_a_lost_manifest_anew(tmp_path: Path, out: Path) -> None
 
 
 def test_an_export_of_an_earlier_version(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no checksums but those of its files, which are read by one task each."""
+    """Such an export has no checksums but those of its files, which are read by one task each."""
     manifest = Path(f"{out}{manifest_path('s')}")
     value = json.loads(manifest.read_text())
     del value["crc32"]

@@ -321,7 +321,7 @@ def test_an_export_goes_on_when_its_store_was_restored(tmp_path: Path) -> None:
         rows = json.loads(run("journal", "export", "--url", broker.url, "--to", str(out), "--json"))
         assert {row["stream"]: row["messages"] for row in rows}["s"] == 1
         assert json.loads(run("journal", "export", "verify", "--from", str(out), "--json"))["good"]
-    # What was new in the restored one comes before nothing of the old one.
+    # New messages of the restored one come before nothing of the old one.
     store(data, operations("s", 6, numbered(1, 6)))
     assert "export to another directory" in run(
         *("journal", "export", "--data", str(data), "--to", str(out)), code=1
@@ -541,7 +541,7 @@ def test_verify_compares_with_the_journal(tmp_path: Path) -> None:
     _export(tmp_path / "data", out)
     store(tmp_path / "other", operations("s", 1, [*numbered(4), Told("a.5", {"n": 6}, b"5")]))
     assert _faults(out, tmp_path / "other") == ["differs from the journal between 1 and 5"]
-    # What the journal does not have any more cannot be compared.
+    # Messages that the journal does not have any more cannot be compared.
     store(tmp_path / "later", operations("s", 4, numbered(2, 4)))
     with open_history(data=str(tmp_path / "later")) as history:
         assert history.streams()["s"] == SequenceRange(4, 5)
@@ -637,7 +637,7 @@ def test_an_export_that_is_killed_again_and_again(tmp_path: Path) -> None:
     for left in range(30, 1000, 29):
         arguments = [sys.executable, "-W", "error", str(KILLED), str(left), str(data), str(out)]
         done = subprocess.run(arguments, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=60)
-        # What is visible is whole at every moment.
+        # Visible files are whole at every moment.
         sequences = [s for file in sorted(out.rglob("*.parquet")) for s in _sequences(file)]
         assert sequences == [*range(1, len(sequences) + 1)]
         if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""What is left out by a reader, and what is reported of wrong options: all that needs no session."""
+"""Rows that a reader leaves out, and faults of options: all that needs no session."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sourc
 
 
 def _read(options: SourceOptions) -> list[dict[str, Any]]:
-    """What the tasks of a query read, before Spark looks at it."""
+    """The rows that the tasks of a query read, before Spark looks at them."""
     columns = ("sequence", "time_ns", "subject", "sender", *_PROMOTED)
     query = ReadQuery(options, options.promoted(), options.bounds(0), columns)
     rows: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """Frames that are used again: whatever was asked of a frame, the next query has its own rows.
 
-DuckDB answers the same queries over the same rows. It has the notions of Spark where that matters here: a
-number that is none equals itself and is greater than all others, and zero has no sign.
+DuckDB answers the same queries over the same rows. The frame has the notions of Spark where that
+matters here: a number that is none equals itself and is greater than all others, and zero has no sign.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def test_whatever_was_asked_before_a_query_has_its_rows(
 def test_a_frame_is_what_there_was_when_it_was_first_asked(
     spark: SparkSession, places: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    """What `docs/spark.md` says of a frame that is used again."""
+    """The promise of `docs/spark.md` for a frame that is used again."""
     store(tmp_path / "data", operations("s", 1, [Told("a")] * 3))
     read = spark.read.format("malamute").options(data=str(tmp_path / "data"), columns="sequence,subject")
     frame = read.load()

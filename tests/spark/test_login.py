@@ -171,7 +171,7 @@ def test_history_from_a_broker_has_the_rows_that_its_user_may_see_and_says_so(
     spark.dataSource.register(MalamuteSource)
     frame = spark.read.format("malamute").options(url=url, stream="wards", **EVE).load()
     assert [row.subject for row in frame.select("subject").collect()] == ["7", "7"]
-    # What says nothing of rules, as those of earlier versions, is to be whole.
+    # An export that says nothing of rules, as those of earlier versions, is to be whole.
     manifest = Path(f"{tmp_path}{manifest_path('wards')}")
     value = json.loads(manifest.read_text())
     del value["crc32"], value["files"][0]["limited"], value["files"][0]["checksums"]

@@ -19,7 +19,7 @@ from malamute.spark.records import read_records
 
 
 def _expected(record: bytes) -> tuple[Any, bytes, list[int] | None]:
-    """What a row is to be, by the definition of the columns."""
+    """The expected row, by the definition of the columns."""
     try:
         headers, frames = unpack_record(record)
     except Malformed:

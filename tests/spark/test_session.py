@@ -1,4 +1,4 @@
-"""What a session needs, and what is said when it is missing."""
+"""The needs of a session, and the errors where they are missing."""
 
 from __future__ import annotations
 
@@ -194,13 +194,13 @@ def test_a_worker_whose_socket_java_has_closed_says_nothing() -> None:
     expected = said.replace(CLOSED, b"")
     assert b"".join(session.without_closed([said])) == expected
     assert b"".join(session.without_closed(said.splitlines(keepends=True))) == expected
-    # What is no traceback does not wait for more.
+    # A line that is no traceback does not wait for more.
     assert next(session.without_closed(iter([b"\r[Stage 0:>"]))) == b"\r[Stage 0:>"
 
 
 def test_a_terminal_shows_how_many_tasks_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stage(NamedTuple):
-        """What Spark says of a stage."""
+        """The report of Spark on a stage."""
 
         numCompletedTasks: int  # noqa: N815  # Spark's names
         numTasks: int  # noqa: N815

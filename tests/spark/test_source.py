@@ -130,7 +130,7 @@ def test_options_choose_a_part(spark: SparkSession, places: Any) -> None:
     def load(**options: str) -> DataFrame:
         return spark.read.format("malamute").options(**places["export"], **options).load()
 
-    # What each option chooses is in test_filters.py, without a session.
+    # The rows that each option chooses are in test_filters.py, without a session.
     assert load(since="2024-10-05", until="2024-10-06", stream="s").count() == 10
     assert load(rows="4", stream="s").rdd.getNumPartitions() > 5
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CHUNKS, BAD_CHUNK = 4, 2
 BODY_BYTES = 100_000
 
-# It takes FUSE and the right to mount: CI installs the one where it can, and has the other.
+# The test takes FUSE and the right to mount: CI installs the one where it can, and has the other.
 pytestmark = pytest.mark.skipif(bool(lossy_disk.why_not()), reason=lossy_disk.why_not() or "it is there")
 
 

@@ -1,4 +1,4 @@
-"""What the workers of Spark are forked from: as pyspark's own, with what they all import imported already.
+"""The parent of the workers of Spark, as pyspark's own, which has imported all that they import.
 
 Only one thread is there before they are forked, that of jemalloc, which knows of forks.
 """

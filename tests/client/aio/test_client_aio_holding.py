@@ -24,7 +24,7 @@ def play(broker: Broker, request: pytest.FixtureRequest) -> Play:
         async def whole() -> None:
             async with malamute.aio.connect(broker.url, timeout=60) as client:
                 await client.publish_nowait("s", "a", b"0")
-                # What the connection brings of itself is behind us.
+                # Events of the connection itself are behind us.
                 await client.flush()
                 await program(client, record(client))
 

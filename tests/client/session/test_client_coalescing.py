@@ -1,4 +1,4 @@
-"""What is published while a publish to the same stream waits goes with it, and its caller cannot tell."""
+"""A message published while a publish to the same stream waits goes with it, and its caller cannot tell."""
 
 from collections.abc import Iterator
 
@@ -187,7 +187,7 @@ class ModelBroker:
         self.session.sending.publish_single(stream, "a", pack_record(None, body), command)
 
     def take(self, messages: int = 0) -> Iterator[wire.Message]:
-        """What the socket takes: a command, or as many as have so many messages together."""
+        """The capacity of the socket: a command, or as many as have so many messages together."""
         taken = None
         while (taken is None or messages > 0) and (frames := self.session.outbox.next_to_send()) is not None:
             taken = decode([bytes(frame) for frame in frames])
@@ -268,7 +268,7 @@ def test_coalescing_changes_nothing_for_any_caller(steps):
                 case "answer":
                     broker.answer()
                 case "lose" | "lose-answers" | "break":
-                    # What is lost is lost with its connection.
+                    # Frames are lost with their connection alone.
                     broker.answers = []
                     broker.session.disconnected()
                     broker.session.connected()

@@ -86,7 +86,7 @@ def test_who_sends_less_than_the_path_takes_is_not_held_up(setup: Setup, load: f
 def test_the_window_follows_a_rate_that_changes_tenfold(factor: float, delay: float) -> None:
     path = Path(lambda now: RATE if now < 2.0 else factor * RATE, delay)
     Sender(path, 10_000)
-    # It grows within some round trips; to see that less is taken, the window has to be full some rounds long.
+    # The window grows within some round trips; to see that less is taken, it has to be full some rounds long.
     begin = 2.3 if factor > 1 else 6.0
     end = begin + 0.5
     path.run(end)

@@ -1,4 +1,4 @@
-"""What is on its way to the broker, and when it is asked about that."""
+"""Bytes on their way to the broker, and the questions about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the connection: each message is seen once and in order, each publish is stored once."""
+"""Under any fault of the connection each message is seen once and in order, each publish is stored once."""
 
 from contextlib import suppress
 
@@ -171,7 +171,7 @@ def test_each_confirmed_publish_is_stored_once_or_refused(steps):
             case "answer":
                 broker.answer()
             case "lose-answers" | "lose-command" | "break":
-                # What is lost is lost with its connection.
+                # Frames are lost with their connection alone.
                 if step == "lose-command" and session.outbox.next_to_send() is not None:
                     session.outbox.sent()
                 broker.answers = []
@@ -224,7 +224,7 @@ CALLS = st.lists(st.tuples(st.sampled_from([*DOORS]), ODD), max_size=8)
 
 
 def come_back(session):
-    """What a client says when it is connected anew."""
+    """The commands of a client that is connected anew."""
     session.disconnected()
     session.connected()
     session.receive(encode(WELCOME))

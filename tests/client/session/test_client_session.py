@@ -779,7 +779,7 @@ def test_the_first_request_opens_the_mailbox_for_replies(dialogue):
 
 
 def test_only_the_service_that_was_asked_can_reply(dialogue, mail):
-    """Whoever knows the correlation may send mail with it, or have another service reply with it."""
+    """A client that knows the correlation may send mail with it, or have another service reply with it."""
     pending = request(dialogue)
     as_mail = {"correlation": pending.correlation}
     of_another = {"correlation": pending.correlation, "service": "other", "final": True}

@@ -340,11 +340,11 @@ def test_a_drained_client_takes_nothing_more(alice, box, mail, delivery):
     session.inbox.drain()
     assert alice.said() == [wire.Cancel(1), Drain(2, [[1, 1]])]
     assert [message.sequence for message in stream.pop_messages()] == [1, 2]
-    # What was on its way is the broker's again: it is neither taken nor spoken of.
+    # Messages on their way are the broker's again: they are neither taken nor spoken of.
     alice.receives(mail(2, [3]), Ok(21, 2))
     assert alice.said() == []
     assert not offer.waiting
-    # What is in hand can be settled, and nothing is granted for it.
+    # A message in hand can be settled, and nothing is granted for it.
     offer.finish(held.sequence)
     session.inbox.acknowledge(offer)
     session.inbox.refill(offer)
@@ -389,7 +389,7 @@ def test_a_closed_mailbox_gives_back_untouched_what_was_not_handed_out_and_takes
     box.finish(2)
     session.inbox.close_mailbox()
     assert alice.said() == [Ack(0, [[2, 2]]), Drain(0, [[1, 1], [3, 4]])]
-    # What was on its way is the broker's again, and nothing is granted for what is settled.
+    # Messages on their way are the broker's again, and nothing is granted for a settlement.
     alice.receives(mail(0, [7]), Ok(21, 0))
     for sequence in (1, 3):
         box.finish(sequence)
@@ -444,7 +444,7 @@ def test_replies_and_outcomes_have_credit_again_behind_a_closed_mailbox(alice, b
     alice.receives(Ok(21, 0))
     assert [type(said) for said in alice.said()] == [Credit]
     session.sending.forget(pending)
-    # Nobody has read mail since: as with any requester, it can come.
+    # Mail was not read since: as with any requester, it can come.
     assert alice.said() == []
     session.inbox.open_mailbox(10, 1000)
     session.inbox.close_mailbox()

@@ -70,7 +70,7 @@ def busy(client: Client) -> None:
 
 
 def elsewhere(function: Callable[[], object]) -> object:
-    """What a function returns, or raises, in another thread."""
+    """Return or raise the outcome of a function in another thread."""
     results: list[object] = []
 
     def call() -> None:

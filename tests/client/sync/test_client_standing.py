@@ -1,4 +1,4 @@
-"""What a client can learn of its subscriptions and offers: where they stand, and how one offer is drained."""
+"""The states of subscriptions and offers, and the drain of one offer."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_publish_stored_returns_the_sequence_and_plain_publish_does_not_wait(bro
     assert client.publish("s", "a", b"1", assurance="stored") == 42
     assert client.publish("s", "b", b"2", {"x": 1}, assurance="none") == 0
     client.publish_nowait("s", "c", b"3")
-    # What does not ask for an answer may join others in one command.
+    # A message without an answer may join others in one command.
     heard: list[tuple[int, str]] = []
     while len(heard) < 3:
         publish = broker.hears(wire.Publish)
@@ -580,7 +580,7 @@ def test_a_handler_answers_and_one_that_raises_says_so(broker, client, caplog):
 
 
 def test_a_cursor_that_the_broker_does_not_move_for_a_handler_is_reported(broker, client):
-    """Nobody waits for it: what was handled is redelivered to the next reader."""
+    """The commit is not waited for: handled messages are redelivered to the next reader."""
     events: list[object] = []
     client.on_event = events.append
     broker.answers[wire.Subscribe] = lambda m: [Ok(6, m.source, 1), stream(m.source, 0, 1)]
