@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from malamute.client.aio.client import Client
 from malamute.client.aio.driver import AioDriver
-from malamute.client.events import Event, Gap
+from malamute.client.events import Connected, Event, Gap, log_event
 from malamute.client.link.client import open_driver
 from malamute.client.session.outbox import Command
 from malamute.client.session.session import State
@@ -217,11 +217,20 @@ class Voyage:
         self._passed: StorePosition | None = None
         """A position behind the last message, up to which no message of the source is to come."""
         self._stream: StreamSource | None = None
+        self._stirred = False
+        """Whether the target is there again after an interruption: it may have forgotten the last report."""
         source.on_event = self._note
+        target.on_event = self._stir
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Gap) and self._stream is not None:
             self._gaps.append((self._stream.popped + self._stream.waiting, event))
+
+    def _stir(self, event: Event) -> None:
+        log_event(event)
+        if isinstance(event, Connected) and event.again:
+            self._stirred = True
+            self._source.changed()
 
     async def run(self) -> None:
         """Carry until something fails, and raise that."""
@@ -348,10 +357,14 @@ class Voyage:
         wait = REPORT_SECONDS
         while True:
             popped, before, store = stream.popped, look.origin, stream.store
-            await asyncio.sleep(REPORT_SECONDS)
-            with suppress(TimedOut):
-                is_over = partial(self._is_over, popped)
-                await self._source.wait(is_over, wait - REPORT_SECONDS, "a message")
+            rests = (
+                (lambda: self._stirred, REPORT_SECONDS),
+                (partial(self._is_over, popped), wait - REPORT_SECONDS),
+            )
+            for is_over, seconds in rests:
+                with suppress(TimedOut):
+                    await self._source.wait(is_over, seconds, "a message")
+            self._stirred = False
             if self._source.session.state is not State.READY:
                 raise ConnectionLost(f"no broker answers at {', '.join(self._row.urls)}")
             look = await self._carrier.look(client, self._lag)
@@ -369,7 +382,7 @@ class Voyage:
     def _is_over(self, popped: int) -> bool:
         """Return whether a rest is over that began with so many messages."""
         assert self._stream is not None, "there is a subscription"
-        return self._stream.popped > popped or self._source.session.state is not State.READY
+        return self._stirred or self._stream.popped > popped or self._source.session.state is not State.READY
 
     def _is_idle(self, stream: StreamSource) -> bool:
         return not (stream.waiting or self._under_way) and stream.state == "live"

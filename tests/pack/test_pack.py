@@ -274,6 +274,23 @@ def test_another_broker_at_the_url_stops_the_link_until_it_is_set_again(
     assert [number for number, _ in history(target, stream)] == [*range(10), *range(100, 105)]
 
 
+def test_a_target_that_starts_again_is_told_of_a_link_at_rest(
+    brokers: list[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrier, "REPORT_SECONDS", 10 * PATIENCE)
+    source, target, _ = brokers
+    link(source, target, new_stream())
+
+    async def carry() -> None:
+        async with running(target.url):
+            await until(lambda: _running_without_lag(target))
+            await asyncio.to_thread(target.stop)
+            await asyncio.to_thread(target.start)
+            await until(lambda: _running_without_lag(target))
+
+    asyncio.run(carry())
+
+
 def test_trouble_at_the_source_is_told_and_ends(brokers: list[Broker]) -> None:
     source, target, _ = brokers
     stream = new_stream()
