@@ -73,16 +73,18 @@ class _Sent(NamedTuple):
 class Shipment:
     """The primary's side in one timeline; `name` is the primary, whose own disk counts as well.
 
-    `lsn` is the last number in its directory at the start: all up to there is confirmed.
+    `lsn` is the last number in its directory at the start. A member in sync may lack some of it, and no
+    program may find it stored yet: clients are let in once `began` is released.
     """
 
     def __init__(self, name: str, lsn: int, window: int = WINDOW_BYTES) -> None:
         self._name = name
         self._window = window
         self._synced: dict[str, int] = {name: lsn}
-        self._released = lsn
+        self._released = 0
         self._under_way: deque[_Sent] = deque()
         self._bytes = 0
+        self.began = lsn
         self.lsn = lsn
         """The last number that was sent, or committed without a standby."""
 

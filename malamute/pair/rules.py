@@ -96,6 +96,8 @@ class Report(NamedTuple):
     level: state.Level
     history: History
     serves: int = 0
+    is_whole: bool = True
+    """Whether no catch-up of its directory is half done."""
 
 
 class Read(NamedTuple):
@@ -110,7 +112,10 @@ class Swap(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """Note the timeline durably, open the directory and serve; in another incarnation after a loss."""
+    """Note the timeline durably, open the directory, and let clients in once all in it is released.
+
+    After a loss the directory is opened in another incarnation.
+    """
 
     timeline: int
     incarnation: bool = False
@@ -183,6 +188,8 @@ class PairRules:
         self.pair = pair
         self.history = history
         """How far the own directory has come: to be kept current while the node does not serve."""
+        self.is_whole = True
+        """Whether the own directory is no half of a catch-up, which never serves: to be kept current, too."""
         self.mode = mode
         self.times = times
         self.role = Role.WAITING
@@ -524,12 +531,11 @@ class PairRules:
         self._out.append(Swap(value, self._version))
 
     def _heir(self) -> str | None:
-        """Return the member to whom a primary may hand over: it has all that was confirmed, or will."""
+        """Return the member to whom a primary may hand over: a follower that has all, or will."""
         assert self.value is not None
         other = self.value.other(self.name)
-        if other in self.value.in_sync or (self.mode is Mode.ASYNC and self._is_candidate):
-            return other
-        return None
+        is_able = other in self.value.in_sync or self.mode is Mode.ASYNC
+        return other if self._is_candidate and is_able else None
 
     def _is_lost(self, now: float) -> bool:
         """Return whether no answer came to anything sent more than a lease ago."""
@@ -603,6 +609,9 @@ class PairRules:
             self._must_read = True
             return None
         taken = replace(value, timeline=value.timeline + 1, primary=self.name, in_sync=(self.name,))
+        if not self.is_whole:
+            self._tell(f"{value.primary} is gone in the middle of a catch-up: this directory is not whole")
+            return None
         if self._promotes:
             return taken
         if self.name not in value.in_sync:
@@ -618,6 +627,9 @@ class PairRules:
         value = self.value
         if value is None or value.primary != self.name:
             return None
+        if not self.is_whole:
+            self._tell("this directory is not whole, and the register names this node")
+            return None
         other, peer = value.other(self.name), self._peer
         following = replace(value, timeline=value.timeline + 1)
         alone = replace(following, in_sync=(self.name,))
@@ -626,7 +638,7 @@ class PairRules:
         if peer is None or not value.has(other, peer.replica):
             waited = self._is_gone(now) or now - self._since > self.times.lease
             return following if waited else None
-        if is_behind(self.history, peer.history):
+        if is_behind(self.history, peer.history) and peer.is_whole:
             return replace(following, primary=other, in_sync=(other,))
         keeps = peer.level.reads(self.member.level) and self.mode is not Mode.ASYNC
         return following if keeps else alone

@@ -116,6 +116,11 @@ def primary(mode: Mode = Mode.SYNC) -> Node:
     return Node("a", SYNC, mode=mode).greeted("b")
 
 
+def followed(node: Node) -> Node:
+    """The standby gets all in order."""
+    return node.do(node.rules.peer_synced(10, 10, node.now))
+
+
 def standby(value: PairValue = SYNC, **options: bool) -> Node:
     return Node("b", value, **options)
 
@@ -322,7 +327,7 @@ def test_a_start_behind_the_standby_hands_over() -> None:
 
 
 def test_a_disk_that_hangs_hands_over_after_ten_seconds() -> None:
-    node = primary().wait(1, answered=True)
+    node = followed(primary().wait(1, answered=True))
     node.do(node.rules.disk_waits(9.9, node.now))
     assert not node.took(StopServing)
     node.do(node.rules.disk_waits(10.0, node.now))
@@ -332,7 +337,7 @@ def test_a_disk_that_hangs_hands_over_after_ten_seconds() -> None:
 
 
 def test_a_switch_over_leaves_both_in_sync_and_the_other_serves() -> None:
-    node = primary().wait(1, answered=True)
+    node = followed(primary().wait(1, answered=True))
     node.do(node.rules.switch_asked(node.now))
     assert node.log[-1] == StopIntake()
     assert len(node.took(Swap)) == 1
@@ -349,7 +354,7 @@ def test_a_switch_over_leaves_both_in_sync_and_the_other_serves() -> None:
 
 
 def test_a_switch_over_whose_standby_dies_ends_in_a_new_start() -> None:
-    node = primary().wait(1, answered=True)
+    node = followed(primary().wait(1, answered=True))
     node.do(node.rules.switch_asked(node.now)).wait(11)
     assert len(node.took(StopServing)) == 1
     assert len(node.took(Serve)) == 2
