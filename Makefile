@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick versions check demo bench simulate torture crash-states upstream fuzz mutants nightly spark-cluster-test docs release newcomer screenshots clean
+.PHONY: help setup run test quick versions check demo bench simulate simulate-pair torture crash-states upstream fuzz mutants nightly spark-cluster-test docs release newcomer screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ bench: setup ## measure this machine; ARGS="peers" runs one of the benchmarks, A
 
 simulate: setup ## the broker in a simulated world; SEED=n tells one run, RUNS=n makes many
 	@$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
+
+simulate-pair: setup ## a pair of brokers in a simulated world; SEED=n, RUNS=n
+	@$(BIN)/python tests/simulation/sim_pair.py $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(ARGS)
 
 torture: setup ## a broker and its clients are killed, stopped and starved, and all accounted for; MINUTES=n, SEED=n
 	@$(BIN)/python tests/torture/torture.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)

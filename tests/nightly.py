@@ -38,6 +38,10 @@ LONG_RUNS = {
         "simulation/simulate.py",
         lambda seed, part: ["--seed", f"{seed}", "--runs", f"{max(2, int(20_000 * part))}"],
     ),
+    "pair": LongRun(
+        "simulation/sim_pair.py",
+        lambda seed, part: ["--seed", f"{seed}", "--runs", f"{max(2, int(100_000 * part))}"],
+    ),
     "torture": LongRun(
         "torture/torture.py", lambda seed, part: ["--json", "--seed", f"{seed}", "--minutes", f"{25 * part}"]
     ),

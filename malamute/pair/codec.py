@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from malamute.errors import Malformed
 from malamute.pair.replication import WINDOW_BYTES, Began, History
-from malamute.pair.state import Address, Bits, Level, Name, Timeline
+from malamute.pair.state import Address, Bits, Level, Lsn, Name, Timeline
 
 VERSION = 1
 """The protocol of a pair: `Level.protocol`."""
@@ -29,7 +29,6 @@ TIMELINES_MAX = 1024
 _HEADER = struct.Struct(">2sBI")
 _MAGIC = b"MP"
 
-Lsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, lt=2**53)]
 """A time by the shipment's clock, which the answer returns as it is."""
 Words = Annotated[str, Meta(max_length=1024)]

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from malamute.errors import Malformed
+from malamute.pair.state import Lsn, Timeline
 
 WINDOW_BYTES = 64 * 1024 * 1024
 """Bytes that may be under way to a standby."""
@@ -25,8 +26,8 @@ NOBODY = ""
 class Began(NamedTuple):
     """A timeline, and the first log sequence number in it."""
 
-    timeline: int
-    lsn: int
+    timeline: Timeline
+    lsn: Lsn
 
 
 class History(NamedTuple):

@@ -223,7 +223,7 @@ class PairRules:
         self._is_candidate = False
         """Whether the standby gets all in its order: it counts, and is added when it may."""
         self._peer_has = self._released = 0
-        self._has_left = False
+        self._has_left = self._catches_up = False
         self._disk_waits = 0.0
         self._is_drained = False
         self._promotes = False
@@ -328,7 +328,7 @@ class PairRules:
     def peer_greeted(self, report: Report, now: float) -> list[Action]:
         """Take in a greeting of the other node that was not refused."""
         self._peer, self._refused_at = report, None
-        self._has_left = self._is_candidate = False
+        self._has_left = self._catches_up = self._is_candidate = False
         if self.role is Role.WAITING and self._may_follow(report):
             self._follow(report.name, now)
         return self.peer_heard(report.serves, now)
@@ -351,7 +351,8 @@ class PairRules:
 
     def peer_synced(self, synced: int, released: int, now: float) -> list[Action]:
         """Take in the last number of a standby that gets all in order from now on, and the released one."""
-        if not self._has_left and not self._is_lost(now):
+        self._catches_up = False
+        if not self._is_lost(now):
             self._is_candidate = True
         self._peer_has, self._released = synced, released
         return self._go(now)
@@ -361,6 +362,11 @@ class PairRules:
         if self.role is Role.PRIMARY:
             self._say(f"the standby leaves: {reason}")
             self._has_left, self._is_candidate = True, False
+        return self._go(now)
+
+    def peer_catches_up(self, now: float) -> list[Action]:
+        """Take in that the standby copies: until it gets all in order again, nobody waits for it."""
+        self._catches_up, self._is_candidate = True, False
         return self._go(now)
 
     def connection_refused(self, now: float) -> list[Action]:
@@ -460,7 +466,8 @@ class PairRules:
         self._answered = now
         self._unsynced = None
         self._disk_waits = 0.0
-        self._is_candidate = self._has_left = self.is_draining = self._is_drained = self.is_closed = False
+        self._is_candidate = self._has_left = self._catches_up = False
+        self.is_draining = self._is_drained = self.is_closed = False
         self._out.append(Serve(value.timeline, self._promotes))
         self._promotes = False
 
@@ -539,7 +546,8 @@ class PairRules:
 
     def _is_lost(self, now: float) -> bool:
         """Return whether no answer came to anything sent more than a lease ago."""
-        return self._has_left or now - self._oldest() > self.times.lease
+        is_away = self._has_left or self._catches_up
+        return is_away or now - self._oldest() > self.times.lease
 
     def _oldest(self) -> float:
         return self._answered if self._unsynced is None else min(self._answered, self._unsynced)

@@ -31,6 +31,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A
 
 Address = Annotated[str, Meta(max_length=255)]
 Small = Annotated[int, Meta(ge=0, lt=2**31)]
+Lsn = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Timeline = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 

@@ -15,6 +15,7 @@ import fuzz_frames  # noqa: E402
 import fuzz_gateway  # noqa: E402
 import fuzz_journal  # noqa: E402
 import fuzz_login  # noqa: E402
+import fuzz_pair  # noqa: E402
 import fuzz_requests  # noqa: E402
 import fuzz_selectors  # noqa: E402
 import fuzz_sessions  # noqa: E402
@@ -57,6 +58,8 @@ TARGETS: Mapping[str, Target] = {
     "journal": Target(fuzz_journal.journal),
     "operations": Target(fuzz_journal.store_codec, fuzz_frames.mutate_frames),
     "streams": Target(fuzz_journal.streams),
+    "pair-frames": Target(fuzz_pair.frames),
+    "pair-value": Target(fuzz_pair.value, size_max=2_048),
     "expression": Target(fuzz_selectors.expression),
     "selectors": Target(fuzz_selectors.selectors),
     "saved-index": Target(fuzz_selectors.saved_index, fuzz_frames.mutate_frames),

@@ -273,6 +273,25 @@ def test_a_standby_that_says_goodbye_is_dropped_at_once() -> None:
     assert node.value.in_sync == ("a", "b")
 
 
+def test_nobody_waits_for_a_standby_that_copies() -> None:
+    node = followed(primary())
+    node.do(node.rules.peer_catches_up(node.now))
+    assert node.rules.counts() == {"a"}
+    assert followed(node).rules.counts() == {"a", "b"}
+
+
+@pytest.mark.parametrize("value", [SYNC, replace(SYNC, primary="b")], ids=["standby", "primary"])
+def test_half_a_catch_up_never_serves(value: PairValue) -> None:
+    node = Node("b", None, is_away=True)
+    node.rules.is_whole = node.is_away = False
+    node.value = value
+    node.wait(9)
+    assert not node.took(Serve)
+    assert "not whole" in node.rules.reason
+    node.rules.is_whole = True
+    assert node.wait(9).took(Serve)
+
+
 def test_strict_is_never_alone_and_async_never_waits() -> None:
     strict = Node("a", replace(ALONE, members={"a": MEMBERS["a"]}), mode=Mode.STRICT)
     assert strict.rules.counts() == {"a", NOBODY}
