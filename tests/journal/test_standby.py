@@ -13,7 +13,7 @@ from depth import DEPTH
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from pair_stores import FIRST, PAIR, SECOND, make_member, set_record, values
+from pair_stores import FIRST, PAIR, SECOND, make_member, record_in, set_record, values
 from stores import MIB, append, firsts, put
 from test_store_model import LoggedStores
 from test_write_ahead import Failing
@@ -361,6 +361,36 @@ def test_what_a_former_primary_has_alone_is_put_aside_before_it_is_overwritten(p
         next(diverged_messages(directory, "../data.mdb"))
 
 
+def test_a_catch_up_that_is_broken_off_at_any_message_is_never_started(pair, monkeypatch):
+    monkeypatch.setattr(catching, "KEYS_MAX", 20)
+    monkeypatch.setattr(catching, "STEP_BYTES", 3000)
+    for n in range(1, 40):
+        pair.store.write([append(n, payload=bytes(500)), put(n)])
+    pair.store.take_over()
+    total = run(pair.standby, pair.source)
+    assert total > 8
+    for count in range(total):
+        pair.standby.begin_catch_up()
+        standby = pair.directories[1]
+        changes = {
+            place: None for place in values(pair.standby._environment) if place[0] > 1 and place[-1] % 2
+        }
+        pair.standby.change(changes)
+        run(pair.standby, pair.source, messages=count)
+        pair.standby.close()
+        pair.standby = None
+        is_whole = record_in(standby).whole
+        if not is_whole:
+            with pytest.raises(StoreError, match="half a copy"):
+                DiskStore.open(standby, size=pair.size, timeline=2)
+        assert not is_whole or count > total - 2
+        if count % 2:
+            kill(pair.store)
+            pair.open().recover()
+        pair.reopen()
+    pair.follow()
+
+
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_a_catch_up_ends_while_the_primary_goes_on(pair, monkeypatch, is_slow):
     """Each message meets a write, of more than the tail keeps for some messages if it `is_slow`."""
@@ -401,17 +431,21 @@ def test_a_request_that_is_none_is_refused(pair, request_):
         pair.source.answer(request_)
 
 
-def test_a_large_value_comes_in_pieces_and_deleted_messages_leave_the_log(pair):
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_large_value_comes_in_pieces_and_deleted_messages_leave_the_log(pair, is_reopened):
     secret = b"to be deleted "
     pair.store.write([append(1, payload=secret * 300_000)])
     pair.store.write([append(2, payload=secret)])
     pair.follow()
-    assert secret in (pair.standby.path / FILE).read_bytes()
+    log = pair.standby.path / FILE
+    assert secret in log.read_bytes()
+    if is_reopened:
+        pair.reopen()
     pair.store.write(
         [DeleteStreamMessages("s", ((1, 2),)), put(1), DeleteMessages("mailbox", "q", ((1, 1),))]
     )
     pair.follow()
-    assert secret not in (pair.standby.path / FILE).read_bytes()
+    assert not log.exists() or secret not in log.read_bytes()
 
 
 def test_a_damaged_copy_catches_up_by_itself(pair):
