@@ -124,6 +124,7 @@ class CatchUpSource:
     def __init__(self, store: OpenedStore, tail: Tail) -> None:
         self._store, self._tail = store, tail
         self._rest = memoryview(b"")
+        self._holds = False  # the tail, so that this catch-up ends
         self._answers: Mapping[int, Callable[..., Any]] = {
             HELLO: self._hello,
             KEYS: self._keys,
@@ -144,12 +145,15 @@ class CatchUpSource:
             except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
                 raise StoreError(f"invalid request of a catch-up: {error!r}") from error
             self._rest = memoryview(pack_plain(found))
+        if self._holds:
+            self._tail.hold()
         size = PIECE_BYTES - 1
         piece, self._rest = self._rest[:size], self._rest[size:]
         return (_MORE if self._rest else _LAST) + piece
 
     def close(self) -> None:
         """Let the writer go on, at the end of a catch-up or when it is given up."""
+        self._holds = False
         self._tail.release()
 
     def _hello(self) -> tuple[bytes, Timelines]:
@@ -159,8 +163,7 @@ class CatchUpSource:
     def _keys(self, after: bytes, number: int) -> tuple[int, bytes, bool]:
         # The transaction has at least all up to this number.
         lsn = self._store.lsn
-        if number >= ROUNDS and not after:
-            self._tail.hold(lsn)
+        self._holds = number >= ROUNDS
         with self._store.reading() as transaction:
             page, is_last = page_after(transaction, after)
         return lsn, b"".join(place + found for place, found in page.items()), is_last

@@ -8,6 +8,7 @@ the records before it are outdated by it, or came before it.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_right
 from typing import NamedTuple, TypeAlias
 
@@ -15,6 +16,9 @@ from malamute.journal.write_set import HEADER_SIZE, WriteSet
 
 BYTES_MAX = 64 * 1024 * 1024
 """The bytes of values and records that the tail keeps."""
+
+HOLD_SECONDS = 2.0
+"""Seconds after the last request of a catch-up for which it holds the tail."""
 
 PIECES_MAX = 256 * 1024
 """The values and records that the tail keeps; each costs some memory beside its bytes."""
@@ -40,7 +44,7 @@ class Tail:
         self._bytes = self._pieces = 0
         self._floor: int | None = None
         self._changed = threading.Condition()
-        self._held: int | None = None
+        self._held_until = 0.0
 
     def add(self, write_set: WriteSet) -> None:
         """Add the write set of the newest transaction."""
@@ -70,27 +74,29 @@ class Tail:
                 place = self._behind(lsn)
             return None if place < 0 else self._items[place:]
 
-    def hold(self, lsn: int) -> None:
-        """Have the writing thread wait in `wait` rather than lose what follows a transaction.
+    def hold(self) -> None:
+        """Have the writing thread wait in `wait` rather than lose what is in the tail.
 
-        A catch-up that would never end by itself holds the tail, until `release`.
+        A catch-up that would never end by itself holds the tail with each of its requests, until `release`.
         """
-        with self._changed:
-            self._held = lsn
+        self._held_until = time.monotonic() + HOLD_SECONDS
 
     def release(self) -> None:
         """Let the writing thread go on."""
         with self._changed:
-            self._held = None
+            self._held_until = 0.0
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
         """Wait before a write as long as the tail is held and half full; return whether there is room."""
+        seconds = min(seconds, self._held_until - time.monotonic())
+        if seconds < 0 or self._has_room():
+            return True
         with self._changed:
             return self._changed.wait_for(self._has_room, seconds)
 
     def _has_room(self) -> bool:
-        return self._held is None or 2 * self._bytes <= self._bytes_max
+        return time.monotonic() > self._held_until or 2 * self._bytes <= self._bytes_max
 
     def _add(self, item: Item) -> None:
         size, pieces = _size_of(item)

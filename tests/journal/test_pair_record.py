@@ -258,18 +258,22 @@ def test_the_tail_is_bounded_by_bytes_and_by_pieces(bound):
     assert tail.since(500) == []
 
 
-def test_a_held_tail_lets_the_writer_wait_rather_than_lose_the_place_of_a_catch_up():
+def test_a_held_tail_lets_the_writer_wait_rather_than_lose_the_place_of_a_catch_up(monkeypatch):
     tail = Tail(bytes_max=1000)
     for lsn in range(1, 40):
         if not tail.wait(0):
             break
         tail.add(set_of(lsn, size=40))
         if lsn == 3:
-            tail.hold(3)
+            tail.hold()
     assert lsn < 12
     assert tail.since(3) is not None
     tail.release()
     assert tail.wait(0)
+    tail.hold()
+    assert not tail.wait(0)
+    monkeypatch.setattr(tail, "_held_until", 0.0)
+    assert tail.wait(0), "nobody asks any more"
 
 
 # --- what a store hands over
