@@ -383,6 +383,6 @@ PAGE_STYLE = (
     ".cards div{padding:8px 12px}.cards b{font-size:19px}.table{max-height:420px}nav{line-height:2}}"
     "@media print{:root{" + _LIGHT + "}body{font-size:11px}main{max-width:none;padding:0}nav{display:none}"
     ".table{overflow:visible;max-height:none}table{font-size:8px}thead th{position:static}"
-    "th,td{padding:2px 4px;white-space:normal;overflow-wrap:anywhere}tr,figure,.cards{break-inside:avoid}"
+    "th,td{padding:2px 4px;white-space:normal}td.n{white-space:nowrap}tr,figure,.cards{break-inside:avoid}"
     "h2{break-after:avoid}*{print-color-adjust:exact}}"
 )

@@ -40,7 +40,7 @@ from malamute.spark.manifest import load
 
 STREAM = "s"
 FORMS = ("parquet", "delta", "iceberg")
-RING = 400_000
+RING = 60_000
 BATCH = 1000
 BASE = 20_000 * 86_400 * 10**9
 FAST = 86_400
@@ -154,6 +154,12 @@ def lacking(form: str, target: str, found: Counted) -> tuple[int, int]:
     return sum(gap.last - max(gap.first - 1, expired) for gap in gaps), expired
 
 
+def commits(root: Path, form: str) -> list[int]:
+    """Return what changes with each commit of a target."""
+    place = {"parquet": "parquet.manifest", "delta": f"delta/{STREAM}/_delta_log", "iceberg": "warehouse"}
+    return sorted(path.stat().st_mtime_ns for path in (root / place[form]).rglob("*.json"))
+
+
 # The run
 
 
@@ -181,7 +187,7 @@ def play(kills: int, seed: int, root: Path) -> tuple[str, bool]:
         "PYICEBERG_CATALOG__DEFAULT__WAREHOUSE": f"file://{root}/warehouse",
     }
     targets = {form: f"default.n{seed}" if form == "iceberg" else str(root / form) for form in FORMS}
-    begun_ns, done = time.time_ns(), dict.fromkeys(FORMS, 0)
+    begun_ns, done, committed = time.time_ns(), dict.fromkeys(FORMS, 0), dict.fromkeys(FORMS, 0)
     with BrokerProcess(root, "--set", f"streams.count={RING}") as broker:
         publisher = Publisher(broker.url)
         publisher.start()
@@ -190,12 +196,14 @@ def play(kills: int, seed: int, root: Path) -> tuple[str, bool]:
             for number in range(kills):
                 form = FORMS[number % len(FORMS)]
                 process = exporter(form, targets[form], data, begun_ns, "--follow", "--every", "0.1")
+                before = commits(root, form)
                 assert process.stdout is not None
                 process.stdout.readline()
                 time.sleep(FIRST_SECONDS + chance.random() * LIFE_SECONDS)
                 process.send_signal(signal.SIGKILL)
                 done[form] += process.wait() == -signal.SIGKILL
                 process.stdout.close()
+                committed[form] += commits(root, form) != before
                 print(f"{number + 1} kills, {publisher.count:,} published", end="\r", flush=True)
         finally:
             publisher.stop.set()
@@ -213,7 +221,8 @@ def play(kills: int, seed: int, root: Path) -> tuple[str, bool]:
         print(f"{form}: {done[form]} kills; {one.rows:,} messages, {gone:,} in gaps, {expired:,} expired")
         if not (right and whole and one.last == publisher.count):
             faults.append(f"{form}: {one} {other} {gone} of {publisher.count}")
-    words = f"{sum(done.values())} kills of exports ({', '.join(f'{n} {f}' for f, n in done.items())})"
+    kinds = ", ".join(f"{done[form]} {form}, {committed[form]} after a commit" for form in FORMS)
+    words = f"{sum(done.values())} kills of exports ({kinds})"
     return f"{words}, {publisher.count:,} messages published: {'; '.join(faults) or '0 failed'}", not faults
 
 
