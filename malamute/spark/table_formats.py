@@ -15,14 +15,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from malamute.errors import ConfigError, InvalidValue, StoreError
+from malamute.errors import ConfigError, InvalidValue, MalamuteError, StoreError
 from malamute.protocol.batch import Columns
 from malamute.protocol.time_units import NS_PER_SECOND
 from malamute.spark.columns import DAY_NS, Gatherer
@@ -249,6 +249,17 @@ class IcebergTableOf:
 FORMATS: Mapping[str, Callable[[str, str], HistoryTable]] = {"delta": DeltaTableOf, "iceberg": IcebergTableOf}
 
 
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except MalamuteError:
+        raise
+    except Exception as error:  # each kind of catalog and of storage has errors of its own
+        raise StoreError(f"the table cannot be used: {error}") from error
+
+
+@_in_words()
 def export_to_table(
     history: HistorySource,
     stream: str,
@@ -358,6 +369,7 @@ def _day(time_ns: int) -> date:
     return date.fromisoformat(date_of(time_ns))
 
 
+@_in_words()
 def maintain(
     table: HistoryTable, stream: str, *, compact: bool = False, age_seconds: float | None = None
 ) -> tuple[Left, Joined]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from errno import ENOSPC
 from itertools import accumulate
 from pathlib import Path
 from shutil import copytree
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +19,7 @@ from histories import DAY, START, numbered, operations, run, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malamute.errors import StoreCorrupt, StoreLocked
+from malamute.errors import StorageFull, StoreCorrupt, StoreError, StoreLocked
 from malamute.protocol.time_units import NS_PER_SECOND
 from malamute.spark import export as exporting
 from malamute.spark import maintenance
@@ -25,7 +27,9 @@ from malamute.spark.export import export
 from malamute.spark.export_location import ExportLocation, Sink
 from malamute.spark.history import open_history
 from malamute.spark.layout import stream_directory
+from malamute.spark.local import opened
 from malamute.spark.manifest import load
+from malamute.spark.scan import ExportedHistory
 from malamute.spark.verify import verify
 from malamute.store.operations import Reserve
 
@@ -190,6 +194,34 @@ def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(
         assert [found.fault for found in verify(case.place, "s") if found.fault] == []
         step += 1 if NIGHT else 3
     assert step > 5
+
+
+def test_a_disk_that_fills_up_while_files_are_joined_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, *[(50, START)] * 4)
+    before = case.files
+    with monkeypatch.context() as patch:
+        full = Mock(write=Mock(side_effect=OSError(ENOSPC, "No space left on device")))
+        real = Sink.__init__
+        patch.setattr(Sink, "__init__", lambda sink, path, stream: real(sink, path, full))
+        with pytest.raises(StorageFull, match="No space left"):
+            maintenance.compact(case.place, "s")
+    assert case.files == before
+    assert case.faults() == []
+    maintenance.compact(case.place, "s")
+    assert len(case.files) == 1
+    assert case.sequences() == [*range(1, 201)]
+    assert case.faults() == []
+
+
+def test_a_day_that_expires_while_it_is_read(tmp_path: Path) -> None:
+    case = Case(tmp_path, (50, START), (50, START + DAY))
+    with opened(ExportedHistory(str(case.out))) as engine:
+        maintenance.expire(case.place, "s", 90 * 86_400)
+        with pytest.raises(StoreError, match="parquet"):
+            [*engine.answer("select max(subject) from history")]
+    assert case.sequences() == []
 
 
 def test_a_damaged_file_is_not_joined(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 from uuid import uuid4
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pytest
 from depth import some
 from histories import ROOT, numbered, operations, run, store
 
-from malamute.errors import InvalidValue, StoreError
+from malamute.errors import ConfigError, InvalidValue, StoreError
 from malamute.spark import columns, table_formats
 from malamute.spark.export import Exported
 from malamute.spark.history import open_history
@@ -212,6 +213,16 @@ def test_old_versions_leave_with_their_files(place: Place, monkeypatch: pytest.M
     assert len(place.on_disk()) == 1
     assert place.on_disk().isdisjoint(there)
     assert place.sequences() == [*range(1, 901)]
+
+
+def test_a_catalog_that_is_away_is_named(place: Place) -> None:
+    with pytest.raises(ConfigError, match="cannot open the catalog 'nosuch'"):
+        FORMATS["iceberg"]("nosuch.history", "s")
+    table = place.table()
+    table.load = create_autospec(table.load, side_effect=ConnectionError("nobody answers"))
+    with pytest.raises(StoreError, match="table cannot be used: nobody answers"):
+        place.export(table)
+    assert place.export().messages == 900
 
 
 def test_maintenance_loses_a_race_and_nothing_else(place: Place) -> None:
