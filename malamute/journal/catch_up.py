@@ -5,14 +5,14 @@ Theory. The standby asks, and the primary answers from short read transactions, 
 1. A round compares all keys, in their order, with a fingerprint of each value: the heads of chunks and blocks
    have CRCs, so one page of each is read. The standby deletes what the primary has not, and fetches what
    differs. So each value is of the transaction at which the round began, or of a later one.
-2. The write sets since the beginning of the round follow from the memory of the primary (`Tail`). They put
-   and delete values, so it does no harm to repeat one: the last of them makes each value that of its moment.
+2. The write sets since the beginning of the round follow from the memory of the primary (`Tail`). A set puts
+   and deletes values, so it does no harm to repeat one: the last of them makes each value that of its moment.
    After the write sets up to the end of the round, the stores are equal, byte for byte.
 3. If the tail has lost the beginning of the round, another round follows; it fetches only the changes since,
    so it is shorter. From the round `ROUNDS` on the tail loses nothing: the writer waits (`Tail.wait`).
 
-The standby is marked as not whole before its first change, and as whole after the last one. Whatever fails
-between begins again. Before that, a former primary puts aside what it alone has: blocks written after its
+The standby is marked as not whole before its first change, and as whole after the last one. A failure
+between begins it again. Before that, a former primary puts aside what it alone has: blocks written after its
 history parted from that of the primary, and chunks of the streams changed since.
 
 Requests and answers are msgpack in pieces of `PIECE_BYTES`; an empty request asks for the next piece. Neither

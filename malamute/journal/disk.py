@@ -213,7 +213,7 @@ def _take_up(store: OpenedStore, timeline: int | None) -> bool:
     operations = operations_of(found, store.path)
     is_left = bool(found.records) or found.cut_off
     newest = max([store.lsn, *(record.lsn for record in found.records)])
-    # What another replica has under the number of a record is of the timeline before.
+    # A value that another replica has under the number of a record is of the timeline before.
     lsn = newest + (timeline is not None or newest == store.lsn)
     if timeline is not None or (is_left and store.pair_record is not None):
         _begin_timeline(store, ALONE if timeline is None else timeline, lsn)

@@ -1,8 +1,8 @@
 """Messages that a former primary alone had: the files in `diverged/` that a catch-up writes.
 
-Nobody was told that these messages are stored, so their publishers have sent them again to the other node. A
+No confirmation was sent for these messages, so their publishers have sent them again to the other node. A
 file is named by the timeline of the former primary and the log sequence number at which its history parted.
-It has write sets: states of streams, chunks and blocks as they were, and records of the log as blocks.
+The file has write sets: states of streams, chunks and blocks as they were, and records of the log as blocks.
 """
 
 from __future__ import annotations

@@ -343,7 +343,7 @@ class QueueConsumer(Credited):
             driver.session.inbox.refill(source)
             driver.send()
         else:
-            # They carry the credit that is due.
+            # Acknowledgements carry the credit that is due.
             driver.within(ACK_DELAY)
 
     def finish_with(self, message: Mail, put: Any) -> Any:
