@@ -30,7 +30,7 @@ _url = broker.url.replace("tcp", "malamute")
 class RedisLike(str):
     """A URL that says "redis": Celery leaves out tests of canvases for all other backends.
 
-    These tests look at the results of tasks by the `redis-server` beside, and ask nothing of Redis of the backend.
+    The results of tasks are read by the `redis-server` beside, and nothing is asked of Redis of the backend.
     """
 
     def startswith(self, prefix, *where):
