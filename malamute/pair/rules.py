@@ -328,7 +328,9 @@ class PairRules:
     def peer_greeted(self, report: Report, now: float) -> list[Action]:
         """Take in a greeting of the other node that was not refused."""
         self._peer, self._refused_at = report, None
-        self._has_left = self._catches_up = self._is_candidate = False
+        self._has_left = self._is_candidate = False
+        # One that lacks confirmed numbers, since its disk was set back, may not take over.
+        self._catches_up = report.history.lsn < self._released
         if self.role is Role.WAITING and self._may_follow(report):
             self._follow(report.name, now)
         return self.peer_heard(report.serves, now)
@@ -467,6 +469,7 @@ class PairRules:
         self._unsynced = None
         self._disk_waits = 0.0
         self._is_candidate = self._has_left = self._catches_up = False
+        self._peer_has = self._released = 0
         self.is_draining = self._is_drained = self.is_closed = False
         self._out.append(Serve(value.timeline, self._promotes))
         self._promotes = False

@@ -50,7 +50,7 @@ def patient(act: Callable[[], object]) -> object:
     raise last
 
 
-def holds(url: str) -> None:
+def holds(url: str, *, is_raced: bool = True) -> None:
     """A value is created once, read as it was, and swapped for what was read alone."""
     with opened(url) as one, opened(url) as other:
         patient(one.prove)
@@ -67,7 +67,8 @@ def holds(url: str) -> None:
         assert one.swap(first, version), "the register does not know that this has been there"
         assert not one.swap(fresh(), version)
         other.prove()
-    races(url)
+    if is_raced:
+        races(url)
 
 
 def races(url: str, rounds: int = 25) -> None:
@@ -165,7 +166,7 @@ def test_a_bucket_that_ignores_conditions_is_found_out() -> None:
 @nightly
 def test_a_register_in_s3_of_moto() -> None:
     with moto() as url:
-        holds(url)
+        holds(url, is_raced=False)  # moto compares and writes in two steps
 
 
 @nightly

@@ -280,6 +280,15 @@ def test_nobody_waits_for_a_standby_that_copies() -> None:
     assert followed(node).rules.counts() == {"a", "b"}
 
 
+def test_a_standby_whose_disk_was_set_back_is_dropped_at_once() -> None:
+    node = followed(primary())
+    node.greeted("b", HISTORY._replace(lsn=10))
+    assert node.rules.counts() == {"a", "b"}
+    node.greeted("b", HISTORY._replace(lsn=9))
+    assert node.rules.counts() == {"a"}
+    assert followed(node).rules.counts() == {"a", "b"}
+
+
 @pytest.mark.parametrize("value", [SYNC, replace(SYNC, primary="b")], ids=["standby", "primary"])
 def test_half_a_catch_up_never_serves(value: PairValue) -> None:
     node = Node("b", None, is_away=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from depth import DEPTH
-from sim_pair import Broken, simulate
+from sim_pair import WEAKNESSES, Broken, simulate
 
 SEEDS = range(1, 1 + 30 * DEPTH)
 
@@ -13,6 +13,7 @@ NOTICED = {
     "dropped-when-sent": 3,
     "no-own-swap": 1,
     "anybody": 10,
+    "ack-before-sync": 1074,
     "read-without-bound": 2,
     "catch-up-not-marked": 1481,
 }
@@ -28,7 +29,7 @@ def test_a_pair_keeps_its_promises_whatever_fails() -> None:
         assert run.confirmed
 
 
-@pytest.mark.parametrize("weakness", NOTICED)
+@pytest.mark.parametrize("weakness", WEAKNESSES)
 def test_a_rule_that_is_left_out_is_noticed(weakness: str) -> None:
     simulate(NOTICED[weakness])
     with pytest.raises(Broken):
