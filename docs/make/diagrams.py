@@ -81,6 +81,7 @@ PACKAGES: dict[str, tuple[int, int, str, str]] = {
     "config": (368, 80, "the options", "plain"),
     "core": (368, 142, "the mind", "pure"),
     "spark": (490, 218, "the pipeline", "plain"),
+    "pair": (490, 134, "two brokers", "net"),
     "server": (490, 50, "the process", "net"),
     "testing": (612, 14, "", "plain"),
     "bench": (612, 134, "", "plain"),

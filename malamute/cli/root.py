@@ -35,6 +35,7 @@ SECTIONS = {
         "feed": Lazy("malamute.cli.feeds:feed", "Feeds: messages passed from a source to a target."),
         "link": Lazy("malamute.cli.links:link", "Links: streams of other brokers, copied here."),
         "pack": Lazy("malamute.cli.pack:pack", "Carry the links of a broker."),
+        "pair": Lazy("malamute.cli.pair:pair", "Two brokers that back each other up."),
         "client": Lazy("malamute.cli.clients:client", "The clients of a broker."),
         "keys": Lazy("malamute.cli.keys:keys", "CURVE keys of brokers and clients."),
         "group": Lazy("malamute.cli.groups:group", "The groups of users, and their rules."),

@@ -34,6 +34,7 @@ from malamute.config.sections import (
     LimitsConfig,
     ListenConfig,
     LogConfig,
+    PairConfig,
     ProcessConfig,
     QueueRule,
     QueuesConfig,
@@ -61,6 +62,7 @@ __all__ = [
     "LimitsConfig",
     "ListenConfig",
     "LogConfig",
+    "PairConfig",
     "QueueRule",
     "QueuesConfig",
     "SessionConfig",
@@ -89,6 +91,7 @@ class Config:
     queues: QueuesConfig = field(default_factory=QueuesConfig)
     buckets: BucketsConfig = field(default_factory=BucketsConfig)
     events: EventsConfig = field(default_factory=EventsConfig)
+    pair: PairConfig = field(default_factory=PairConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -220,6 +223,12 @@ def _unprotected(config: Config) -> Iterator[str]:
 
 
 def _contradictions(config: Config) -> Iterator[str]:
+    if config.pair.name and not config.pair.register:
+        yield "pair.name without pair.register: expected one such as file:/var/lib/malamute/pair.json"
+    if config.pair.name and config.storage.kind == "memory":
+        yield "pair.name with storage.kind memory: expected lmdb, as both brokers have all on their disks"
+    if config.pair.name and config.broker.user:
+        yield "pair.name with broker.user: expected a broker that is started as that user"
     yield from _unprotected(config)
     storage = config.storage
     for_streams = int(storage.size * storage.streams_share)

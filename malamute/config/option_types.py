@@ -337,6 +337,7 @@ PROCESS_USER = OptionType(
     "NAME or NAME:GROUP of this system; none if it is empty", _read_process_user, quoted
 )
 FILE = OptionType("a path; none if it is empty", _read_file, quoted)
+PLACE = OptionType("a text; none if it is empty", _read_file, quoted)
 PATH = OptionType("a path", _read_path, quoted)
 TEXT = OptionType("a text", _read_text, quoted)
 PATTERN = OptionType("a pattern of names", _read_text, quoted, '"metrics.*"')

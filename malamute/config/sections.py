@@ -431,6 +431,29 @@ class EventsConfig(Section):
 
 
 @dataclass(frozen=True)
+class PairConfig(Section):
+    """Another broker that takes over from this one, as docs/guides/pair.md shows."""
+
+    table = "pair"
+
+    name: str = option("", option_types.PLACE)
+    """Name of this broker in its pair; none if it is empty: the broker is in no pair."""
+    register: str = option("", option_types.PLACE)
+    """Where the pair keeps who is primary, such as "file:/var/lib/malamute/pair.json" for one host."""
+    listen: str = option("tcp://127.0.0.1:9998", option_types.TEXT)
+    """Where the other broker connects to this one. The link is not encrypted, so on the loopback only."""
+    advertise: tuple[str, ...] = option(("tcp://127.0.0.1:9999",), option_types.ENDPOINTS)
+    """Where clients reach this broker: the other one tells them."""
+    mode: str = option("sync", option_types.choice("sync", "strict", "async"))
+    """Without its standby, a primary goes on alone ("sync"), or confirms nothing ("strict"). With "async" it
+    never waits for the standby, and a takeover is made by hand."""
+    lease: float = option(3.0, option_types.duration(1, _HOUR))
+    """How long a primary waits for its standby, before it goes on alone."""
+    takeover: float = option(5.0, option_types.duration(1, _HOUR))
+    """How long a standby hears nothing of its primary, before it takes over."""
+
+
+@dataclass(frozen=True)
 class LimitsConfig(Section):
     """Limits of the broker. Most follow from these two, as docs/operations/sizing.md shows."""
 
@@ -525,6 +548,7 @@ SECTIONS: dict[str, type[Any]] = {
     "queues": QueuesConfig,
     "buckets": BucketsConfig,
     "events": EventsConfig,
+    "pair": PairConfig,
     "limits": LimitsConfig,
     "log": LogConfig,
 }

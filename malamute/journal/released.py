@@ -25,12 +25,14 @@ class ReleasedFile:
 
     def write(self, lsn: int) -> None:
         """Note the newest released number; readers stay behind where the disk refuses that."""
-        with suppress(OSError):
-            os.pwrite(self._descriptor, _NUMBER.pack(lsn), 0)
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.pwrite(self._descriptor, _NUMBER.pack(lsn), 0)
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
 
 
 def read_released(directory: Path) -> float:

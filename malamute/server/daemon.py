@@ -45,6 +45,7 @@ from malamute.journal.memory import MemoryStore
 from malamute.journal.released import remove_released
 from malamute.journal.store import Store
 from malamute.matching import load_plugins
+from malamute.pair.register import open_register
 from malamute.protocol.names import AUDIT
 from malamute.server.authentication import Authenticator, OldKeys, Reported
 from malamute.server.clock import Clock, counted
@@ -55,7 +56,8 @@ from malamute.server.guard import Rules
 from malamute.server.intake import Allowance
 from malamute.server.loop import Loop, socket_options
 from malamute.server.privileges import ProcessUser
-from malamute.server.release import Primary, Release
+from malamute.server.release import Primary, ReleaseGate
+from malamute.server.roles import Context, PairBroker
 from malamute.server.stalls import FOR_EVER, Patience
 from malamute.server.supervisor import Supervisor
 from malamute.server.transport import Transport
@@ -256,14 +258,14 @@ def open_broker(
     )
 
 
-def _release(store: Store, config: Config, pair: Primary | None) -> Release | None:
+def _release(store: Store, config: Config, pair: Primary | None) -> ReleaseGate | None:
     """Return the release of the outcomes of a primary; None for a broker in no pair."""
     if pair is None:
         if config.storage.kind != "memory":
             remove_released(Path(config.storage.directory))
         return None
     assert isinstance(store, DiskStore), "a pair has its store on a disk"
-    release = Release(Path(config.storage.directory), partial(getattr, store, "lsn"), 0)
+    release = ReleaseGate(Path(config.storage.directory), partial(getattr, store, "lsn"), 0)
     pair.on_open(store, release)
     return release
 
@@ -417,6 +419,9 @@ def run(
     sys.setswitchinterval(SWITCH_INTERVAL)
     load_plugins()
     signalled = Signalled()
+    if config.pair.name:
+        _run_in_pair(config, files, read, signalled, started, stopping)
+        return
     with _signals(signalled.while_starting), closing(_crash_report(config, user)) as crash:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(config.listen.io_threads)
         context.set(zmq.MAX_SOCKETS, 1024)
@@ -450,6 +455,35 @@ def run(
                 signal.signal(number, signal.SIG_IGN)
 
 
+def _run_in_pair(
+    config: Config,
+    files: int,
+    read: Callable[[], Config] | None,
+    signalled: Signalled,
+    started: Callable[[list[str]], None],
+    stopping: Callable[[], None],
+) -> None:
+    """Run a broker of a pair, from role to role."""
+    again = read and (lambda: _within_files(read(), files))
+    with closing(_crash_report(config, None)) as crash:
+
+        def open_loop(context: Context, pair: Primary, supervisor: Supervisor) -> Loop:
+            loop = open_broker(
+                config, context, files, again, supervisor, reads_all=bool(crash.found), pair=pair
+            )
+            crash.acted_upon()
+            return loop
+
+        register = open_register(config.pair.register)
+        broker = PairBroker(config, register, open_loop)
+        signalled.serve(broker)
+        with _signals(signalled.while_serving), quiet_collector():
+            broker.run(started, stopping)
+            log.info("stopped")
+            for number in signalled.while_serving:
+                signal.signal(number, signal.SIG_IGN)
+
+
 def _crash_report(config: Config, user: ProcessUser | None) -> CrashReport:
     directory = None if config.storage.kind == "memory" else Path(config.storage.directory)
     with user.acting() if user is not None else nullcontext():
@@ -469,7 +503,7 @@ class Signalled:
     def __init__(self) -> None:
         self.stop_signal = ""
         """First signal that asked for a shutdown."""
-        self._loop: Loop | None = None
+        self._loop: Loop | PairBroker | None = None
         self._reloading = False
         # A terminal that hangs up sends SIGHUP, too: who closes the window wants no broker without one.
         self._on_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -485,7 +519,7 @@ class Signalled:
         stopping: dict[int, Handler] = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop}
         return {**stopping, signal.SIGHUP: self._stop if self._on_terminal else self._reload}
 
-    def serve(self, loop: Loop) -> None:
+    def serve(self, loop: Loop | PairBroker) -> None:
         """Note the loop that is about to serve, and apply requests of before."""
         self._loop = loop
         if self._reloading:

@@ -26,7 +26,7 @@ from malamute.journal.store import Store
 from malamute.protocol.messages import Hello, Message
 from malamute.server.clock import Clock
 from malamute.server.edge import Edge
-from malamute.server.release import Release
+from malamute.server.release import ReleaseGate
 from malamute.server.store_threads import StoreThreads
 from malamute.server.supervisor import Supervisor
 from malamute.server.worker import (
@@ -94,7 +94,7 @@ class Loop:
         load: Load = no_configuration,
         on_loaded: OnLoaded = lambda loaded: None,
         supervisor: Supervisor | None = None,
-        release: Release | None = None,
+        release: ReleaseGate | None = None,
     ) -> None:
         self.core = core
         self.store = store
@@ -116,7 +116,7 @@ class Loop:
         self._wake_fd = self._results.fileno()
         self._settling: deque[tuple[int, MalamuteError | None]] = deque()
         """Outcomes of appends that were not passed on yet: one commit may have very many."""
-        self._stopping = False
+        self._stopping = self._abandoned = False
         self._reloading = False
         self._again = False
         self._due = -inf
@@ -136,6 +136,11 @@ class Loop:
         self._stopping = True
         self._results.wake()
 
+    def abandon(self) -> None:
+        """End `run` soon, and answer nothing more: another broker may serve already. For any thread."""
+        self._abandoned = True
+        self.stop()
+
     def reload(self) -> None:
         """Reload the configuration soon. For any thread, and for a signal handler."""
         self._reloading = True
@@ -153,8 +158,9 @@ class Loop:
                 self._iterate()
                 self._supervisor.iterated()
             on_stopping()
-            self._supervisor.stopping()
-            self._drain()
+            if not self._abandoned:
+                self._supervisor.stopping()
+                self._drain()
         finally:
             self._close()
 
@@ -368,7 +374,7 @@ class Loop:
             self._poller.unregister(source)
         self.core.close()
         self._flush(self.clock())
-        while not self.core.idle:
+        while not (self.core.idle or self._abandoned):
             if self._poller.poll(0 if self._settling or self._results.done else DRAIN_MS):
                 self._results.clear()
             for edge in self.edges:

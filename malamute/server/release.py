@@ -31,13 +31,13 @@ class Primary(NamedTuple):
     on_commit: Callable[[WriteSet], None]
     """Called with each write set of the store, and `on_append` with each record of its log and its number."""
     on_append: Callable[[bytes, int], None]
-    on_open: Callable[[DiskStore, Release], None] = lambda store, release: None
+    on_open: Callable[[DiskStore, ReleaseGate], None] = lambda store, release: None
     """Called with the store and the release of its outcomes, before anything is written."""
     urls: Sequence[str] = ()
     """The URLs of both brokers, for clients."""
 
 
-class Release:
+class ReleaseGate:
     """Outcomes of the writer of a primary, and bounds for its readers. Any thread may call it.
 
     `lsn` returns the number of the writer's last transaction, and `released` is the number up to which all
@@ -47,6 +47,9 @@ class Release:
     def __init__(self, directory: Path, lsn: Callable[[], int], released: int) -> None:
         self.on_outcome: Callable[[Written], None] = lambda written: None
         """Called with each outcome that is released, in order."""
+        self.before_write: Callable[[], object] = lambda: None
+        """Called before each write of the store, and `on_stored` behind it with its last number."""
+        self.on_stored: Callable[[int], None] = lambda lsn: None
         self._file = ReleasedFile(directory)
         self._lsn = lsn
         self._lock = threading.Lock()
@@ -77,6 +80,7 @@ class Release:
                 self._noted.append((self._lsn(), noted))
             else:
                 self._forget(noted, newest=True)
+        self.on_stored(self._lsn())
 
     def put(self, written: Written) -> None:
         """Pass on an outcome, once all that the writer has committed before it is released."""
@@ -119,4 +123,5 @@ class Release:
 
     def close(self) -> None:
         """Close the file. Outcomes that wait are never passed on: nobody may learn of them from here."""
-        self._file.close()
+        with self._lock:
+            self._file.close()

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from malamute.core.iteration.effects import Question
 from malamute.journal.store import Store
-from malamute.server.release import Release
+from malamute.server.release import ReleaseGate
 from malamute.server.worker import (
     Load,
     ReaderThread,
@@ -33,7 +33,7 @@ class StoreThreads:
         store: Store,
         results: Results,
         load: Load = no_configuration,
-        release: Release | None = None,
+        release: ReleaseGate | None = None,
     ) -> None:
         self.store = store
         self.writer = WriterThread("malamute-writer", store, results, release)

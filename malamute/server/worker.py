@@ -36,7 +36,7 @@ from malamute.journal.format import StreamMeta
 from malamute.journal.store import Progress, Store, no_progress
 from malamute.protocol.admin import BackupMade, StoreDamage, StoredStream, StoreUsage
 from malamute.protocol.names import RESERVED_PREFIX
-from malamute.server.release import Release
+from malamute.server.release import ReleaseGate
 from malamute.store.commit import Append, Committer, Written
 from malamute.store.operations import (
     Backup,
@@ -185,7 +185,7 @@ class Worker(threading.Thread, Generic[Job]):
 class WriterThread(Worker[Append]):
     """Commits appends, by the rules of `store.commit`."""
 
-    def __init__(self, name: str, store: Store, results: Results, release: Release | None = None) -> None:
+    def __init__(self, name: str, store: Store, results: Results, release: ReleaseGate | None = None) -> None:
         super().__init__(name, store, results)
         self._committer = Committer(self._write if release is None else partial(self._write_noted, release))
         self._report: Callable[[Written], None] = results.put
@@ -210,7 +210,8 @@ class WriterThread(Worker[Append]):
     def _write(self, operations: Sequence[Operation]) -> MalamuteError | None:
         return self._carry_out(partial(self._store.write, operations))
 
-    def _write_noted(self, release: Release, operations: Sequence[Operation]) -> MalamuteError | None:
+    def _write_noted(self, release: ReleaseGate, operations: Sequence[Operation]) -> MalamuteError | None:
+        release.before_write()
         noted = release.begin(operations)
         error = self._write(operations)
         release.end(noted, is_stored=error is None)
@@ -247,7 +248,7 @@ class ReaderThread(Worker[Question]):
         store: Store,
         results: Results,
         load: Load = no_configuration,
-        release: Release | None = None,
+        release: ReleaseGate | None = None,
     ) -> None:
         super().__init__(name, store, results)
         self._load = load

@@ -23,7 +23,7 @@ from malamute.journal.reader import StoreReader
 from malamute.journal.released import FILE, ReleasedFile, read_released
 from malamute.protocol.batch import Columns, pack_record, pack_stream_payload
 from malamute.server.daemon import open_broker
-from malamute.server.release import Primary, Release
+from malamute.server.release import Primary, ReleaseGate
 from malamute.store.commit import Written
 from malamute.store.operations import AppendChunk, Chunk, ReadResult
 from malamute.testing import small_config
@@ -46,7 +46,7 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.lsn = 0
         self.out: list[Written] = []
-        self.release = Release(directory, lambda: self.lsn, 0)
+        self.release = ReleaseGate(directory, lambda: self.lsn, 0)
         self.release.on_outcome = self.out.append
 
     def write(self, *operations: AppendChunk, error: malamute.MalamuteError | None = None) -> None:
@@ -156,7 +156,7 @@ class Primaries:
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
 
-    def opened(self, store: DiskStore, release: Release) -> None:
+    def opened(self, store: DiskStore, release: ReleaseGate) -> None:
         self.release = release
 
     def note(self, lsn: int) -> None:

@@ -157,7 +157,7 @@ def test_a_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "size = 1",
             "unknown section 'size': expected broker, listen, access, storage, session, streams, queues, "
-            "buckets, events, limits, log",
+            "buckets, events, pair, limits, log",
         ),
         ("storage = 1", "storage = 1: expected a table, as in [storage]"),
         (

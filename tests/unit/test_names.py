@@ -19,7 +19,6 @@ SAME_THING = {
     "Command": {"client/session/outbox.py", "integrations/django/management/commands/malamute_worker.py"},
     "DeadLetters": {"core/queue/dead_letters.py", "integrations/taskiq.py"},  # who makes them, and their list
     "Gap": {"client/events.py", "protocol/messages.py"},  # the event is made of the message
-    "LogRecord": {"journal/tail.py", "pair/codec.py"},  # a record of the log, and its frame on the link
     "Request": {"client/sync/consumers.py", "protocol/messages.py"},  # what a worker gets, and how it came
     "Stateful": {
         "core/queue/state.py",

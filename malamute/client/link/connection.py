@@ -72,7 +72,7 @@ class Connection:
         self._begun()
 
     def _begun(self) -> None:
-        self._ends = monotonic() + ATTEMPT_SECONDS
+        self._ends = monotonic() + self.route.patience(self.url, ATTEMPT_SECONDS)
         self._phase = _Phase.LOOKING
         self._look(monotonic())
 
@@ -106,7 +106,8 @@ class Connection:
         for up in self.link.changes():
             if up:
                 self._phase = _Phase.UP
-                self.due = now + ATTEMPT_SECONDS if len(self.route.urls) > 1 else inf
+                patience = self.route.patience(self.url, ATTEMPT_SECONDS)
+                self.due = now + patience if len(self.route.urls) > 1 else inf
                 self._inquiry = None
                 yield True
             elif self._phase is not _Phase.BROKEN:

@@ -82,6 +82,10 @@ class Route:
         """Note that nobody has answered at a URL."""
         self._last = url
 
+    def patience(self, url: str, seconds: float) -> float:
+        """Return how many of these seconds to wait at a URL: few at first where nobody answered last."""
+        return seconds * min(1.0, 2.0 ** (self._round - 4)) if url == self._last else seconds
+
     def lost(self, url: str) -> None:
         """Note that the connection to a URL broke; in a pair, another broker may be the primary now."""
         if self._is_pair:
