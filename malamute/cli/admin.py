@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli.error_output import fitted, report
-from malamute.cli.options import ConnectionOptions, Function, connects, json_option
+from malamute.cli.options import ConnectionOptions, Function, asks
 from malamute.cli.tables import show_map, show_rows
 from malamute.protocol.names import Kind
 
@@ -63,8 +63,7 @@ def changes(
     """
 
     def decorate(function: Callable[..., admin.AdminChange[Any]]) -> Callable[..., None]:
-        @connects
-        @json_option
+        @asks
         @functools.wraps(function)
         def command(
             *, connection: ConnectionOptions, as_json: bool, dry_run: bool, yes: bool = True, **more: Any

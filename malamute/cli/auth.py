@@ -16,6 +16,7 @@ from malamute.cli.exit_codes import ERROR, TIMED_OUT
 from malamute.cli.options import (
     ConnectionOptions,
     ask_password,
+    asks,
     connects,
     examples,
     json_option,
@@ -57,8 +58,7 @@ RULES = ("* */#", "subscribe,view stream/$sys", "subscribe,view stream/$audit")
 )
 @dry_run_option
 @yes_option
-@connects
-@json_option
+@asks
 def enable(
     name: str, *, at: str | None, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:

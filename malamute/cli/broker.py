@@ -18,7 +18,7 @@ from malamute.cli.check import check
 from malamute.cli.console import CONSOLE, ConsoleProcess, url_of
 from malamute.cli.error_output import print_error
 from malamute.cli.exit_codes import ERROR, UNREACHABLE
-from malamute.cli.options import URL, ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import URL, ConnectionOptions, asks, examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.progress import bar
 from malamute.cli.settings import configured
@@ -131,8 +131,7 @@ def program() -> str:
 
 
 @broker.command()
-@connects
-@json_option
+@asks
 def status(connection: ConnectionOptions, *, as_json: bool) -> None:
     """Show the state of a broker: its endpoints, its data, and its totals.
 
@@ -154,8 +153,7 @@ def status(connection: ConnectionOptions, *, as_json: bool) -> None:
 
 
 @broker.command(epilog=examples("malamute broker options", "malamute broker options --json"))
-@connects
-@json_option
+@asks
 def options(connection: ConnectionOptions, *, as_json: bool) -> None:
     """Show every option of a running broker: its value, its default, and the source of the value.
 
@@ -172,8 +170,7 @@ def options(connection: ConnectionOptions, *, as_json: bool) -> None:
 @broker.command(epilog=examples("malamute broker reload --dry-run", "malamute broker reload"))
 @dry_run_option
 @yes_option
-@connects
-@json_option
+@asks
 def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Reload the configuration of a running broker: its file, with the options of its start.
 
@@ -194,8 +191,7 @@ def reload(*, dry_run: bool, yes: bool, connection: ConnectionOptions, as_json: 
 @broker.command(epilog=examples("malamute broker backup monday", "malamute broker backup $(date +%F) --json"))
 @click.argument("directory")
 @click.option("--dry-run", is_flag=True, help="Show the outcome, and change nothing.")
-@connects
-@json_option
+@asks
 def backup(directory: str, *, dry_run: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """Copy the store of a running broker into DIRECTORY, which must not have one.
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli import completion
-from malamute.cli.admin import removes, show_found
+from malamute.cli.admin import removes, show_list
 from malamute.cli.escaping import for_terminal
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.cli.payload import body_given
 from malamute.cli.printing import body_fields, printable, to_json
 from malamute.cli.tables import show_map
@@ -32,22 +32,16 @@ def bucket() -> None:
 
 
 @bucket.command("list")
-@connects
-@json_option
+@asks
 def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
     """List the buckets: their keys, the memory that these take, and how many clients watch some."""
-    from malamute.protocol import admin
-
-    with connection.open() as client:
-        rows = [row.as_map() for row in client.query(admin.BucketsQuery())]
-    show_found(rows, "buckets", as_json=as_json)
+    show_list(connection, "buckets", as_json=as_json)
 
 
 @bucket.command("get", epilog=examples("malamute bucket get results job-1"))
 @bucket_argument
 @key_argument
-@connects
-@json_option
+@asks
 def get(name: str, key: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Print the value of KEY; --json adds its revision and time to live."""
     with connection.open() as client:
@@ -74,8 +68,7 @@ def get(name: str, key: str, *, connection: ConnectionOptions, as_json: bool) ->
     "--ttl", type=DurationRange(min=0, min_open=True), metavar="DURATION", help="After what time KEY expires."
 )
 @expect_option
-@connects
-@json_option
+@asks
 def put(
     name: str,
     key: str,
@@ -98,8 +91,7 @@ def put(
 @key_argument
 @expect_option
 @removes("Delete the key {key} of {name}?")
-@connects
-@json_option
+@asks
 def delete(
     name: str, key: str, *, expect: int | None, dry_run: bool, connection: ConnectionOptions, as_json: bool
 ) -> None:
@@ -119,8 +111,7 @@ def delete(
 @bucket_argument
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @click.option("--count", "-n", type=click.IntRange(1), help="End after so many changes.")
-@connects
-@json_option
+@asks
 def watch(
     name: str, keys: tuple[str, ...], *, count: int | None, connection: ConnectionOptions, as_json: bool
 ) -> None:

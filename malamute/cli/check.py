@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.cli.printing import printable, to_json
 from malamute.cli.units import duration
 from malamute.errors import ConnectTimeout, MalamuteError
@@ -256,8 +256,7 @@ Exit codes:
     + examples("malamute broker check --lag 1000,100000 --oldest 10m,1h --dead 1 --fill 80,95 --uptime 5m"),
 )
 @_bounds_options
-@connects
-@json_option
+@asks
 def check(*, connection: ConnectionOptions, as_json: bool, **bounds: CheckBounds) -> None:
     """Check a broker for a monitoring system. The exit code is the state, as of a Nagios plugin.
 

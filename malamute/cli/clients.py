@@ -9,7 +9,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.admin import changes, show_list
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.cli.printing import to_json
 from malamute.cli.screen import VIEWS, Look, arranged
 from malamute.cli.tables import show_rows, show_whole
@@ -33,8 +33,7 @@ def client() -> None:
 
 @client.command("list")
 @click.option("--rates", is_flag=True, help="Measure for a second: messages a second by client, and by user.")
-@connects
-@json_option
+@asks
 def listing(*, rates: bool, connection: ConnectionOptions, as_json: bool) -> None:
     """List the clients: connected ones, and those that may resume their session; times in UTC.
 
@@ -61,8 +60,7 @@ def _show_rates(connection: ConnectionOptions, *, as_json: bool) -> None:
 
 @client.command()
 @client_argument
-@connects
-@json_option
+@asks
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Show one client, by its id or its address: its connection, subscriptions and offers."""
     from malamute.protocol import admin

@@ -13,8 +13,8 @@ from malamute.cli.error_output import BadInput, report
 from malamute.cli.options import (
     ConnectionOptions,
     ask_password,
+    asks,
     complete_context,
-    connects,
     examples,
     json_option,
 )
@@ -109,8 +109,7 @@ def listing(*, as_json: bool) -> None:
 
 
 @context.command()
-@connects
-@json_option
+@asks
 def show(*, connection: ConnectionOptions, as_json: bool) -> None:
     """Show the connection and the user of a command with these options."""
     said = Context(connection.url, connection.address, connection.timeout_seconds)

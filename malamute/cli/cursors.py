@@ -8,7 +8,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.admin import changes, show_found
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 
 if TYPE_CHECKING:
     from malamute.protocol import admin
@@ -24,8 +24,7 @@ def cursor() -> None:
 
 @cursor.command("list")
 @click.argument("name", default="", metavar="[STREAM]", shell_complete=completion.names("streams"))
-@connects
-@json_option
+@asks
 def listing(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """List the cursors of STREAM, or of all streams: the last processed sequence, and the lag in messages."""
     from malamute.protocol import admin

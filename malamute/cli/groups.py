@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malamute.cli.admin import changes
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
-from malamute.cli.tables import show_map, show_rows
+from malamute.cli.admin import changes, show_list
+from malamute.cli.options import ConnectionOptions, asks, examples
+from malamute.cli.tables import show_map
 from malamute.errors import NotFound
 
 if TYPE_CHECKING:
@@ -88,20 +88,15 @@ def remove(name: str, *, dry_run: bool) -> admin.GroupRemove:
 
 
 @group.command("list")
-@connects
-@json_option
+@asks
 def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
     """List the groups of the configuration and of the store, with their rules."""
-    from malamute.protocol.admin import GroupsQuery
-
-    with connection.open() as client:
-        show_rows([row.as_map() for row in client.query(GroupsQuery())], as_json=as_json)
+    show_list(connection, "groups", as_json=as_json)
 
 
 @group.command()
 @click.argument("name")
-@connects
-@json_option
+@asks
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Show the group NAME: its source, and its rules."""
     from malamute.protocol.admin import GroupsQuery

@@ -11,7 +11,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.exit_codes import FAILED
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option, waits
+from malamute.cli.options import ConnectionOptions, asks, connects, examples, waits
 from malamute.cli.payload import (
     OutgoingMessage,
     body_given,
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 @click.option("--outcome", is_flag=True, help="Wait until it is settled, and print its outcome.")
 @message_options("ttl", "priority", "delay", "at", "id", "immediate", "reply_to")
 @waits("How long to wait for the outcome.")
-@connects
-@json_option
+@asks
 def send(
     mailbox: str,
     subject: str | None,

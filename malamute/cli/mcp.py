@@ -8,7 +8,7 @@ import click
 
 from malamute.cli.console import host_and_port
 from malamute.cli.error_output import report
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.errors import ConfigError, NotInstalled
 from malamute.version import __version__
 
@@ -45,8 +45,7 @@ def _allowed(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
     metavar="[HOST:PORT]",
     help=f"Serve by HTTP on an address of this machine, by default {HTTP}, in place of standard input.",
 )
-@connects
-@json_option
+@asks
 def mcp(*, allow: list[str], http: str | None, connection: ConnectionOptions, as_json: bool) -> None:
     """Serve agents by the Model Context Protocol, on standard input and output.
 

@@ -328,3 +328,8 @@ _output_option = click.option(
 def json_option(function: Function) -> Function:
     """Add --json and --output; the command gets `as_json`."""
     return _output_option(_json_option(function))
+
+
+def asks(function: Function) -> Function:
+    """Add the options of a connection and --json; the command gets `connection` and `as_json`."""
+    return connects(json_option(function))

@@ -13,7 +13,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.error_output import BadInput
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.cli.payload import (
     OutgoingMessage,
     body_given,
@@ -68,8 +68,7 @@ PUBLISHERS = 64
     metavar="ID",
     help="Store nothing if you have published a message with this id in the last 24 hours.",
 )
-@connects
-@json_option
+@asks
 def pub(
     stream: str,
     subject: str,

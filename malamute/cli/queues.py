@@ -16,7 +16,7 @@ from malamute.cli import completion
 from malamute.cli.admin import changes, show_found, show_list
 from malamute.cli.escaping import for_terminal
 from malamute.cli.exit_codes import FAILED
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.cli.payload import body_of
 from malamute.cli.printing import body_fields, excerpt, plain_headers, to_json
 from malamute.cli.tables import show_whole
@@ -93,8 +93,7 @@ def _name(queues: QueueKind) -> Callable[[Function], Function]:
 
 def _list(queues: QueueKind) -> click.Command:
     @click.command("list", help=f"List the {queues.topic}: {queues.listed}")
-    @connects
-    @json_option
+    @asks
     def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
         show_list(connection, queues.topic, as_json=as_json, columns=COLUMNS)
 
@@ -104,8 +103,7 @@ def _list(queues: QueueKind) -> click.Command:
 def _show(queues: QueueKind) -> click.Command:
     @click.command(help=f"Show one {queues.kind}: its messages, its consumers and its settings.")
     @_name(queues)
-    @connects
-    @json_option
+    @asks
     def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
         from malamute.protocol import admin
 
@@ -143,8 +141,7 @@ def _reading(queues: QueueKind, verb: str, words: str, *, dead: bool) -> click.C
     @click.option("--after", type=click.IntRange(min=0), default=0, help="Begin behind this sequence.")
     @where_option
     @_states(dead=dead)
-    @connects
-    @json_option
+    @asks
     def read(name: str, *, connection: ConnectionOptions, as_json: bool, **selection: Any) -> None:
         connection, name = connection.to(name, kind)
         selection = {option: value for option, value in selection.items() if value is not None}
@@ -168,8 +165,7 @@ def _message(queues: QueueKind) -> click.Command:
     @click.argument("sequence", type=click.IntRange(min=1))
     @dead_option
     @click.option("--raw", is_flag=True, help="Print the body and nothing else.")
-    @connects
-    @json_option
+    @asks
     def message(
         name: str, sequence: int, *, dead: bool, raw: bool, connection: ConnectionOptions, as_json: bool
     ) -> None:
@@ -269,8 +265,7 @@ def _cancel(queues: QueueKind) -> click.Command:
     )
     @_name(queues)
     @click.argument("identity", metavar="ID")
-    @connects
-    @json_option
+    @asks
     def cancel(name: str, identity: str, *, connection: ConnectionOptions, as_json: bool) -> None:
         connection, name = connection.to(name, kind)
         with connection.open() as client:

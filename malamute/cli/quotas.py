@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from malamute.cli.admin import show_found
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 
 if TYPE_CHECKING:
     from malamute.protocol import admin
 
 
 @click.command(epilog=examples("malamute user quotas", "malamute user quotas --json"))
-@connects
-@json_option
+@asks
 def quotas(*, connection: ConnectionOptions, as_json: bool) -> None:
     """Show the use of every quota in the configuration, and of users since the start.
 
@@ -27,8 +26,7 @@ def quotas(*, connection: ConnectionOptions, as_json: bool) -> None:
 
 @click.command(epilog=examples("malamute user show ann"))
 @click.argument("name")
-@connects
-@json_option
+@asks
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Show the use of quota by a user, and by each of the user's groups."""
     _show(connection, name, as_json=as_json)

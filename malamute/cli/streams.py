@@ -10,7 +10,7 @@ import click
 
 from malamute.cli import completion
 from malamute.cli.admin import changes, dry_run_option, show_found, show_list
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.cli.payload import headers_option
 from malamute.cli.tables import criteria_words, show_map, show_whole
 from malamute.cli.units import duration, size
@@ -73,8 +73,7 @@ stream.add_command(view)
 
 
 @stream.command("list")
-@connects
-@json_option
+@asks
 def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
     """List the streams: the sequences of each, and the number of its selectors."""
     show_list(connection, "streams", as_json=as_json)
@@ -82,8 +81,7 @@ def listing(*, connection: ConnectionOptions, as_json: bool) -> None:
 
 @stream.command("show")
 @name_argument
-@connects
-@json_option
+@asks
 def show(name: str, *, connection: ConnectionOptions, as_json: bool) -> None:
     """Show a stream's retention, its readers, and their lag.
 
@@ -149,8 +147,7 @@ def create(name: str, *, limits: dict[str, Any], journal: bool, dry_run: bool) -
     help="Change only if the limit is this now, as in age=7d; may be repeated.",
 )
 @dry_run_option
-@connects
-@json_option
+@asks
 def edit(
     name: str,
     *,
@@ -241,8 +238,7 @@ def delete(name: str, *, cascade: bool, dry_run: bool) -> admin.StreamDelete:
 @headers_option
 @click.option("--sender", default="", metavar="ADDRESS", help="The sender of the message.")
 @click.option("--failed", is_flag=True, help="Only the selectors that do not match.")
-@connects
-@json_option
+@asks
 def explain(
     name: str,
     subject: str,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from malamute.cli.keyboard import keys, pressed
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.cli.printing import printable, to_json
 from malamute.cli.screen import VIEWS, Look, Snapshot, arranged, picture, press, summary
 from malamute.cli.signals import until_stopped
@@ -43,8 +43,7 @@ PATIENCE_SECONDS = 1.0
     show_default=True,
     help="The view to begin with.",
 )
-@connects
-@json_option
+@asks
 def top(
     interval_seconds: float, *, count: int | None, view: str, connection: ConnectionOptions, as_json: bool
 ) -> None:

@@ -16,9 +16,8 @@ from malamute.cli.options import (
     ConnectionOptions,
     Function,
     ask_password,
-    connects,
+    asks,
     examples,
-    json_option,
 )
 from malamute.cli.quotas import quotas, show
 from malamute.cli.tables import show_map, show_rows
@@ -169,8 +168,7 @@ def _keeps(function: Function) -> Function:
         envvar="MALAMUTE_ACCESS__ACCOUNTS",
         help="The file of the accounts, in place of a running broker.",
     )
-    @connects
-    @json_option
+    @asks
     @functools.wraps(function)
     def command(*args: Any, path: Path | None, connection: ConnectionOptions, **more: Any) -> Any:
         context = click.get_current_context()

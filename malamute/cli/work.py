@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import click
 
 from malamute.cli import completion, units
-from malamute.cli.options import ConnectionOptions, connects, examples, json_option
+from malamute.cli.options import ConnectionOptions, asks, examples
 from malamute.cli.signals import until_stopped
 from malamute.errors import TooLarge
 
@@ -71,8 +71,7 @@ class _WithCommand(click.Command):
     metavar="SIZE",
     help="How much a command may write to its standard output; one that writes more is ended.",
 )
-@connects
-@json_option
+@asks
 def work(
     service: str,
     patterns: tuple[str, ...],

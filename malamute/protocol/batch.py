@@ -298,14 +298,6 @@ class Columns(NamedTuple):
         senders = self.senders
         return [senders] * len(self.subjects) if isinstance(senders, str) else senders
 
-    def each_attempt(self) -> Iterable[int]:
-        """Return the attempts of each message, including this one; endless for a common number."""
-        return repeat(self.attempts) if isinstance(self.attempts, int) else self.attempts
-
-    def each_properties(self) -> Iterable[Mapping[str, Any] | None]:
-        """Return the properties of each message; endless without properties."""
-        return repeat(None) if self.properties is None else self.properties
-
     def rows(self) -> Iterable[tuple[Any, ...]]:
         """Return all columns of each message."""
         sequences, times, senders, subjects, records, attempts, properties = self[:7]

@@ -65,20 +65,11 @@ class Item(NamedTuple):
 def items(delivery: Deliver) -> list[Item]:
     """The messages of a delivery."""
     columns = unpack_payload(delivery.payload, delivery.large)
-    records = [unpack_record(record) for record in columns.records]
-    return [
-        Item(*row)
-        for row in zip(
-            columns.each_sequence(),
-            columns.subjects,
-            [b"".join(body) for _, body in records],
-            columns.each_sender(),
-            columns.each_attempt(),
-            columns.each_properties(),
-            [headers or None for headers, _ in records],
-            strict=False,
-        )
-    ]
+    found = []
+    for sequence, _, sender, subject, record, attempts, properties in columns.rows():
+        headers, body = unpack_record(record)
+        found.append(Item(sequence, subject, b"".join(body), sender, attempts, properties, headers or None))
+    return found
 
 
 class Bench:

@@ -46,18 +46,10 @@ def check_payload(payload: bytes, large: list[bytes]) -> None:
     except Malformed:
         return
     count = len(columns)
-    each = (
-        columns.each_sequence(),
-        columns.each_time(),
-        columns.each_sender(),
-        columns.records,
-        columns.each_attempt(),
-        columns.each_properties(),
-    )
-    rows = list(zip(columns.subjects, *each, strict=False))
+    rows = list(columns.rows())
     assert count > 0
     assert len(rows) == count
-    for subject, sequence, time, sender, record, attempts, properties in rows:
+    for sequence, time, sender, subject, record, attempts, properties in rows:
         assert [type(value) for value in (subject, sequence, time, sender, attempts)] == [
             str,
             int,

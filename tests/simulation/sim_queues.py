@@ -762,15 +762,7 @@ class QueueBook:
 
     def delivered(self, holder: Holder, queue: Name, columns: Columns, timeout: float) -> None:
         """Messages are sent to a consumer, which has so many seconds for each; 0 is for ever."""
-        rows = zip(
-            columns.each_sequence(),
-            columns.subjects,
-            columns.records,
-            columns.each_attempt(),
-            columns.each_properties(),
-            strict=False,
-        )
-        for sequence, subject, record, attempts, asked in rows:
+        for sequence, _, _, subject, record, attempts, asked in columns.rows():
             key = (*queue, sequence)
             mail = self._check_delivery(key, subject, record, attempts, asked)
             if mail.holder is not None:

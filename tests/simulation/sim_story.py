@@ -57,9 +57,6 @@ def _shown(message: Message) -> str:
     if isinstance(message, Welcome):
         return f"{name} resumed={message.resumed}"
     if isinstance(message, Delivery):
-        columns = message.part.columns
-        rows = zip(
-            columns.each_sequence(), map(body_of, columns.records), columns.each_attempt(), strict=False
-        )
-        return f"{name} {message.source} after {message.after}: {[*rows]}"
+        rows = [(row[0], body_of(row[4]), row[5]) for row in message.part.columns.rows()]
+        return f"{name} {message.source} after {message.after}: {rows}"
     return f"{name} " + ", ".join(f"{k}={v!r}" for k, v in fields.items() if k != "records")
