@@ -392,7 +392,7 @@ def fold(
 ) -> DataFrame:
     """Deal files to tasks; return the rows of the function in all tasks, as a data frame."""
     location, bounds = history.location, history.bounds
-    hands = deal(pieces, spark.sparkContext.defaultParallelism * TASKS_EACH_CORE)
+    hands = deal(pieces, _cores(spark) * TASKS_EACH_CORE)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -400,6 +400,16 @@ def fold(
                 yield from function(read(location, hands[number], columns, bounds))
 
     return run(spark, len(hands), task, schema)
+
+
+def _cores(spark: SparkSession) -> int:
+    from pyspark.errors import PySparkAttributeError
+    from pyspark.sql.functions import spark_partition_id
+
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkAttributeError:  # a client of Spark Connect asks by a job
+        return int(spark.range(1024).select(spark_partition_id()).distinct().count())
 
 
 def run(spark: SparkSession, count: int, task: Any, schema: pa.Schema) -> DataFrame:
