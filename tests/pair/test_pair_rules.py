@@ -343,6 +343,17 @@ def test_an_emptied_register_ends_the_service_until_it_is_made_again() -> None:
     assert node.took(Serve)[-1] == Serve(8)
 
 
+def test_a_register_with_something_else_ends_the_service_and_no_standby_takes_over() -> None:
+    node = primary()
+    node.do(node.rules.register_refused("register value of no pair", node.now))
+    assert node.took(StopServing) == [StopServing("register value of no pair")]
+    assert node.rules.counts() == {"a", NOBODY}
+    other = standby().wait(1, heard=1)
+    other.do(other.rules.register_refused("register value of no pair", other.now))
+    other.value = None
+    assert not other.wait(9).took(Swap)
+
+
 def test_a_start_behind_the_standby_hands_over() -> None:
     node = Node("a", SYNC).greeted("b", History((Began(1, 1),), 11))
     assert node.value is not None

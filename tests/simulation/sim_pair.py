@@ -702,6 +702,7 @@ class World:
 
     def heal(self) -> None:
         self.is_rough = False
+        self.catch_up_pause = 0.0  # a copy that is slower than what is published would never end
         self.cut.update(a=False, b=False)
         self.register.is_away.update(a=False, b=False)
         for node in self.nodes.values():
