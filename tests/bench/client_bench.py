@@ -123,7 +123,7 @@ class ScriptedConnection:
         changes, self.link.taken = [] if self.link.taken else [True], True
         return changes
 
-    def answered(self) -> None:
+    def answered(self, urls: Sequence[str]) -> None:
         """There is nothing to note."""
 
     def close(self) -> None:
