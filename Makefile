@@ -99,7 +99,7 @@ torture: setup ## a broker and its clients are killed, stopped and starved, and 
 crash-states: setup ## what a power failure can leave on the disk, opened; ARGS="--recordings 10 --each 200" for more
 	@$(BIN)/python tests/crash/crash_states.py $(ARGS)
 
-upstream: setup ## the integration tests of kombu and Celery, from PyPI, against a broker; ARGS=kombu runs one
+upstream: setup ## tests of kombu, Celery and Django's tasks, from PyPI, against a broker; ARGS=kombu runs one
 	@$(BIN)/python tests/upstream/upstream.py $(ARGS)
 
 fuzz: setup ## new random inputs for every property, then each front door led by coverage; SECONDS=n, TARGETS="codec dialogue"

@@ -10,7 +10,7 @@ from pathlib import Path
 from docs_blocks import ROOT
 
 PAGE = ROOT / "docs" / "requirements.md"
-SERIES = r"(?:RQ|WK|XU|WP|ZN|ADD)"
+SERIES = r"(?:RQ|WK|XU|WP|ZN|ADD|AD)"
 LISTED = re.compile(rf"^\| ((?:{SERIES}|E)[1-9]\d*) \| (.+) \|$", re.MULTILINE)
 USED = re.compile(rf"\b{SERIES}[1-9]\d*\b")
 USED_IN_NAME = re.compile(rf"(?<=_)(?:{SERIES.lower()}|e)[1-9]\d*(?=_)")

@@ -753,6 +753,49 @@ MUTANTS = {
         '        "address": session.ident,\n',
         "test_what_a_broker_has",
     ),
+    # Adapters
+    "AD1": Mutant(
+        "integrations/kombu.py",
+        'if eta := headers.get("eta"):',
+        'if eta := headers.get("not yet"):',
+        "test_a_task_is_a_message_that_the_tools_of_the_broker_show",
+    ),
+    "AD2": Mutant(
+        "integrations/kombu.py",
+        "self._settle(delivery_tag, Mail.release)",
+        "self._settle(delivery_tag, Mail.ack)",
+        "test_what_a_consumer_has_at_its_end_is_released_and_not_sent_again",
+    ),
+    "AD3": Mutant(
+        "integrations/celery.py",
+        'on_interval is not None and meta["status"] in states.PROPAGATE_STATES',
+        "False",
+        "test_a_failure_is_returned_after_a_look_for_that_of_a_parent",
+    ),
+    "AD4": Mutant(
+        "integrations/taskiq.py",
+        "delivery.mail.attempts >= self._max_tries",
+        "delivery.mail.attempts > self._max_tries",
+        "test_a_failed_task_is_tried_again_and_then_is_a_dead_letter_with_its_result",
+    ),
+    "AD5": Mutant(
+        "integrations/django/backend.py",
+        "(int(task.priority) + 100) * 9 // 200",
+        "4",
+        "test_priorities_are_steps_of_the_broker_and_queues_are_apart",
+    ),
+    "AD6": Mutant(
+        "integrations/mcp.py",
+        'if not self._allows(needed := TOOLS.get(name, "")):',
+        'if not (needed := TOOLS.get(name, "")) and needed:',
+        "test_an_agent_reads_alone_unless_more_is_allowed",
+    ),
+    "AD7": Mutant(
+        "integrations/kombu.py",
+        "if unknown := sorted(options.keys() - {*known}):",
+        "if unknown := []:",
+        "test_a_wrong_option_is_refused_at_the_start",
+    ),
 }
 
 UNBROKEN = {

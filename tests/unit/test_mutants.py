@@ -13,7 +13,7 @@ from run_mutants import MADE, RECORD, Result, places_of, words_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
-ROWS = dict(re.findall(r"^\| ((?:RQ|WK|XU|WP|ZN|ADD)\d+) \| (.+) \|$", PAGE, re.MULTILINE))
+ROWS = dict(re.findall(r"^\| ((?:RQ|WK|XU|WP|ZN|ADD|AD)\d+) \| (.+) \|$", PAGE, re.MULTILINE))
 
 
 def bare(code: str) -> str:

@@ -1,7 +1,8 @@
-"""The integration tests of kombu and Celery against a broker of ours: `make upstream`.
+"""The tests of kombu, Celery and Django's tasks against a broker of ours: `make upstream`.
 
 Their sources come from PyPI, pinned by digest, into a cache; nothing of them is in the repository. Tasks of
-Celery's tests want a `redis-server` beside the broker under test, and the package `redis`.
+Celery's tests want a `redis-server` beside the broker under test, and the package `redis`. Django's want
+Python 3.12, in an environment of their own in the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent)]
 
 from free_ports import free_port  # noqa: E402
-from sdists import fetch, tests_of  # noqa: E402
+from sdists import CACHE, fetch, tests_of  # noqa: E402
 from shared_folders import PATHS  # noqa: E402
 
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "-q", "-rs"]
@@ -71,12 +72,36 @@ def run_celery(*options: str) -> int:
         redis.wait()
 
 
+def run_django() -> int:
+    """Run Django's own tests of tasks, beside our app and with our backend as default; return the exit code.
+
+    They override the backend by those that they are about, so they show that ours breaks nothing.
+    """
+    pythons = [sys.executable, *filter(None, map(shutil.which, ("python3.14", "python3.13", "python3.12")))]
+    is_new = "import sys; sys.exit(sys.version_info < (3, 12))"
+    python = next((p for p in pythons if not subprocess.run([p, "-c", is_new]).returncode), None)
+    if python is None:
+        print("skipped: the tests of Django 6.0 want Python 3.12, as a command python3.12")
+        return 0
+    place = CACHE / "environment-django-6.0"
+    ours = str(place / "bin" / "python")
+    if not (place / "is-there").exists():
+        subprocess.run([python, "-m", "venv", "--clear", str(place)], check=True)
+        install = [ours, "-m", "pip", "install", "-q", "django==6.0", "-e", str(HERE.parents[1])]
+        subprocess.run(install, check=True)
+        (place / "is-there").touch()
+    tests = fetch("django-6.0", ours) / "tests"
+    paths = os.pathsep.join([str(tests), str(HERE), str(HERE.parents[1])])
+    env = {**os.environ, "PYTHONPATH": paths, "DJANGO_SETTINGS_MODULE": "django_settings"}
+    return subprocess.run([ours, "-m", "django", "test", "tasks"], env=env, cwd=tests).returncode
+
+
 def is_cached() -> Path | None:
     """Return the sources of kombu, if they are in the cache."""
     return tests_of("kombu-5.7.0")
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or ["kombu", "celery"]
-    codes = [{"kombu": run_kombu, "celery": run_celery}[name]() for name in chosen]
+    suites = {"kombu": run_kombu, "celery": run_celery, "django": run_django}
+    codes = [suites[name]() for name in sys.argv[1:] or suites]
     sys.exit(max(codes))

@@ -30,6 +30,8 @@ class WorkKind(NamedTuple):
 
 BATCHED, UNCONFIRMED, CONFIRMED, WAITED = "batched", "unconfirmed", "confirmed", "waited"
 REQUEST, STORED_REQUEST, FANOUT = "request", "stored-request", "fanout"
+CELERY_SEND, CELERY_WORK, TASKIQ_WORK = "celery-send", "celery-work", "taskiq-work"
+UNSTORED_SEND, UNSTORED_WORK = "celery-send-unstored", "celery-work-unstored"
 
 WORKS: dict[str, WorkKind] = {
     BATCHED: WorkKind("1→1, batched", 1),
@@ -39,6 +41,11 @@ WORKS: dict[str, WorkKind] = {
     REQUEST: WorkKind("request → reply, one at a time, not stored", 100, by_latency=True),
     STORED_REQUEST: WorkKind("request → reply, one at a time, stored first", 200, by_latency=True),
     FANOUT: WorkKind("1→N, deliveries", 10, many=True),
+    CELERY_SEND: WorkKind("Celery, apply_async one at a time", 400, by_latency=True),
+    CELERY_WORK: WorkKind("Celery, tasks done: prefork, acks late", 100),
+    UNSTORED_SEND: WorkKind("Celery, apply_async one at a time, not stored", 400, by_latency=True),
+    UNSTORED_WORK: WorkKind("Celery, tasks done, not stored", 100),
+    TASKIQ_WORK: WorkKind("taskiq, tasks done", 40),
 }
 """By the word of `--work`."""
 
@@ -105,10 +112,12 @@ def _jetstream(directory: Path, ports: Sequence[int]) -> ServerCommand:
     return ServerCommand([*plain.words, "--jetstream", "--store_dir", str(directory)])
 
 
-def _redis(directory: Path, ports: Sequence[int]) -> ServerCommand:
-    options = {"bind": HOST, "port": ports[0], "dir": directory, "appendonly": "yes", "appendfsync": "always"}
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return ServerCommand(["redis-server", *words, "--save", ""])
+def _redis(*stored: str) -> Callable[[Path, Sequence[int]], ServerCommand]:
+    def serve(directory: Path, ports: Sequence[int]) -> ServerCommand:
+        options = ("--bind", HOST, "--port", str(ports[0]), "--dir", str(directory), "--save", "")
+        return ServerCommand(["redis-server", *options, *stored])
+
+    return serve
 
 
 def _rabbitmq(directory: Path, ports: Sequence[int]) -> ServerCommand:
@@ -182,9 +191,20 @@ OWN = Peer(
         REQUEST: Part("own:ask", "own:answer"),
         STORED_REQUEST: Part("own:ask_stored", "own:answer"),
         FANOUT: Part("own:publish_batched", "own:subscribe"),
+        CELERY_SEND: Part("frameworks:celery_send"),
+        CELERY_WORK: Part("frameworks:celery_work"),
+        UNSTORED_SEND: Part("frameworks:celery_send_unstored"),
+        UNSTORED_WORK: Part("frameworks:celery_work_unstored"),
+        TASKIQ_WORK: Part("frameworks:taskiq_work"),
     },
     clients=["malamute"],
 )
+
+REDIS_CELERY = {
+    CELERY_SEND: Part("frameworks:celery_send_redis"),
+    CELERY_WORK: Part("frameworks:celery_work_redis"),
+    TASKIQ_WORK: Part("frameworks:taskiq_work_redis"),
+}
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
@@ -223,7 +243,7 @@ PEERS: dict[str, Peer] = {
         ),
         Peer(
             "Redis Streams",
-            _redis,
+            _redis("--appendonly", "yes", "--appendfsync", "always"),
             "append-only file, with an fsync before each answer",
             {
                 BATCHED: Part("redis:publish_batched", "redis:subscribe"),
@@ -231,11 +251,26 @@ PEERS: dict[str, Peer] = {
                 WAITED: Part("redis:publish_and_wait"),
                 STORED_REQUEST: Part("redis:ask", "redis:answer"),
                 FANOUT: Part("redis:publish_batched", "redis:subscribe"),
+                **REDIS_CELERY,
             },
-            ["redis"],
+            ["redis", "taskiq_redis"],
             {"redis-server": "redis-server"},
             ["redis-server", "--version"],
             ["redis", "hiredis"],
+        ),
+        Peer(
+            "Redis without AOF",
+            _redis("--appendonly", "no"),
+            "nothing is stored",
+            {
+                **REDIS_CELERY,
+                UNSTORED_SEND: Part("frameworks:celery_send_redis"),
+                UNSTORED_WORK: Part("frameworks:celery_work_redis"),
+            },
+            ["redis", "taskiq_redis"],
+            {"redis-server": "redis-server"},
+            ["redis-server", "--version"],
+            ["redis", "taskiq-redis"],
         ),
         Peer(
             "RabbitMQ",
@@ -249,6 +284,8 @@ PEERS: dict[str, Peer] = {
                 REQUEST: Part("rabbitmq:ask", "rabbitmq:answer"),
                 STORED_REQUEST: Part("rabbitmq:ask_stored", "rabbitmq:answer_stored"),
                 FANOUT: Part("rabbitmq:publish_batched", "rabbitmq:subscribe"),
+                CELERY_SEND: Part("frameworks:celery_send_amqp"),
+                CELERY_WORK: Part("frameworks:celery_work_amqp"),
             },
             ["pika"],
             {"rabbitmq-server": "rabbitmq-server", "epmd": "erlang-base"},
