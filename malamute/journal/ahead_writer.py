@@ -5,7 +5,7 @@ LMDB might have no room, goes to LMDB at once, in one transaction with all befor
 once. LMDB takes the records over as one transaction when the log is full, when its oldest record is
 `BEHIND_SECONDS` old, and before anything is read. The operations of the log are in memory until then,
 `FILE_BYTES_MAX` bytes at the most. If LMDB refuses them, readings have them from an `Overlay`. So readers
-never see less than what was confirmed.
+never see less than was confirmed.
 
 Operations in the log were promised room. So a group goes into the log only if all that is in it fits into
 the store beside the promised room of the ring and the reserve. That has to be certain, so a store whose file

@@ -12,7 +12,7 @@ Theory. The standby asks, and the primary answers from short read transactions, 
    so it is shorter. From the round `ROUNDS` on the tail loses nothing: the writer waits (`Tail.wait`).
 
 The standby is marked as not whole before its first change, and as whole after the last one. A failure
-between begins it again. Before that, a former primary puts aside what it alone has: blocks written after its
+between begins it again. Before that, a former primary puts its own records aside: blocks written after its
 history parted from that of the primary, and chunks of the streams changed since.
 
 Requests and answers are msgpack in pieces of `PIECE_BYTES`; an empty request asks for the next piece. Neither
@@ -374,7 +374,7 @@ def _follow(standby: Standby, lsn: int, end: int) -> Asking:
     return True
 
 
-# --- what a former primary alone has
+# --- records of a former primary alone
 
 
 def _put_aside(standby: Standby, part: int) -> Asking:
@@ -417,7 +417,7 @@ def _changed_streams(transaction: lmdb.Transaction, part: int) -> dict[bytes, in
 
 
 def _first(value: bytes | None) -> int:
-    """Return the first sequence of a stream at the primary: the ring has dropped what was before it."""
+    """Return the first sequence of a stream at the primary: the ring has dropped all before it."""
     try:
         return decode_stream_and_lsn(value)[0].first if value else 0
     except Damaged:

@@ -47,7 +47,7 @@ from malamute.protocol.position import store_name
 from malamute.store.operations import ReadResult
 
 RELEASE_SECONDS = 10.0
-"""Seconds to wait until a pair has confirmed what is read."""
+"""Seconds to wait until a pair has confirmed the read values."""
 
 
 class StoreReader:
@@ -83,7 +83,7 @@ class StoreReader:
         return reader
 
     def _read_log(self, directory: Path) -> None:
-        """Read what only the log has. While a broker writes it, a part of it may be older than the rest."""
+        """Read records of the log alone. While a broker writes it, a part may be older than the rest."""
         for _ in range(READING_TRIES):
             written = read_log(directory)
             with self._cursor() as cursor:
@@ -145,7 +145,7 @@ class StoreReader:
             sleep(RELEASE_SECONDS / 1000)
 
     def _added(self, cursor: PageCursor) -> Overlay:
-        """Return what this state of LMDB lacks."""
+        """Return the values that this state of LMDB lacks."""
         if self._behind is not NOTHING and read_meta(cursor).taken != self._base:
             self._behind = NOTHING
         return self._behind

@@ -52,7 +52,7 @@ from malamute.journal.write_set import WriteSet, encode
 DAMAGED_WORDS = "the copy has damaged values: expected it to follow a primary, which has it catch up"
 
 DIVERGED = "diverged"
-"""The directory beside the store for what a former primary alone had."""
+"""The directory beside the store for records that a former primary alone had."""
 
 
 class Standby:

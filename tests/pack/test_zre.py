@@ -37,7 +37,7 @@ def port() -> int:
 
 def test_a_broker_is_a_peer_while_it_is_announced_and_a_forgery_is_left_out(port: int) -> None:
     def met() -> dict[bytes, list[bytes]]:
-        """What a plain peer hears of a broker until that is in the group."""
+        """The messages that a plain peer gets of a broker until that is in the group."""
         heard: dict[bytes, list[bytes]] = {}
         with _node("plain", {}, port) as node:
             while b"JOIN" not in heard and node.socket().poll(10_000):
