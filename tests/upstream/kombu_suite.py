@@ -55,4 +55,9 @@ class TestEventLoop(common.BaseEventLoop):
 
 
 class TestFailover(common.BaseFailover):
-    pass
+    def test_failover_switches_to_alternate_url(self, failover_connection):
+        """Ours: the client has all URLs and tries them itself, so kombu does not switch to another one."""
+        assert failover_connection.connect()
+        assert failover_connection.connected
+        assert failover_connection.transport_cls == "malamute"
+        failover_connection.close()
