@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -138,7 +138,7 @@ def test_the_table_names_functions_that_are_there() -> None:
         for side in (side for part in peer.parts.values() for side in (part.sender, part.receiver) if side):
             module, _, function = side.partition(":")
             source = (Path(table.__file__).parent / f"{module}.py").read_text(encoding="utf-8")
-            assert function in {node.name for node in ast.parse(source).body if hasattr(node, "name")}
+            assert re.search(rf"^(async def |def |){function}\b", source, re.MULTILINE), side
 
 
 def test_the_table_needs_no_client() -> None:

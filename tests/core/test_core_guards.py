@@ -117,7 +117,9 @@ def test_a_topic_whose_handler_raises_is_refused_and_nothing_else(key, data):
     command, topic = key
     bench = Bench()
     queries, changes = bench.core.commands.queries, bench.core.commands.changes
-    tables: list[dict[str, Any]] = [queries.at_once, queries.asking] if command is Query else [changes.makers]
+    tables: list[dict[str, Any]] = (
+        [queries.at_once, queries.asking, queries.telling] if command is Query else [changes.makers]
+    )
     (table,) = (table for table in tables if topic in table)
     bench.faulty = True
     bench.open("alice")

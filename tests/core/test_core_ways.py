@@ -32,10 +32,3 @@ def test_a_way_is_as_long_as_it_is_said_to_be(way: str) -> None:
 def test_a_further_message_takes_as_much_as_it_is_said_to(way: str, make: object) -> None:
     _, changes = _row(f"each further {way}")
     assert round(further(make)) == pytest.approx(changes, rel=TOLERANCE)  # type: ignore[arg-type]
-
-
-def test_a_plain_request_visits_the_files_of_the_queue_that_are_named() -> None:
-    (count, named) = re.findall(r"visits (\d+) of these files [^:]+: ([^.]+)\.", PAGE)[0]
-    files = {file.removeprefix("queue/") for file in trace(requests).files if file.startswith("queue/")}
-    assert files == {*re.findall(r"`(\w+)`", named)}
-    assert len(files) == int(count)

@@ -82,8 +82,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     gates: list[Gate] = []
     open_store = daemon.open_store
 
-    def gated(config: Config, *, reads_all: bool) -> Store:
-        gates.append(Gate(open_store(config, reads_all=reads_all)))
+    def gated(config: Config, **options: Any) -> Store:
+        gates.append(Gate(open_store(config, **options)))
         return gates[-1]
 
     monkeypatch.setattr(daemon, "open_store", gated)

@@ -164,7 +164,7 @@ def commits(root: Path, form: str) -> list[int]:
 
 
 class Publisher(Thread):
-    """Publishes numbers until it is told to end."""
+    """Publishes numbers until `stop`."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def test_the_changelog_begins_with_the_policy_and_what_is_unreleased() -> None:
     headings = re.findall(
         r"^## (.+)$", (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert headings[:2] == ["What stays compatible", "0.1.0 (2026-11-28)"]
+    assert headings[:2] == ["What stays compatible", "0.1.0 (2026-11-29)"]
 
 
 def test_the_counts_of_reliability_are_those_of_the_recorded_runs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from pathlib import Path
@@ -24,7 +23,7 @@ def bare(code: str) -> str:
 def test_a_mutant_is_other_code_of_which_a_test_of_its_row_is_run() -> None:
     for name, mutant in MUTANTS.items():
         code = (ROOT / "malamute" / mutant.file).read_text(encoding="utf-8")
-        ast.parse(mutant.applied_to(code))
+        compile(mutant.applied_to(code), mutant.file, "exec")
         assert bare(mutant.replacement) != bare(mutant.text), name
         assert f"`{mutant.test}`" in ROWS[name]
         assert len(places_of(mutant.test)) == 1, name

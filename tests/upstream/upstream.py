@@ -75,7 +75,7 @@ def run_celery(*options: str) -> int:
 def run_django() -> int:
     """Run Django's own tests of tasks, beside our app and with our backend as default; return the exit code.
 
-    They override the backend by those that they are about, so they show that ours breaks nothing.
+    Most override the backend, so success shows that ours breaks nothing.
     """
     pythons = [sys.executable, *filter(None, map(shutil.which, ("python3.14", "python3.13", "python3.12")))]
     is_new = "import sys; sys.exit(sys.version_info < (3, 12))"
