@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from malamute.cli.admin import dry_run_option
+from malamute.cli.journal_export import data_option
 from malamute.cli.options import examples, json_option
+from malamute.cli.printing import to_json
 from malamute.cli.settings import configured
-from malamute.cli.tables import show_map
+from malamute.cli.tables import show_map, show_rows
 from malamute.errors import ConfigError, MalamuteError, NotFound, NotPrimary, TimedOut
 
 if TYPE_CHECKING:
@@ -84,6 +88,25 @@ def switch(read: Callable[[], Config], *, dry_run: bool, as_json: bool) -> None:
             time.sleep(0.1)
             value, _ = register.read()
     _show(value, as_json=as_json)
+
+
+@pair.command(epilog=examples("malamute pair diverged", "malamute pair diverged 3-120481 > alone.ndjson"))
+@click.argument("name", required=False)
+@data_option
+@json_option
+def diverged(name: str | None, data: Path, *, as_json: bool) -> None:
+    """List the files of messages that this broker alone had, or print the messages of the file NAME as JSON.
+
+    No publisher got a confirmation for them, so they were sent again. Bodies are in base64, and some
+    messages of a queue may be in the primary, too.
+    """
+    from malamute.journal.diverged import diverged_files, diverged_messages
+
+    if name is None:
+        show_rows([file._asdict() for file in diverged_files(data)], as_json=as_json)
+        return
+    for message in diverged_messages(data, name):
+        click.echo(to_json({**message._asdict(), "body": base64.b64encode(message.body).decode()}))
 
 
 def _register(config: Config) -> Any:

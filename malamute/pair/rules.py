@@ -626,7 +626,7 @@ class PairRules:
         if self._promotes:
             return taken
         if self.name not in value.in_sync:
-            self._tell(f"{value.primary} is gone, and this node was not in sync: see `malamute pair promote`")
+            self._tell(f"{value.primary} is gone, and this node was not in sync: start the primary again")
             return None
         if not self.member.level.reads(value.members[value.primary].level):
             self._tell(f"{value.primary} is gone, and had a newer version: update this node")

@@ -260,6 +260,7 @@ ELSEWHERE = {
     ("pack", "discover"): "tests/pack",
     ("pair", "create"): "the names and URLs of the operator's own configuration",
     ("pair", "join"): "the same",
+    ("pair", "diverged"): "the messages are JSON",
     ("pair", "status"): "the same",
     ("pair", "switch"): "the same",
     ("user", "passwd"): "it prints what `user set` does, and asks for the password on a terminal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from contextlib import closing, suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import record_store
+from click.testing import CliRunner
 from depth import DEPTH
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from test_store_model import LoggedStores
 from test_write_ahead import Failing
 from test_write_sets import FAULT
 
+from malamute.cli.root import cli
 from malamute.errors import StorageFull, StoreCorrupt, StoreError
 from malamute.journal import catch_up as catching
 from malamute.journal.catch_up import PIECE_BYTES, Compared, catch_up, compare
@@ -357,6 +360,11 @@ def test_what_a_former_primary_has_alone_is_put_aside_before_it_is_overwritten(p
         (m.sender, len(m.body), *m.headers) for m in found if m.name == "weather" and m.sequence < 60
     } == {("alice", 20_000, "n")}
     assert pair.standby.record == pair.store.pair_record._replace(replica=FIRST)
+    listed = CliRunner().invoke(cli, ["pair", "diverged", "--data", str(directory), "--json"])
+    assert [row["name"] for row in json.loads(listed.stdout)] == [file.name]
+    printed = CliRunner().invoke(cli, ["pair", "diverged", file.name, "--data", str(directory)])
+    lines = [json.loads(line) for line in printed.stdout.splitlines()]
+    assert [(m["name"], m["sequence"]) for m in lines] == [(m.name, m.sequence) for m in found]
     with pytest.raises(StoreError, match="no file"):
         next(diverged_messages(directory, "../data.mdb"))
 

@@ -519,6 +519,12 @@ MUTANTS = {
         "if session.address != name and not self.mailboxes.by_name[name].consumers:",
         "test_wp48_a_reply_waits_for_its_requester_over_a_restart",
     ),
+    "WP49": Mutant(
+        "pair/rules.py",
+        "        if self.name not in value.in_sync:\n            self._tell(",
+        "        if self.name not in value.members:\n            self._tell(",
+        "test_only_a_member_in_sync_takes_over",
+    ),
     "WP50": Mutant(
         "core/feed/table.py",
         "        if way is not None:\n",

@@ -20,6 +20,8 @@ AT_NIGHT = {
     "hostile clients, all of them",
     "network, real: packets lost and out of order",
     "links lossy and reordering",
+    "links refused",
+    "disk: EIO",
     "disk: ENOSPC",
     "disk: EROFS",
     "disk, real: full, then broker killed",
