@@ -84,12 +84,12 @@ def _figure(row: Row) -> tuple[float, str]:
 
 
 def peers_about() -> str:
-    """Whom, with versions and durability, and which works each can do."""
+    """Whom, with versions and durability, and which of the measured works each can do."""
     measured = load("peers").parameters
-    works = [*WORKS]
+    works: list[str] = measured["works"]
     rows: Table = [["", "version and durability", *works]]
     for name, peer in PEERS.items():
-        if name in measured:
+        if name in measured and not peer.parts.keys().isdisjoint(works):
             rows.append([name, measured[name], *("yes" if work in peer.parts else "-" for work in works)])
     return table(rows)
 
