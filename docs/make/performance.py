@@ -66,7 +66,7 @@ def short(point: int) -> str:
 
 def span(extent: Sequence[float] | None) -> str:
     """From where to where."""
-    return "-" if extent is None else " to ".join(map(number, extent))
+    return "-" if extent is None else "\u2013".join(map(number, extent))
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
