@@ -184,10 +184,6 @@ class PairNode(threading.Thread):
 
         self._post(ask)
 
-    def promote(self) -> None:
-        """Serve with all losses, by the word of an operator."""
-        self._post(lambda: self._act(self._rules.promote_asked(now())))
-
     def stop(self) -> None:
         """End the thread, with a word to the other node."""
         self._ending.set()

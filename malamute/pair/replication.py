@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Set
-from enum import Enum, auto
 from typing import NamedTuple
 
 from malamute.errors import Malformed
@@ -126,60 +125,10 @@ class Shipment:
 
     @property
     def is_full(self) -> bool:
-        """Whether the window is full: the writer waits."""
+        """Whether nothing more is sent to the standby for now."""
         return self._bytes >= self._window
 
     @property
     def unsynced_since(self) -> float | None:
         """The time when the oldest part under way was sent."""
         return self._under_way[0].at if self._under_way else None
-
-
-class Next(Enum):
-    """The use of a record or a write set that arrived."""
-
-    TAKE = auto()
-    REPEATED = auto()
-    """Part that is there already: only acknowledged again."""
-    MISSING = auto()
-    """Part behind a gap: the link begins again from `synced`."""
-    OTHER_TIMELINE = auto()
-    """Part of a primary that this node does not follow."""
-
-
-class Arrival:
-    """The standby's side: it follows one timeline.
-
-    `applied` is the last write set in LMDB; `synced` is that or a later record in the log. Both are durable.
-    Several parts may be taken before they are made durable together.
-    """
-
-    def __init__(self, timeline: int, applied: int, synced: int) -> None:
-        self.timeline = timeline
-        self.applied = self._write_set = applied
-        self.synced = self._record = max(applied, synced)
-
-    def record(self, timeline: int, after: int, lsn: int) -> Next:
-        """Return the use of a record of the log, which follows `after`."""
-        verdict = self._next(timeline, after, lsn, self._record)
-        if verdict is Next.TAKE:
-            self._record = lsn
-        return verdict
-
-    def write_set(self, timeline: int, after: int, lsn: int) -> Next:
-        """Return the use of a write set, which follows the write set `after`."""
-        verdict = self._next(timeline, after, lsn, self._write_set)
-        if verdict is Next.TAKE:
-            self._write_set, self._record = lsn, max(lsn, self._record)
-        return verdict
-
-    def durable(self, *, applied: int, synced: int) -> None:
-        """Note the last numbers that the disk has."""
-        self.applied, self.synced = applied, max(applied, synced)
-
-    def _next(self, timeline: int, after: int, lsn: int, has: int) -> Next:
-        if timeline != self.timeline:
-            return Next.OTHER_TIMELINE
-        if lsn <= has:
-            return Next.REPEATED
-        return Next.TAKE if after == has else Next.MISSING

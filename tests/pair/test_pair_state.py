@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from malamute.errors import AccessRefused, InUse, MalamuteError, Malformed, NotFound
 from malamute.pair import codec, state
-from malamute.pair.replication import NOBODY, Arrival, Began, History, Next, Shipment, common, is_behind
+from malamute.pair.replication import NOBODY, Began, History, Shipment, common, is_behind
 from malamute.pair.state import Level, Member
 
 PAIR, CHANGE = b"p" * 16, b"c" * 16
@@ -138,22 +138,6 @@ def test_a_number_is_released_once_all_that_count_have_it_and_never_taken_back()
         shipment.acked("b", 13)
     shipment.joined("b", 5)
     assert (shipment.synced("b"), shipment.unsynced_since) == (5, None)
-
-
-def test_a_standby_takes_records_and_write_sets_in_their_order_once() -> None:
-    arrival = Arrival(3, applied=5, synced=6)
-    assert arrival.record(3, 6, 7) is Next.TAKE
-    assert arrival.record(3, 6, 7) is Next.REPEATED
-    assert arrival.record(3, 8, 9) is Next.MISSING
-    assert arrival.record(2, 7, 8) is arrival.record(4, 7, 8) is Next.OTHER_TIMELINE
-    assert arrival.write_set(3, 6, 7) is Next.MISSING
-    assert arrival.write_set(3, 5, 7) is Next.TAKE
-    assert arrival.write_set(3, 5, 7) is Next.REPEATED
-    assert arrival.write_set(3, 7, 20) is Next.TAKE
-    assert arrival.record(3, 20, 21) is Next.TAKE
-    assert arrival.synced == 6
-    arrival.durable(applied=20, synced=21)
-    assert (arrival.applied, arrival.synced) == (20, 21)
 
 
 FRAMES: list[codec.Frame] = [

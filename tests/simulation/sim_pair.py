@@ -17,10 +17,11 @@ from random import Random
 from typing import NamedTuple
 
 from msgspec.structs import replace
+from sim_arrival import Arrival, Next
 
 from malamute.errors import MalamuteError, Malformed
 from malamute.pair import codec, rules, state
-from malamute.pair.replication import Arrival, Began, History, Next, Shipment, common
+from malamute.pair.replication import Began, History, Shipment, common
 from malamute.pair.rules import Mode, PairRules, PairTimes, Report, Role
 from malamute.pair.state import Level, Member, PairValue
 
@@ -221,7 +222,7 @@ class Node:
         for act in waiting:
             act()
 
-    # What the rules say
+    # Actions of the rules
 
     def act(self, action: rules.Action) -> None:
         match action:
@@ -494,7 +495,7 @@ class Node:
 
 
 class Run(NamedTuple):
-    """What a run did."""
+    """Counts of a run."""
 
     confirmed: int
     serves: int
