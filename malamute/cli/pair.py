@@ -85,7 +85,7 @@ def switch(read: Callable[[], Config], *, dry_run: bool, as_json: bool) -> None:
         while value is None or value.primary == before:
             if time.monotonic() > ends:
                 raise TimedOut(f"{before} did not hand over within {SWITCH_SECONDS:g} s: see its log")
-            time.sleep(0.1)
+            time.sleep(0.1)  # a register tells nobody of its changes
             value, _ = register.read()
     _show(value, as_json=as_json)
 

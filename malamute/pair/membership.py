@@ -38,23 +38,26 @@ class Joining:
         With `forces`, a pair in the register is replaced. Raises: InUse for a pair that is there, and the
         errors of a store.
         """
-        self._register.prove()
         found, version = self._register.read()
         if found is not None and not forces:
             raise InUse(
                 f"the register has a pair, whose primary is {found.primary}: expected `malamute pair join`, "
                 "or another register"
             )
-        DiskStore.open(self._directory, size=self._size).close()
-        before = _record(self._directory)
+        before = self._before()
         if before is not None and not forces:
-            raise InUse(f"{self._directory} is in a pair: expected `malamute broker run`")
+            raise InUse(
+                f"{self._directory} is in a pair: expected `malamute broker run`, or `--force` where the "
+                "register is lost"
+            )
         timeline = max((number for number, _ in before.timelines), default=0) if before else 0
         record = PairRecord(secrets.token_bytes(16), secrets.token_bytes(16), whole=True)
         value = state.created(
             record.pair, self._name, self._member(record), timeline, secrets.token_bytes(16)
         )
         if not is_dry:
+            self._register.prove()
+            DiskStore.open(self._directory, size=self._size).close()
             _put_record(self._directory, record)
             if not self._register.swap(value, version):
                 _put_record(self._directory, before)
@@ -70,16 +73,21 @@ class Joining:
         value, version = self._register.read()
         if value is None:
             raise NotFound("the register has no pair: expected `malamute pair create` at the other node")
-        before = _record(self._directory) if (self._directory / "data.mdb").is_file() else None
+        before = self._before()
         record = before if before is not None and before.pair == value.pair and not is_new else None
         joins = record or PairRecord(value.pair, secrets.token_bytes(16))
         joined = state.joined(value, self._name, self._member(joins), secrets.token_bytes(16))
         if not is_dry:
+            self._register.prove()
             if record is None:
                 Standby.open(self._directory, size=self._size, joins=joins).close()
             if not self._register.swap(joined, version):
                 raise InUse("the register was changed meanwhile: try again")
         return joined
+
+    def _before(self) -> PairRecord | None:
+        """Return the record of the directory; None where it has none, or there is no store yet."""
+        return _record(self._directory) if (self._directory / "data.mdb").is_file() else None
 
     def _member(self, record: PairRecord) -> Member:
         return Member(record.replica, LEVEL, self._link, self._urls)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from malamute.errors import MalamuteError, Malformed
+from malamute.errors import ConfigError, MalamuteError, Malformed
 from malamute.journal import format as journal_format
 from malamute.journal.catch_up import Asking, CatchUpSource, catch_up
 from malamute.journal.disk import DiskStore
@@ -612,7 +612,9 @@ class PairNode(threading.Thread):
             self._say("the standby has caught up", False)
             self._asking, self._greets = None, True
             self._rules.history, self._rules.is_whole = self._history(standby), True
-        except Exception as error:
+        except (
+            Exception
+        ) as error:  # answers come from another process: whatever it sent, the copy begins again
             self._failed(f"the catch-up begins again: {error}")
 
     def _left(self, goodbye: codec.Goodbye) -> None:
@@ -647,6 +649,7 @@ class RegisterThread(threading.Thread):
         super().__init__(name="malamute-register", daemon=True)
         self._register = register
         self._post = post
+        self._is_proved = False
         self._calls: SimpleQueue[tuple[rules.Read | rules.Swap, Callable[..., None]] | None] = SimpleQueue()
 
     def put(self, action: rules.Read | rules.Swap, answered: Callable[..., None]) -> None:
@@ -665,11 +668,15 @@ class RegisterThread(threading.Thread):
             self._post(lambda event=event, answered=answered: answered(*event))  # type: ignore[misc]
 
     def _read(self) -> tuple[Any, ...]:
+        """Read, and at the start of the node prove that the engine compares: each life begins by a read."""
         try:
+            if not self._is_proved:
+                self._register.prove()
+                self._is_proved = True
             return ("register_read", *self._register.read())
-        except Malformed as error:
+        except (ConfigError, Malformed) as error:
             return "register_refused", error.text
-        except Exception:
+        except Exception:  # libraries of engines raise anything: no answer, whatever it is
             return ("register_away",)
 
     def _swap(self, action: rules.Swap) -> tuple[Any, ...]:
@@ -677,7 +684,7 @@ class RegisterThread(threading.Thread):
             if not self._register.swap(action.value, action.version):
                 return ("swap_refused",)
             value, version = self._register.read()
-        except Exception:
+        except Exception:  # the swap may be done
             return ("swap_unknown",)
         if value is None or value.change != action.value.change:
             return ("swap_unknown",)

@@ -35,6 +35,14 @@ Context = zmq.Context[zmq.Socket[bytes]]
 OpenLoop = Callable[[Context, Primary, Supervisor], Loop]
 
 LOOK_SECONDS = 0.02
+"""The pause between two looks at a role that is about to change.
+
+Not an event: a handler of a signal ends these waits, too, and may not set one safely.
+"""
+
+REFUSING_SECONDS = 0.1
+"""The longest wait for a command at a node that does not serve, which may take over behind it."""
+
 HANDING_OVER_SECONDS = 5.0
 LINGER_MS = 200
 FRAME_BYTES_MAX = 1 << 16
@@ -187,7 +195,7 @@ class PairBroker:
         pair = Primary(timeline, tail.add, append, opened, self._config.pair.advertise)
         try:
             loop = self._open_loop(context, pair, Supervisor.of(os.environ))
-        except BaseException:
+        except BaseException:  # raised again; without it, the listeners would stay bound
             context.destroy(linger=0)
             raise
         self._serves, self._loop = timeline, loop
@@ -250,7 +258,7 @@ class PairBroker:
                     return
                 refusal = NotPrimary(f"{self._config.pair.name} is not the primary: {role.reason}")
                 refusal.details = role.details
-                door.answer(refusal, LOOK_SECONDS)
+                door.answer(refusal, REFUSING_SECONDS)
                 supervisor.iterated()
         finally:
             door.close()
