@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from malamute.cli.admin import dry_run_option
+from malamute.cli.admin import dry_run_option, show_found
 from malamute.cli.journal_export import data_option
 from malamute.cli.options import examples, json_option
 from malamute.cli.printing import to_json
 from malamute.cli.settings import configured
-from malamute.cli.tables import show_map, show_rows
+from malamute.cli.tables import show_map
 from malamute.errors import ConfigError, MalamuteError, NotFound, NotPrimary, TimedOut
 
 if TYPE_CHECKING:
@@ -102,8 +102,11 @@ def diverged(name: str | None, data: Path, *, as_json: bool) -> None:
     """
     from malamute.journal.diverged import diverged_files, diverged_messages
 
+    if not (data / "data.mdb").is_file():
+        raise NotFound(f"there is no store in {data}: expected the data directory of a broker in a pair")
     if name is None:
-        show_rows([file._asdict() for file in diverged_files(data)], as_json=as_json)
+        files = [file._asdict() for file in diverged_files(data)]
+        show_found(files, "messages were put aside", as_json=as_json)
         return
     for message in diverged_messages(data, name):
         click.echo(to_json({**message._asdict(), "body": base64.b64encode(message.body).decode()}))

@@ -367,6 +367,9 @@ def test_what_a_former_primary_has_alone_is_put_aside_before_it_is_overwritten(p
     assert [(m["name"], m["sequence"]) for m in lines] == [(m.name, m.sequence) for m in found]
     with pytest.raises(StoreError, match="no file"):
         next(diverged_messages(directory, "../data.mdb"))
+    (directory / DIVERGED / file.name).unlink()
+    none = CliRunner().invoke(cli, ["pair", "diverged", "--data", str(directory)])
+    assert (none.stdout, none.stderr) == ("", "no messages were put aside\n")
 
 
 def test_a_catch_up_that_is_broken_off_at_any_message_is_never_started(pair, monkeypatch):
