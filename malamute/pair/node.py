@@ -612,9 +612,7 @@ class PairNode(threading.Thread):
             self._say("the standby has caught up", False)
             self._asking, self._greets = None, True
             self._rules.history, self._rules.is_whole = self._history(standby), True
-        except (
-            Exception
-        ) as error:  # answers come from another process: whatever it sent, the copy begins again
+        except Exception as error:  # answers come from another process, and may be anything
             self._failed(f"the catch-up begins again: {error}")
 
     def _left(self, goodbye: codec.Goodbye) -> None:
@@ -676,7 +674,7 @@ class RegisterThread(threading.Thread):
             return ("register_read", *self._register.read())
         except (ConfigError, Malformed) as error:
             return "register_refused", error.text
-        except Exception:  # libraries of engines raise anything: no answer, whatever it is
+        except Exception:  # libraries of engines raise anything
             return ("register_away",)
 
     def _swap(self, action: rules.Swap) -> tuple[Any, ...]:
